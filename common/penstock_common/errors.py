@@ -1,0 +1,134 @@
+"""Every error a user of Penstock can meet, one class per cause.
+
+An error says what was found, what was expected and what to do. Its fields carry the same facts for programs.
+Foreign exceptions (redis, sockets) are translated into these in ``stream/`` and nowhere else.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of all errors raised on purpose; the command prints its text as one line and exits with 1."""
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+class SpecMismatch(PenstockError, ValueError):
+    """A sample or an entry does not fit the stream's spec."""
+
+    def __init__(self, tensor: str, found: str, expected: str, hint: str = "") -> None:
+        self.tensor, self.found, self.expected = tensor, found, expected
+        text = f"tensor {tensor!r}: found {found}, expected {expected}"
+        super().__init__(f"{text}; {hint}" if hint else text)
+
+
+class BadSpec(PenstockError, ValueError):
+    """A spec itself is malformed: an unknown dtype, a reserved name, a negative dimension."""
+
+
+class BadEntry(PenstockError, ValueError):
+    """Bytes read from a stream are not a valid entry; the entry is dead-lettered, never handed out."""
+
+
+class UnsupportedVersion(BadEntry):
+    """An entry was written by a newer wire format than this reader knows."""
+
+
+class ChecksumMismatch(BadEntry):
+    """The payload's xxh3 differs from the one in its header."""
+
+
+class TooLarge(PenstockError, ValueError):
+    """A sample, block or step is larger than a limit (512 MB a field, 1 GiB an entry, a quarter of the budget)."""
+
+
+class SourceError(PenstockError, ValueError):
+    """A source cannot be opened: an empty folder, no images in it, labels that name no file, an unknown import name."""
+
+
+class SampleError(PenstockError, ValueError):
+    """One sample of a source cannot be made (truncated image, failing transform); it is quarantined by name."""
+
+
+# --- streams, epochs, groups ------------------------------------------------------------------------------------------
+
+
+class StreamNotFound(PenstockError, LookupError):
+    """No stream of that name exists on the server."""
+
+
+class StreamConflict(PenstockError, ValueError):
+    """A stream exists with other settings (partitions, id) than the caller asked for or remembers."""
+
+
+class EpochNotFound(PenstockError, LookupError):
+    """The epoch does not exist, or is no longer retained."""
+
+
+class EpochAbandoned(PenstockError, RuntimeError):
+    """The epoch was abandoned (by a command or a failed producer): it takes no more samples."""
+
+
+class EpochIncomplete(PenstockError, RuntimeError):
+    """A produced epoch has identities that were neither delivered nor recorded as bad: ``missing`` names the ranges."""
+
+    def __init__(self, message: str, missing: list[tuple[int, int, int]] | None = None) -> None:
+        self.missing = missing or []
+        """(shard, first offset, end offset) of each missing range."""
+        super().__init__(message)
+
+
+class EpochsReleased(PenstockError, RuntimeError):
+    """A group that stopped holding data comes back after epochs it had not read were released."""
+
+
+class ReplayTruncated(PenstockError, RuntimeError):
+    """A replay meets an entry that retention already removed: an error, never a gap."""
+
+
+class ShardMismatch(PenstockError, ValueError):
+    """A shard got more, fewer or other offsets than its manifest plans."""
+
+
+class GroupNotFound(PenstockError, LookupError):
+    """No group of that name is on the stream's roster."""
+
+
+class GroupFinished(PenstockError, RuntimeError):
+    """The group has read every epoch the stream will have."""
+
+
+class GroupBusy(PenstockError, RuntimeError):
+    """The group has living members, so it cannot be reset or dropped now."""
+
+
+class MemberReplaced(PenstockError, RuntimeError):
+    """Another process took this member's name; this one must stop."""
+
+
+class WaitTimeout(PenstockError, TimeoutError):
+    """A wait ended after its timeout; the text says what was waited for and what to do."""
+
+
+# --- server -----------------------------------------------------------------------------------------------------------
+
+
+class ServerUnavailable(PenstockError, ConnectionError):
+    """The server cannot be reached, or the connection broke and did not come back in time."""
+
+
+class ServerUnsuitable(PenstockError, RuntimeError):
+    """The server's settings cannot keep the guarantees (eviction policy, version, missing executable)."""
+
+
+class BudgetRefused(PenstockError, ValueError):
+    """The byte budgets of the streams do not fit under the server's maxmemory."""
+
+
+class BudgetFull(PenstockError, TimeoutError):
+    """A writer waited for room longer than it may; what it committed stands."""
+
+
+class Unauthorized(PenstockError, PermissionError):
+    """The server refused the user, the password or a command."""

@@ -1,0 +1,61 @@
+"""The one table of dtypes that may travel, by name; byte order and item sizes live here and nowhere else.
+
+All are little-endian on the wire. ``bytes`` is the odd one: each sample is a byte string of its own length.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from penstock_common.errors import BadSpec
+
+_NUMPY = {
+    "bool": "?",
+    "int8": "i1",
+    "int16": "<i2",
+    "int32": "<i4",
+    "int64": "<i8",
+    "uint8": "u1",
+    "uint16": "<u2",
+    "uint32": "<u4",
+    "uint64": "<u8",
+    "float16": "<f2",
+    "float32": "<f4",
+    "float64": "<f8",
+    "complex64": "<c8",
+    "complex128": "<c16",
+}
+BYTES = "bytes"
+BFLOAT16 = "bfloat16"
+NAMES = (*_NUMPY, BFLOAT16, BYTES)
+"""Every dtype name of wire format v1."""
+
+
+@cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The little-endian numpy dtype of a wire dtype name; ``bytes`` gives uint8, its unit of storage."""
+    if name in _NUMPY:
+        return np.dtype(_NUMPY[name])
+    if name == BFLOAT16:
+        import ml_dtypes  # only streams that carry bfloat16 pay for it
+
+        return np.dtype(ml_dtypes.bfloat16)
+    if name == BYTES:
+        return np.dtype("u1")
+    raise BadSpec(f"dtype {name!r} cannot travel; the wire carries {', '.join(NAMES)}")
+
+
+def item_size(name: str) -> int:
+    """Bytes of one element."""
+    return numpy_dtype(name).itemsize
+
+
+def wire_name(dtype: np.dtype[Any]) -> str | None:
+    """The wire name of a numpy dtype of either byte order, or None if it cannot travel (object, str, datetime)."""
+    if dtype.name == BFLOAT16:
+        return BFLOAT16
+    name = dtype.newbyteorder("=").name if dtype.kind in "iufcb" else ""
+    return name if name in _NUMPY else None
