@@ -1,0 +1,74 @@
+# Everything a newcomer needs: `make help`. Needs Python 3.11 or newer, make and a package index; nothing else.
+# Each target does its own set-up in .venv; the stamp files there say which extras are already installed.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Extra arguments for pytest, the demo or the bench: make test ARGS="-k wire -x"
+ARGS   ?=
+
+# Unattended: pip never asks, TensorFlow does not chat.
+export PIP_NO_INPUT := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test check format-check lint types layers bench format wheel clean
+
+help: ## list the targets (default)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
+
+venv: $(VENV)/.dev ## create .venv with Penstock and every development tool
+
+demo: $(VENV)/.demo ## the main job on real input: digits -> workers -> Redis -> two Keras models
+	$(BIN)/penstock demo $(ARGS)
+
+test: $(VENV)/.dev ## run every test (ARGS="-m 'not slow'" for the quick ones)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: format-check lint types layers test ## format, lint, types, layers, tests: what CI runs
+
+format-check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+
+lint: $(VENV)/.dev ## ruff, no changes made
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev ## mypy --strict on the whole tree
+	$(BIN)/mypy
+
+layers: $(VENV)/.dev ## the import contracts of pyproject.toml
+	$(BIN)/lint-imports --no-logo
+
+bench: $(VENV)/.dev ## throughput against plain redis-py, as a table and JSON
+	$(BIN)/python -m benchmarks $(ARGS)
+
+format: $(VENV)/.dev ## rewrite the code in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+wheel: $(VENV)/.dev ## build the wheel into dist/
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+
+clean: ## remove what was built and cached (.venv stays: rm -rf .venv)
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find common producer consumer front tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || \
+	  { echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1 | head -n 1). Try: make venv PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "$(PYTHON) cannot create a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	@echo "installing Penstock and what the demo needs into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --editable ".[demo]"
+	@touch $@
+
+# dev holds all of demo, so one install answers both stamps.
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo "installing Penstock and its development tools into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $(VENV)/.demo $@

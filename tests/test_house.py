@@ -1,0 +1,260 @@
+"""The house rules of CONTRIBUTING.md that ruff, mypy and import-linter cannot say, and the promises of packaging.
+
+Rules about what the code does live with the rooms they test (tests/common, tests/producer, ...).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.__main__ import main
+from penstock.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = (
+    "common/penstock_common",
+    "producer/penstock_producer",
+    "consumer/penstock_consumer",
+    "front/penstock",
+)
+PUBLIC_NAMES = {"EmbeddedServer", "Loader", "PenstockError", "Replay", "Writer", "__version__", "produce"}
+HEAVY = {"tensorflow", "keras", "torch", "jax", "rq", "PIL", "sklearn"}
+CEILING, MEDIAN = 400, 150
+"""Lines of a file, lines of the middle file: what one reading holds."""
+
+
+def _package_files() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def _code_files() -> list[Path]:
+    folders = (*PACKAGES, "tests", "benchmarks", "examples", "docker")
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def _documents() -> list[Path]:
+    return sorted(
+        [*ROOT.glob("*.md"), *(path for name in ("docs", "examples", "docker") for path in (ROOT / name).rglob("*.md"))]
+    )
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def _python(code: str) -> Any:
+    """Run ``code`` in a fresh interpreter and return the JSON it prints last."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# --- packaging --------------------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_lists_every_package_folder() -> None:
+    """Hatchling skips a misspelt path in silence, and a user would miss a whole package."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = config["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    found = {_name(path.parent) for side in ROOT.iterdir() for path in side.glob("penstock*/py.typed")}
+    assert sorted(listed) == sorted(PACKAGES)
+    assert found == set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_folder_of_code_is_a_package(package: str) -> None:
+    """A folder without ``__init__.py`` imports here and vanishes from type checkers and the wheel's contracts."""
+    bare = {_name(path.parent) for path in (ROOT / package).rglob("*.py") if not (path.parent / "__init__.py").exists()}
+    assert not bare
+
+
+def test_public_names_are_pinned() -> None:
+    """A name that users import appears or goes only on purpose, with a line in the changelog."""
+    assert set(penstock.__all__) == PUBLIC_NAMES
+    assert {name for name in penstock.__all__ if getattr(penstock, name, None) is None} == set()
+    assert set(penstock.__all__) <= set(dir(penstock))
+
+
+def test_the_version_is_written_once() -> None:
+    """``penstock.__version__`` and the distribution can never disagree."""
+    assert penstock.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def test_importing_penstock_is_light() -> None:
+    """A command and a worker start often: no framework, queue or image library, and under 150 ms of our own."""
+    code = (
+        "import sys, time, json, numpy, redis; start = time.perf_counter(); import penstock;"
+        "print(json.dumps([time.perf_counter() - start, sorted({name.partition('.')[0] for name in sys.modules})]))"
+    )
+    runs = [_python(code) for _ in range(3)]
+    assert not HEAVY & set(runs[0][1])
+    assert min(seconds for seconds, _ in runs) < 0.150
+
+
+def test_writer_and_loader_load_no_framework() -> None:
+    """A numpy trainer's host has no framework installed, and a writer's host no queue."""
+    code = (
+        "import sys, json, penstock; penstock.Writer, penstock.Loader, penstock.Replay;"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    assert not HEAVY & set(_python(code))
+
+
+# --- size and words ---------------------------------------------------------------------------------------------------
+
+
+def test_no_file_is_longer_than_one_reading() -> None:
+    """A file past the ceiling holds two rooms."""
+    assert {_name(path): _lines(path) for path in _code_files() if _lines(path) > CEILING} == {}
+
+
+def test_the_middle_file_is_small() -> None:
+    """The habit, not only the ceiling, keeps files readable."""
+    sizes = [_lines(path) for path in _package_files() if path.name != "__init__.py"]
+    assert statistics.median(sizes) <= MEDIAN
+
+
+def test_every_module_says_what_lives_there() -> None:
+    """A stranger finds the room for a line by reading the first lines of files."""
+    silent = [_name(path) for path in _code_files() if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert not silent
+
+
+# --- which line lives where -------------------------------------------------------------------------------------------
+
+KEY_SPELLING = re.compile(
+    r"penstock:\{|:(roster|entries|state|ledger|pos|dead|quarantine|index|meta|manifests?|events?)(:|$)"
+)
+
+
+def _strings(tree: ast.Module) -> Iterator[str]:
+    """All string constants (parts of f-strings too) that are not docstrings or notes under a field."""
+    notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in notes:
+            yield node.value
+
+
+def _reads_environment(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr in {"environ", "environb", "getenv", "putenv"} and isinstance(node.value, ast.Name)
+    return isinstance(node, ast.ImportFrom) and node.module == "os" and any("env" in name.name for name in node.names)
+
+
+def _writes_output(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id == "print"
+    return isinstance(node, ast.Attribute) and node.attr == "stdout" and getattr(node.value, "id", "") == "sys"
+
+
+def test_only_settings_reads_the_environment() -> None:
+    """What a variable changes is documented in one place, and a library call means the same in every shell."""
+    rooms = {"common/penstock_common/settings.py"}
+    found = {_name(p) for p in _package_files() if any(map(_reads_environment, ast.walk(ast.parse(p.read_text()))))}
+    assert found <= rooms
+
+
+def test_only_the_command_prints() -> None:
+    """A library that prints breaks somebody's pipe."""
+    found = {_name(p) for p in _package_files() if any(map(_writes_output, ast.walk(ast.parse(p.read_text()))))}
+    rooms = ("front/penstock/cli/", "front/penstock/demo/", "front/penstock/__main__.py")
+    assert {name for name in found if not name.startswith(rooms)} == set()
+
+
+def test_only_one_module_spells_keys() -> None:
+    """docs/redis-keys.md can be believed, because there is one place to compare it with."""
+    rooms = {"common/penstock_common/stream/keys.py"}
+    found = {_name(p) for p in _package_files() if any(map(KEY_SPELLING.search, _strings(ast.parse(p.read_text()))))}
+    assert found <= rooms
+
+
+# --- import contracts -------------------------------------------------------------------------------------------------
+
+TRESPASSES = {
+    "front/penstock/trespass.py": "import redis.client, rq.job, torch.nn, PIL.Image",
+    "common/penstock_common/format/trespass.py": "import os.path, time",
+    "consumer/penstock_consumer/pipeline/trespass.py": "import penstock_common.stream, penstock_producer",
+}
+"""One breach of each contract."""
+
+
+def _contracts(root: Path) -> tuple[int, str]:
+    """(exit code, report) of import-linter on the four packages under ``root``."""
+    sides = [str(root / Path(package).parent) for package in PACKAGES]
+    code = f"import sys; sys.path[:0] = {sides}; from importlinter.cli import lint_imports_command as run; run()"
+    command = [sys.executable, "-c", code, "--no-logo", "--no-cache", "--config", str(root / "pyproject.toml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_imports_point_one_way() -> None:
+    """Producer and consumer never meet, and a framework, RQ or redis enters by one door."""
+    code, report = _contracts(ROOT)
+    assert code == 0, report
+
+
+def test_a_trespass_breaks_every_contract(tmp_path: Path) -> None:
+    """A contract with a misspelt module keeps itself for ever."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, code in TRESPASSES.items():
+        (tmp_path / name).write_text(code)
+    assert " 0 kept" in _contracts(tmp_path)[1]
+
+
+# --- the command and the documents ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """People copy the example before they read the options."""
+    assert main([command, "--help"]) == 0
+    assert f"penstock {command}" in capsys.readouterr().out.lower().partition("example")[2]
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_has_a_file_of_its_own(command: str) -> None:
+    """A stranger who types `penstock server` knows which file to open."""
+    assert COMMANDS[command].module == f"penstock.cli.{command}"
+    assert (ROOT / "front" / "penstock" / "cli" / f"{command}.py").exists()
+
+
+def test_documents_name_no_host_and_no_home() -> None:
+    """A document must hold on every machine: readers have their own index and their own folders."""
+    hosts = r"pypi\.org|pythonhosted|docker\.io|ghcr\.io|quay\.io"
+    homes = r"(?<![\w.])/(home/\w|root/|Users/\w|work/)"
+    found = {
+        f"{_name(path)}:{number}"
+        for path in _documents()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(f"{hosts}|{homes}", line)
+    }
+    assert not found
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    """A dead link is the first thing a newcomer finds."""
+    dead = {
+        f"{_name(path)} -> {target}"
+        for path in _documents()
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text())
+        if "://" not in target and not (path.parent / target).exists()
+    }
+    assert not dead
