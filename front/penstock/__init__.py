@@ -1,0 +1,45 @@
+"""Penstock feeds training jobs through Redis Streams: ``penstock.Writer`` on one side, ``penstock.Loader`` on another.
+
+Public names only, each loaded when first used: importing the package loads nothing else.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock_common.errors import PenstockError
+    from penstock_common.stream.server import EmbeddedServer
+    from penstock_consumer.loader import Loader
+    from penstock_consumer.replay import Replay
+    from penstock_producer.notebook import produce
+    from penstock_producer.writer import Writer
+
+    __version__: str
+
+__all__ = ["EmbeddedServer", "Loader", "PenstockError", "Replay", "Writer", "__version__", "produce"]
+
+_HOMES = {
+    "EmbeddedServer": "penstock_common.stream.server",
+    "Loader": "penstock_consumer.loader",
+    "PenstockError": "penstock_common.errors",
+    "Replay": "penstock_consumer.replay",
+    "Writer": "penstock_producer.writer",
+    "produce": "penstock_producer.notebook",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        value: object = import_module("importlib.metadata").version("penstock")
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

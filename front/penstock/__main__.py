@@ -1,0 +1,78 @@
+"""The ``penstock`` command: finds the command asked for, runs it, and turns what ends it into an exit code.
+
+Exit codes: 0 done, 1 a PenstockError (one line on stderr), 2 wrong usage, 130 Ctrl-C, 141 our output's reader left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+
+from penstock.cli import COMMANDS, load_command
+from penstock.cli.console import Console
+from penstock_common.errors import PenstockError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (default: the process's own) and return its exit code."""
+    console = Console()
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv), console)
+        sys.stdout.flush()
+    except SystemExit as ended:  # argparse: 0 after --help, 2 after a usage error, with its text already printed
+        return ended.code if isinstance(ended.code, int) else 2
+    except PenstockError as error:
+        console.notice(f"penstock: {' '.join(str(error).split())}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # `penstock ... | head`: say nothing, and let nothing be flushed into the closed pipe at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
+
+
+def _dispatch(argv: list[str], console: Console) -> int:
+    name = argv[0] if argv else ""
+    if name in COMMANDS:
+        command = load_command(name)
+        parser = argparse.ArgumentParser(
+            f"penstock {name}", description=command.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        command.add_arguments(parser)
+        return command.run(parser.parse_args(argv[1:]), console)
+    if name in ("-V", "--version"):
+        import penstock
+
+        console.line(f"penstock {penstock.__version__}")
+        return 0
+    if name in ("-h", "--help"):
+        console.line(_overview())
+        return 0
+    if name:
+        guess = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean {guess[0]!r}?" if guess else "see penstock --help"
+        console.notice(f"penstock: unknown command {name!r}; {hint}")
+    else:
+        console.notice(_overview())
+    return 2
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:{width}}  {entry.help}" for name, entry in COMMANDS.items())
+    return (
+        "usage: penstock COMMAND ...\n\nFeed training jobs through Redis Streams.\n\n"
+        f"commands:\n{commands}\n\n"
+        "options:\n  -h, --help     this text; penstock COMMAND --help tells all of one command\n"
+        "  -V, --version  print the version\n\n"
+        "example:\n  penstock server --maxmemory 2gb"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The table of commands, one file each, and the options they share. A command's file is imported when it is called.
+
+A command is a module with ``NAME``, ``HELP`` (one line), ``add_arguments(parser)`` (which also sets ``parser.epilog``
+to an example) and ``run(args, console) -> exit code``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+
+
+class Entry(NamedTuple):
+    """One line of the table."""
+
+    module: str
+    help: str
+    """Equal to the module's HELP (a test compares them), so that ``penstock --help`` imports no command."""
+
+
+COMMANDS: dict[str, Entry] = {
+    "server": Entry("penstock.cli.server", "run a private redis-server in the foreground"),
+}
+"""In the order of ``penstock --help``."""
+
+
+class Command(Protocol):
+    """What a command's module offers."""
+
+    NAME: str
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add this command's options, and set ``parser.epilog`` to an example."""
+
+    def run(self, args: argparse.Namespace, console: Console) -> int:
+        """Do it; the exit code. A PenstockError becomes one line and exit code 1."""
+
+
+def load_command(name: str) -> Command:
+    """Import the module of a command in the table."""
+    return cast("Command", importlib.import_module(COMMANDS[name].module))
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    """``--url``: read it with ``url_of``."""
+    parser.add_argument("--url", help="the server that holds the streams (default: PENSTOCK_URL, else localhost:6379)")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """``--json``: print the result with ``console.json`` and nothing else on stdout."""
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+
+
+def url_of(args: argparse.Namespace) -> str:
+    """The URL given with ``--url``, else the environment's, else the default."""
+    from penstock_common.settings import Settings
+
+    return args.url or Settings.from_environment().url
+
+
+def byte_size(text: str) -> int:
+    """An argparse type: ``2gb``, ``500mb``, ``64kb`` (powers of 1024, as in redis.conf) or plain bytes."""
+    number = text.strip().lower().removesuffix("b")
+    power = "kmgt".find(number[-1:]) + 1 if number[-1:].isalpha() else 0
+    try:
+        size = int(float(number[:-1] if power else number) * 1024**power)
+    except (ValueError, OverflowError):
+        size = -1
+    if size < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 2gb, 500mb or 1048576")
+    return size

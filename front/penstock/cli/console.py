@@ -1,0 +1,82 @@
+"""All printing: results as lines or JSON on stdout, notices and progress on stderr, colours where they are seen."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from penstock.cli.progress import Progress
+
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+class Console:
+    """Where a command prints. Thread-safe as far as one line goes; bars and lines never mix."""
+
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self._out, self._err = out, err
+        self.progress_shown: Progress | None = None
+        """Bars on the terminal now, if any; they step aside while a line is printed."""
+
+    @property
+    def out(self) -> TextIO:
+        """For results."""
+        return self._out or sys.stdout
+
+    @property
+    def err(self) -> TextIO:
+        """For everything else."""
+        return self._err or sys.stderr
+
+    def line(self, text: str = "") -> None:
+        """A line of the result, on stdout, at once."""
+        self._print(text, self.out)
+
+    def notice(self, text: str) -> None:
+        """A line about what is going on, on stderr."""
+        self._print(text, self.err)
+
+    def json(self, value: object) -> None:
+        """The whole result for a program, indented, on stdout."""
+        self.line(json.dumps(value, indent=2, ensure_ascii=False))
+
+    def table(self, rows: Sequence[Sequence[object]], head: Sequence[str] = ()) -> None:
+        """Aligned columns, numbers to the right."""
+        cells = [[str(cell) for cell in row] for row in ([head] if head else []) + list(rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        numeric = [all(isinstance(cell, int | float) for cell in column) for column in zip(*rows, strict=True)]
+        numeric = numeric or [False] * len(widths)
+        for index, row in enumerate(cells):
+            padded = [f"{c:>{w}}" if n else f"{c:<{w}}" for c, w, n in zip(row, widths, numeric, strict=True)]
+            text = "  ".join(padded).rstrip()
+            self.line(self.style(text, "bold") if head and index == 0 else text)
+
+    def style(self, text: str, *names: str) -> str:
+        """``text`` for stdout in bold, dim, red, green, yellow or cyan, where stdout is a terminal that wants it."""
+        if not names or not self._shows_colours:
+            return text
+        return f"\x1b[{';'.join(_STYLES[name] for name in names)}m{text}\x1b[0m"
+
+    def progress(self, every_s: float = 5.0, clock: Callable[[], float] | None = None) -> Progress:
+        """Labelled bars on stderr, redrawn in place on a terminal, else plain lines ``every_s`` seconds."""
+        from penstock.cli.progress import Progress
+
+        return Progress(self, every_s, clock)
+
+    @functools.cached_property
+    def _shows_colours(self) -> bool:
+        if not self.out.isatty():
+            return False
+        from penstock_common.settings import Settings
+
+        return not Settings.from_environment().no_color
+
+    def _print(self, text: str, stream: TextIO) -> None:
+        if self.progress_shown is None:
+            print(text, file=stream, flush=True)
+        else:
+            self.progress_shown.around(lambda: print(text, file=stream, flush=True))

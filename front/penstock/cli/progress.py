@@ -1,0 +1,113 @@
+"""Progress bars: several, labelled, redrawn in place on a terminal and told as plain lines anywhere else."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+
+_REDRAW_S = 0.1
+"""Ten pictures a second look smooth and cost nothing."""
+_CLEAR_LINE = "\x1b[2K"
+_UP = "\x1b[{}A"
+
+
+class Bar:
+    """One labelled count. ``total`` None: it counts without an end."""
+
+    def __init__(self, progress: Progress, label: str, total: int | None, unit: str) -> None:
+        self._progress = progress
+        self.label, self.total, self.unit = label, total, unit
+        self.done = 0
+        self.note = ""
+        """Free text after the numbers, e.g. a rate or a loss."""
+
+    def advance(self, count: int = 1, note: str | None = None) -> None:
+        """Add ``count``."""
+        self.update(self.done + count, note)
+
+    def update(self, done: int, note: str | None = None, total: int | None = None) -> None:
+        """Set the count, and where given the note and the total."""
+        self.done = done
+        self.note = self.note if note is None else note
+        self.total = self.total if total is None else total
+        self._progress.changed()
+
+    def text(self, label_width: int, bar_width: int) -> str:
+        """One line without colours."""
+        count = f"{self.done:,}" if self.total is None else f"{self.done:,}/{self.total:,}"
+        parts = [f"{self.label:<{label_width}}"]
+        if self.total and bar_width:
+            filled = min(bar_width, bar_width * self.done // self.total)
+            parts.append("█" * filled + "░" * (bar_width - filled))
+        if self.total:
+            parts.append(f"{100 * self.done // self.total:3d}%")
+        return "  ".join([*parts, f"{count} {self.unit}".rstrip(), self.note]).rstrip()
+
+
+class Progress:
+    """A context manager that shows its bars; ``add`` may be called at any time, from any thread."""
+
+    def __init__(self, console: Console, every_s: float, clock: Callable[[], float] | None = None) -> None:
+        self._console = console
+        self._clock = clock or time.monotonic
+        self._redraws = console.err.isatty()
+        self._pause_s = _REDRAW_S if self._redraws else every_s
+        self._bars: list[Bar] = []
+        self._drawn_lines = 0
+        self._last = 0.0 if self._redraws else self._clock()
+        self._lock = threading.RLock()
+
+    def add(self, label: str, total: int | None = None, unit: str = "") -> Bar:
+        """A new bar below the others."""
+        bar = Bar(self, label, total, unit)
+        with self._lock:
+            self._bars.append(bar)
+            self.changed()
+        return bar
+
+    def changed(self) -> None:
+        """Show the bars if the last picture is old enough."""
+        with self._lock:
+            if self._clock() - self._last >= self._pause_s:
+                self._show()
+
+    def around(self, action: Callable[[], None]) -> None:
+        """Do ``action`` with the bars out of the way; the next picture brings them back."""
+        with self._lock:
+            self._erase()
+            action()
+
+    def __enter__(self) -> Self:
+        self._console.progress_shown = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._lock:
+            self._show()  # the last word stays on the screen
+            self._console.progress_shown = None
+
+    def _show(self) -> None:
+        self._last = self._clock()
+        columns = shutil.get_terminal_size().columns
+        label_width = max((len(bar.label) for bar in self._bars), default=0)
+        bar_width = max(0, min(30, columns - label_width - 50)) if self._redraws else 0
+        self._erase()
+        for bar in self._bars:
+            text = bar.text(label_width, bar_width)
+            self._console.err.write((text[: columns - 1] if self._redraws else text) + "\n")
+        self._drawn_lines = len(self._bars) if self._redraws else 0
+        self._console.err.flush()
+
+    def _erase(self) -> None:
+        if self._drawn_lines:
+            lines = f"{_CLEAR_LINE}\n" * self._drawn_lines
+            up = _UP.format(self._drawn_lines)
+            self._console.err.write(f"{up}{lines}{up}")
+            self._drawn_lines = 0

