@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.format.dtypes import BYTES, numpy_dtype
+from penstock_common.errors import SpecMismatch
+from penstock_common.format.dtypes import BOOL, BYTES, numpy_dtype
+from penstock_common.format.limits import MAX_HOLES
 from penstock_common.format.spec import Spec, TensorSpec
-
-MAX_HOLES = 1024
-"""Dropped samples one entry may carry: bounds the header; a block is closed before it has more."""
 
 
 @dataclass(slots=True)
@@ -25,7 +24,7 @@ class Column:
 
     spec: TensorSpec
     values: NDArray[Any]
-    """Fixed: ``[n, *shape]``. Ragged and bytes: 1-D, the samples' elements one after the other."""
+    """Fixed: ``[n, *shape]``. Ragged and bytes: 1-D, the samples' elements one after the other. Little-endian."""
     shapes: NDArray[np.int64] | None = None
     """Ragged and bytes only: ``[n, ndim]``."""
 
@@ -53,7 +52,7 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Payload bytes."""
+        """Payload bytes, shapes not counted."""
         return sum(column.nbytes for column in self.columns)
 
     def offsets(self) -> NDArray[np.int64]:
@@ -62,7 +61,7 @@ class Block:
         return np.delete(every, np.asarray(self.holes, dtype=np.int64) - self.first) if self.holes else every
 
     def tail(self, offset: int) -> Block:
-        """What of this block lies at or after ``offset``."""
+        """What of this block lies at or after ``offset``, an offset from ``first`` to ``end``."""
         skip = int(np.searchsorted(self.offsets(), offset))
         columns = [_tail_of(column, skip) for column in self.columns]
         return Block(offset, self.count - skip, columns, [hole for hole in self.holes if hole >= offset])
@@ -85,28 +84,30 @@ class BlockBuilder:
     def __init__(self, spec: Spec, target_bytes: int, max_samples: int) -> None:
         self._spec = spec
         self._target_bytes = target_bytes
-        fixed = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
+        self._fixed_bytes = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
         # at least one sample, and no more than bring the block to its target
-        self.capacity = max(1, min(max_samples, target_bytes // max(fixed, 1)))
-        self._sets = [self._fresh_arrays(), self._fresh_arrays()]
-        self._turn = 0
+        self.capacity = max(1, min(max_samples, target_bytes // max(self._fixed_bytes, 1)))
         self._count = 0
+        # ragged samples are kept one by one and joined at the end: only then are their sizes known
+        self._ragged: list[tuple[TensorSpec, list[NDArray[Any]]]] = [(t, []) for t in spec if t.is_ragged]
         self._ragged_bytes = 0
-        self._ragged: dict[str, list[NDArray[Any]]] = {tensor.name: [] for tensor in spec if tensor.is_ragged}
+        self._sets = [self._fresh_arrays(), self._fresh_arrays()]
         self._use(self._sets[0])
 
-    def _fresh_arrays(self) -> dict[str, NDArray[Any]]:
-        return {
-            tensor.name: np.empty((self.capacity, *(d or 0 for d in tensor.shape)), numpy_dtype(tensor.dtype))
+    def _fresh_arrays(self) -> list[NDArray[Any]]:
+        return [
+            np.empty((self.capacity, *(dim or 0 for dim in tensor.shape)), numpy_dtype(tensor.dtype))
             for tensor in self._spec
             if not tensor.is_ragged
-        }
+        ]
 
-    def _use(self, arrays: dict[str, NDArray[Any]]) -> None:
+    def _use(self, arrays: list[NDArray[Any]]) -> None:
+        # numpy would broadcast, convert and wrap around on assignment, so add() lets only these straight in:
+        # arrays of the exact dtype and shape, and Python numbers within a 0-d tensor's bounds
+        tensors = [tensor for tensor in self._spec if not tensor.is_ragged]
         self._fixed = [
-            (tensor, tensor.name, arrays[tensor.name], arrays[tensor.name].dtype, arrays[tensor.name].shape[1:])
-            for tensor in self._spec
-            if not tensor.is_ragged
+            (tensor, tensor.name, array, array.dtype, array.shape[1:], *_bounds(array))
+            for tensor, array in zip(tensors, arrays, strict=True)
         ]
 
     def __len__(self) -> int:
@@ -115,79 +116,124 @@ class BlockBuilder:
     @property
     def is_full(self) -> bool:
         """Whether the block has reached its size."""
-        return self._count >= self.capacity or self._ragged_bytes >= self._target_bytes
+        if self._count >= self.capacity:
+            return True
+        return self._ragged_bytes > 0 and self._ragged_bytes + self._count * self._fixed_bytes >= self._target_bytes
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Copies one sample in; raises SpecMismatch and leaves the block as it was if it does not fit."""
+        """Copies one sample in; raises SpecMismatch or TooLarge and leaves the block as it was if it does not fit."""
         row = self._count
         if len(sample) != len(self._spec.tensors):
             self._spec.check_names(sample)
         try:
-            for tensor, name, column, dtype, shape in self._fixed:
+            for tensor, name, column, dtype, shape, number, low, high in self._fixed:
                 value = sample[name]
-                # numpy would broadcast and convert on assignment, so only the exact array goes straight in
-                if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape:
+                kind = type(value)
+                if (
+                    value.dtype == dtype and value.shape == shape
+                    if kind is np.ndarray or isinstance(value, np.generic)
+                    else kind is number and low <= value <= high
+                ):
                     column[row] = value
                 else:
                     column[row] = tensor.canonical(value)
             if self._ragged:
-                self._add_ragged(sample)
+                self._keep([tensor.canonical(sample[tensor.name]) for tensor, _ in self._ragged], sample)
         except KeyError:
             self._spec.check_names(sample)
             raise
         self._count = row + 1
 
-    def _add_ragged(self, sample: Mapping[str, Any]) -> None:
-        values = {name: self._spec[name].canonical(sample[name]) for name in self._ragged}
-        for name, value in values.items():
-            self._ragged[name].append(np.array(value, copy=True))
-            self._ragged_bytes += value.nbytes
+    def _keep(self, values: list[NDArray[Any]], sample: Mapping[str, Any]) -> None:
+        for (tensor, parts), value in zip(self._ragged, values, strict=True):
+            own = value if type(sample[tensor.name]) is bytes else value.copy()  # bytes cannot change under us
+            parts.append(own)
+            self._ragged_bytes += own.nbytes + 8 * tensor.wire_ndim
 
     def add_rows(self, rows: Mapping[str, Any], start: int, stop: int) -> int:
-        """Copies rows ``[start, stop)`` of fixed columns that were checked with `check_rows`; returns how many fitted."""
+        """Copies rows ``[start, stop)`` of columns that were checked with `check_rows`; returns how many fitted."""
         taken = min(stop - start, self.capacity - self._count)
-        for _, name, column, _, _ in self._fixed:
+        if self._ragged:
+            taken = self._add_ragged_rows(rows, start, taken)
+        for _, name, column, *_ in self._fixed:
             column[self._count : self._count + taken] = rows[name][start : start + taken]
         self._count += taken
         return taken
 
+    def _add_ragged_rows(self, rows: Mapping[str, Any], start: int, most: int) -> int:
+        for taken in range(most):
+            if self._ragged_bytes + (self._count + taken) * self._fixed_bytes >= self._target_bytes:
+                return taken
+            row = {tensor.name: rows[tensor.name][start + taken] for tensor, _ in self._ragged}
+            self._keep([tensor.canonical(row[tensor.name]) for tensor, _ in self._ragged], row)
+        return most
+
     def finish(self, first: int, holes: Sequence[int] = ()) -> Block:
         """The block so far, starting at offset ``first``; the builder is empty afterwards."""
-        columns = [self._column(tensor) for tensor in self._spec]
+        fixed = {name: Column(tensor, array[: self._count]) for tensor, name, array, *_ in self._fixed}
+        ragged = {tensor.name: _joined(tensor, parts) for tensor, parts in self._ragged}
+        columns = [fixed.get(name) or ragged[name] for name in self._spec.names]
+        for column in columns:
+            if column.spec.dtype == BOOL:  # a bool made by view() may hold 2; the wire has 0 and 1
+                np.not_equal(column.values.view(np.uint8), 0, out=column.values)
         block = Block(first, self._count, columns, list(holes))
-        self._turn = 1 - self._turn
-        self._use(self._sets[self._turn])
+        self._sets.reverse()
+        self._use(self._sets[0])
         self._count = self._ragged_bytes = 0
-        self._ragged = {name: [] for name in self._ragged}
+        self._ragged = [(tensor, []) for tensor, _ in self._ragged]
         return block
 
-    def _column(self, tensor: TensorSpec) -> Column:
-        if not tensor.is_ragged:
-            (values,) = (array for spec, _, array, _, _ in self._fixed if spec is tensor)
-            return Column(tensor, values[: self._count])
-        parts = self._ragged[tensor.name]
-        flat = np.concatenate([part.reshape(-1) for part in parts]) if parts else np.empty(0, numpy_dtype(tensor.dtype))
-        shapes = np.array([part.shape for part in parts], dtype=np.int64).reshape(len(parts), tensor.wire_ndim)
-        return Column(tensor, flat, shapes)
+
+def _bounds(column: NDArray[Any]) -> tuple[type | None, float, float]:
+    """The type of Python number a 0-d tensor takes as it is, and from where to where."""
+    if column.ndim == 1 and column.dtype.kind in "iu":
+        integers = np.iinfo(column.dtype)
+        return int, int(integers.min), int(integers.max)
+    if column.ndim == 1 and column.dtype.kind == "f":
+        floats = np.finfo(column.dtype)
+        return float, float(floats.min), float(floats.max)
+    return None, 0, 0
+
+
+def _joined(tensor: TensorSpec, parts: list[NDArray[Any]]) -> Column:
+    flat = np.concatenate([part.reshape(-1) for part in parts]) if parts else np.empty(0, numpy_dtype(tensor.dtype))
+    shapes = np.array([part.shape for part in parts], dtype=np.int64).reshape(len(parts), tensor.wire_ndim)
+    return Column(tensor, flat, shapes)
 
 
 def check_rows(spec: Spec, rows: Mapping[str, Any]) -> int:
-    """Checks the columns of ``write_batch`` (fixed tensors: ``[n, *shape]``; ragged: n values); returns n."""
-    from penstock_common.errors import SpecMismatch
+    """Checks the columns of ``write_batch``, returns n: fixed tensors are one array ``[n, *shape]``, ragged n values.
 
+    Raises SpecMismatch naming tensor, found and expected before anything is copied.
+    """
     spec.check_names(rows)
-    count = len(rows[spec.tensors[0].name])
+    counts = {tensor.name: _count_of(tensor, rows[tensor.name]) for tensor in spec}
+    lead = spec.names[0]
+    for name, count in counts.items():
+        if count != counts[lead]:
+            raise SpecMismatch(name, f"{count} rows", f"{counts[lead]} rows as in {lead!r}")
     for tensor in spec:
-        if len(rows[tensor.name]) != count:
-            found, expected = f"{len(rows[tensor.name])} rows", f"{count} rows as in {spec.tensors[0].name!r}"
-            raise SpecMismatch(tensor.name, found, expected)
-        if tensor.is_ragged or count == 0:
-            continue
-        value = rows[tensor.name]
-        if not isinstance(value, np.ndarray):
-            raise SpecMismatch(tensor.name, type(value).__name__, "a numpy array of rows")
-        tensor.canonical(value[0])
-    return count
+        if tensor.is_ragged:
+            for value in rows[tensor.name]:
+                tensor.canonical(value)
+    return counts[lead]
+
+
+def _count_of(tensor: TensorSpec, value: Any) -> int:
+    is_array = isinstance(value, np.ndarray)
+    if tensor.is_ragged:
+        if not (value.ndim if is_array else isinstance(value, Sequence) and not isinstance(value, (bytes, str))):
+            raise SpecMismatch(tensor.name, f"a {type(value).__name__}", "a list of one value per sample")
+        if tensor.dtype == BYTES and is_array and value.dtype.kind == "S":
+            # each element read back from such an array has lost its trailing zero bytes
+            raise SpecMismatch(tensor.name, f"a numpy array of {value.dtype}", "a list of bytes")
+        return len(value)
+    if not is_array or value.ndim == 0 or isinstance(value, np.ma.MaskedArray):
+        raise SpecMismatch(
+            tensor.name, f"a {type(value).__name__}", f"a numpy array of {tensor.dtype} [n, *{tensor.shape}]"
+        )
+    tensor.check(value.dtype, value.shape[1:])
+    return len(value)
 
 
 __all__ = ["BYTES", "MAX_HOLES", "Block", "BlockBuilder", "Column", "check_rows"]

@@ -28,6 +28,7 @@ _NUMPY = {
     "complex64": "<c8",
     "complex128": "<c16",
 }
+BOOL = "bool"
 BYTES = "bytes"
 BFLOAT16 = "bfloat16"
 NAMES = (*_NUMPY, BFLOAT16, BYTES)
@@ -42,15 +43,24 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name == BFLOAT16:
         import ml_dtypes  # only streams that carry bfloat16 pay for it
 
-        return np.dtype(ml_dtypes.bfloat16)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     if name == BYTES:
         return np.dtype("u1")
     raise BadSpec(f"dtype {name!r} cannot travel; the wire carries {', '.join(NAMES)}")
 
 
+@cache
 def item_size(name: str) -> int:
     """Bytes of one element."""
     return numpy_dtype(name).itemsize
+
+
+def dtype_name(dtype: Any) -> str:
+    """What a user may name a dtype by: its wire name, ``bytes``, or anything numpy calls a dtype (``np.float32``)."""
+    if isinstance(dtype, str):
+        return dtype
+    return BYTES if dtype is bytes else wire_name(np.dtype(dtype)) or str(dtype)
 
 
 def wire_name(dtype: np.dtype[Any]) -> str | None:

@@ -7,30 +7,32 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from json import loads
+from json import JSONDecoder
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, UnsupportedVersion
-from penstock_common.format.block import MAX_HOLES
-from penstock_common.format.spec import SHAPES_SUFFIX, Spec, TensorSpec
+from penstock_common.format.limits import (
+    MAX_ENTRY_BYTES,
+    MAX_FIELD_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_HOLES,
+    MAX_NUMBER,
+    MAX_SHARD_SAMPLES,
+)
+from penstock_common.format.shapes import inline_shapes
+from penstock_common.format.spec import SHAPES_SUFFIX, Spec
 
 VERSION = 1
-MAX_HEADER_BYTES = 1 << 20
-MAX_FIELD_BYTES = 512_000_000
-"""Redis' own limit is 512 MiB a string (proto-max-bulk-len); a little below leaves room for nothing to go wrong."""
-MAX_ENTRY_BYTES = 1 << 30
-"""client-query-buffer-limit is 1 GiB: a larger command closes the connection."""
-MAX_SHARD_SAMPLES = 1 << 20
-"""Bounds the ledger: SETBIT at 2^32 allocates half a gigabyte."""
-MAX_NUMBER = 1 << 53
-"""Epochs and shards stay exact in every language's JSON numbers."""
+RESERVED = ("compression", "ref")
+"""Header keys that later writers will use; an entry that has one is not for this reader."""
+STREAM_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{16}\Z")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Header:
     """What an entry says of itself."""
 
@@ -68,40 +70,49 @@ class Header:
         return announced
 
 
-def parse_header(data: bytes, spec: Spec) -> Header:
+def parse_header(data: bytes | bytearray | memoryview, spec: Spec) -> Header:
     """Reads and bounds a header written for a stream of this spec; raises BadEntry or UnsupportedVersion."""
+    value = _object(data)
+    version = _number(value, "v", 1, MAX_NUMBER)
+    if version != VERSION:
+        raise UnsupportedVersion(f"entry of wire format v{version}, this reader knows v{VERSION}: update penstock")
+    for key in RESERVED:
+        if key in value:
+            raise UnsupportedVersion(f"entry uses {key!r}, reserved in wire format v1: update penstock")
+    stream = value.get("stream")
+    if type(stream) is not str or not STREAM_ID.match(stream):
+        raise BadEntry(f"stream is {_shown(stream)}, expected an id of at most 64 letters, digits, '.', '_', '-'")
+    digest = value.get("xxh3")
+    if "xxh3" in value and (type(digest) is not str or not _DIGEST.match(digest)):
+        raise BadEntry(f"xxh3 is {_shown(digest)}, expected 16 lowercase hex digits")
+    first = _number(value, "first", 0, MAX_SHARD_SAMPLES - 1)
+    count = _number(value, "count", 1, MAX_SHARD_SAMPLES)
+    header = Header(
+        stream,
+        _number(value, "epoch", 0, MAX_NUMBER),
+        _number(value, "shard", 0, MAX_NUMBER),
+        first,
+        count,
+        _holes(value.get("holes", []), first, count),
+        _tensors(value.get("tensors"), count, spec),
+        spec,
+        digest,
+    )
+    _bound_sizes(header)
+    return header
+
+
+def _object(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     if len(data) > MAX_HEADER_BYTES:
         raise BadEntry(f"header of {len(data)} bytes, at most {MAX_HEADER_BYTES} are read")
     try:
-        value = loads(data, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        # decoded here: json.loads would also take UTF-16 and UTF-32
+        value = _JSON.decode(str(data, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise BadEntry(f"header is not JSON: {str(error)[:80]}") from None
     if type(value) is not dict:
         raise BadEntry("header is not a JSON object")
-    version = _number(value, "v", 1, MAX_NUMBER)
-    if version != VERSION:
-        raise UnsupportedVersion(f"entry of wire format v{version}, this reader knows v{VERSION}: update penstock")
-    for reserved in ("compression", "ref"):
-        if value.get(reserved) is not None:
-            raise UnsupportedVersion(f"entry uses {reserved!r}, reserved in wire format v1: update penstock")
-    stream, digest = value.get("stream"), value.get("xxh3")
-    if type(stream) is not str or not 1 <= len(stream) <= 64:
-        raise BadEntry("header has no stream id")
-    if digest is not None and (type(digest) is not str or not _DIGEST.match(digest)):
-        raise BadEntry("xxh3 is not 16 lowercase hex digits")
-    first = _number(value, "first", 0, MAX_SHARD_SAMPLES - 1)
-    count = _number(value, "count", 1, MAX_SHARD_SAMPLES)
-    return Header(
-        stream=stream,
-        epoch=_number(value, "epoch", 0, MAX_NUMBER),
-        shard=_number(value, "shard", 0, MAX_NUMBER),
-        first=first,
-        count=count,
-        holes=_holes(value.get("holes", []), first, count),
-        shapes=_tensors(value.get("tensors"), count, spec),
-        spec=spec,
-        xxh3=digest,
-    )
+    return value
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -115,10 +126,21 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+_JSON = JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+
+
+def _shown(value: Any) -> str:
+    """A hostile value for an error's text: short, ASCII, and never itself a cause of failure."""
+    try:
+        return ascii(value)[:80]
+    except RecursionError:
+        return "nested too deeply"
+
+
 def _number(value: dict[str, Any], key: str, low: int, high: int) -> int:
     found = value.get(key)
-    if type(found) is not int or not low <= found <= high:
-        raise BadEntry(f"{key} is {str(found)[:40]}, expected an integer from {low} to {high}")
+    if type(found) is not int or not low <= found <= high:  # bool is a subclass of int, 1.0 equals 1: neither is one
+        raise BadEntry(f"{key} is {_shown(found)}, expected an integer from {low} to {high}")
     return found
 
 
@@ -137,29 +159,45 @@ def _holes(value: Any, first: int, count: int) -> tuple[int, ...]:
 
 
 def _tensors(value: Any, count: int, spec: Spec) -> dict[str, NDArray[np.int64] | None]:
-    if type(value) is not dict or tuple(value) != spec.names:
-        found = ", ".join(map(str, value))[:120] if type(value) is dict else "none"
-        raise BadEntry(f"tensors {found}; the stream's spec is {spec}")
+    if type(value) is not dict or len(value) != len(spec.tensors) or any(t.name not in value for t in spec.tensors):
+        found = _shown(list(value)) if type(value) is dict else "missing"
+        raise BadEntry(f"tensors are {found}; the stream's spec is {spec!s:.200}")
     shapes: dict[str, NDArray[np.int64] | None] = {}
-    for tensor in spec:
+    for tensor in spec.tensors:
         said = value[tensor.name]
-        if type(said) is not dict or said.get("dtype") != tensor.dtype or said.get("shape") != [count, *tensor.shape]:
-            raise BadEntry(f"tensor {tensor.name!r} is {str(said)[:120]}; expected {tensor.dtype} {[count, *tensor.shape]}")
-        if any(type(dim) not in (int, type(None)) for dim in said["shape"]):
-            raise BadEntry(f"tensor {tensor.name!r}: a size is not an integer")  # 3.0 == 3 and True == 1 in Python
+        expected = [count, *tensor.shape]
+        if type(said) is not dict or said.get("dtype") != tensor.dtype or said.get("shape") != expected:
+            raise BadEntry(f"tensor {tensor.name!r} is {_shown(said)}; expected {tensor.dtype} {expected}")
+        if any(type(dim) is not int and dim is not None for dim in said["shape"]):  # 3.0 == 3 and True == 1 in Python
+            raise BadEntry(f"tensor {tensor.name!r}: a size is not an integer")
         if tensor.is_ragged:
-            shapes[tensor.name] = _inline_shapes(said["shapes"], count, tensor) if "shapes" in said else None
+            shapes[tensor.name] = inline_shapes(said["shapes"], count, tensor) if "shapes" in said else None
         elif "shapes" in said:
             raise BadEntry(f"tensor {tensor.name!r} is not ragged, yet has shapes")
     return shapes
 
 
-def _inline_shapes(value: Any, count: int, tensor: TensorSpec) -> NDArray[np.int64]:
-    if type(value) is not list or len(value) != count:
-        raise BadEntry(f"tensor {tensor.name!r}: shapes is not a list of {count}")
-    for shape in value:
-        if type(shape) is not list or any(type(dim) is not int or not 0 <= dim <= MAX_FIELD_BYTES for dim in shape):
-            raise BadEntry(f"tensor {tensor.name!r}: a sample's shape is {str(shape)[:60]}")
-        if not tensor.admits(tuple(shape)):
-            raise BadEntry(f"tensor {tensor.name!r}: a sample's shape is {shape}, expected {list(tensor.shape)}")
-    return np.array(value, dtype=np.int64).reshape(count, tensor.wire_ndim)
+def _bound_sizes(header: Header) -> None:
+    """Readers take memory by these sizes before they have the bytes."""
+    total = 0
+    for name, size in header.fields():
+        if size is not None and size > MAX_FIELD_BYTES:
+            raise BadEntry(f"field {name.decode()} of {size} bytes, at most {MAX_FIELD_BYTES} are read")
+        total += size or 0
+    if total > MAX_ENTRY_BYTES:
+        raise BadEntry(f"an entry of {total} bytes, at most {MAX_ENTRY_BYTES} are read")
+
+
+__all__ = [
+    "MAX_ENTRY_BYTES",
+    "MAX_FIELD_BYTES",
+    "MAX_HEADER_BYTES",
+    "MAX_HOLES",
+    "MAX_NUMBER",
+    "MAX_SHARD_SAMPLES",
+    "RESERVED",
+    "STREAM_ID",
+    "VERSION",
+    "Header",
+    "parse_header",
+]

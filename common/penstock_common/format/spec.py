@@ -8,23 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.errors import BadSpec, SpecMismatch
-from penstock_common.format.dtypes import BYTES, NAMES, item_size, numpy_dtype, wire_name
+from penstock_common.errors import BadSpec, SpecMismatch, TooLarge
+from penstock_common.format.dtypes import BYTES, NAMES, dtype_name, item_size, numpy_dtype, wire_name
+from penstock_common.format.limits import MAX_FIELD_BYTES, MAX_NDIM, MAX_TENSORS
+from penstock_common.format.values import array_of, bytes_array
 
 META = "meta"
 SHAPES_SUFFIX = ".shapes"
-MAX_TENSORS = 256
-MAX_NDIM = 32
-"""numpy itself allowed 32 until 2.0; no field needs more."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}\Z")
-
-_RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
-"""Kinds of number a Python value may be widened along: True -> 1 -> 1.0 -> 1+0j, never back."""
 
 SpecLike = Mapping[str, tuple[str, tuple[int | None, ...]]]
 
@@ -40,17 +37,26 @@ class TensorSpec:
     """Shape of one sample, without the batch dimension; None = ragged, differs between samples."""
 
     def __post_init__(self) -> None:
-        if not _NAME.match(self.name) or self.name == META or self.name.endswith(SHAPES_SUFFIX):
+        name, shape = self.name, self.shape
+        if type(name) is not str or not _NAME.match(name) or name == META or name.endswith(SHAPES_SUFFIX):
             raise BadSpec(
-                f"tensor name {self.name!r} is not allowed: use letters, digits, '_', '.', '/', '-' (at most 128); "
-                f"{META!r} and names ending in {SHAPES_SUFFIX!r} are reserved"
+                f"tensor name {name!r:.140} is not allowed: use letters, digits, '_', '.', '/', '-' (at most 128, the "
+                f"first a letter, digit or '_'); {META!r} and names ending in {SHAPES_SUFFIX!r} are reserved"
             )
         if self.dtype not in NAMES:
-            raise BadSpec(f"tensor {self.name!r}: dtype {self.dtype!r} cannot travel; one of {', '.join(NAMES)}")
-        if len(self.shape) > MAX_NDIM or any(d is not None and (type(d) is not int or d < 0) for d in self.shape):
-            raise BadSpec(f"tensor {self.name!r}: shape {self.shape} needs at most {MAX_NDIM} sizes, each None or >= 0")
-        if self.dtype == BYTES and self.shape != ():
-            raise BadSpec(f"tensor {self.name!r}: bytes has shape (), found {self.shape}")
+            raise BadSpec(f"tensor {name!r}: dtype {self.dtype!r:.40} cannot travel; one of {', '.join(NAMES)}")
+        if len(shape) > MAX_NDIM or any(d is not None and (type(d) is not int or d < 0) for d in shape):
+            raise BadSpec(
+                f"tensor {name!r}: shape {shape!r:.200} needs at most {MAX_NDIM} sizes, each None or an integer >= 0"
+            )
+        if self.extent(tuple(d or 1 for d in shape)) > MAX_FIELD_BYTES:
+            raise BadSpec(f"tensor {name!r}: one sample of shape {shape} is over the limit of {MAX_FIELD_BYTES} bytes")
+        if self.dtype == BYTES and shape != ():
+            raise BadSpec(f"tensor {name!r}: bytes has shape (), found {shape}")
+
+    def __str__(self) -> str:
+        sizes = ", ".join("?" if dim is None else str(dim) for dim in self.shape)
+        return f"{self.name}: {self.dtype}{f'[{sizes}]' if self.shape else ''}"
 
     @property
     def is_ragged(self) -> bool:
@@ -60,15 +66,16 @@ class TensorSpec:
     @property
     def sample_bytes(self) -> int:
         """Bytes of one sample of a tensor that is not ragged."""
-        size = item_size(self.dtype)
-        for dim in self.shape:
-            size *= dim or 0
-        return size
+        return item_size(self.dtype) * prod(dim or 0 for dim in self.shape)
 
     @property
     def wire_ndim(self) -> int:
         """Dimensions of a sample's shape as the wire records it for ragged tensors: bytes counts its length."""
         return 1 if self.dtype == BYTES else len(self.shape)
+
+    def extent(self, shape: tuple[int, ...]) -> int:
+        """Bytes of a sample of this shape with empty dimensions counted as 1: what is bounded by MAX_FIELD_BYTES."""
+        return item_size(self.dtype) * prod(dim or 1 for dim in shape)
 
     def admits(self, shape: tuple[int, ...]) -> bool:
         """Whether a sample of this shape fits (for bytes: ``(length,)``)."""
@@ -81,36 +88,27 @@ class TensorSpec:
     def canonical(self, value: Any) -> NDArray[Any]:
         """One sample's value as a little-endian C-ordered array of this dtype and shape (bytes: uint8 of its length).
 
-        Python scalars and lists are taken where numpy can hold them without loss; an array must have the very dtype
-        (either byte order). Raises SpecMismatch naming tensor, found and expected.
+        Python numbers and lists are taken where the dtype can hold them; an array must have the very dtype (either
+        byte order). May share the value's memory. Raises SpecMismatch naming tensor, found and expected, or TooLarge.
         """
         if self.dtype == BYTES:
-            return self._canonical_bytes(value)
-        array = value if isinstance(value, np.ndarray) else self._from_python(value)
-        if wire_name(array.dtype) != self.dtype:
-            raise SpecMismatch(self.name, f"dtype {array.dtype}", f"dtype {self.dtype}")
-        if not self.admits(array.shape):
-            raise SpecMismatch(self.name, f"shape {array.shape}", f"shape {self.shape}")
+            return self._bounded(bytes_array(self.name, value))
+        array = array_of(self.name, value, self.dtype, self.shape)
+        self.check(array.dtype, array.shape)
         # ascontiguousarray would turn () into (1,), which asarray does not
-        return np.asarray(array, dtype=numpy_dtype(self.dtype), order="C")
+        return self._bounded(np.asarray(array, dtype=numpy_dtype(self.dtype), order="C"))
 
-    def _canonical_bytes(self, value: Any) -> NDArray[Any]:
-        if not isinstance(value, (bytes, bytearray, memoryview)):
-            raise SpecMismatch(self.name, type(value).__name__, "bytes")
-        return np.frombuffer(value, dtype=np.uint8)
+    def check(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        """Raises SpecMismatch unless a sample of this dtype (either byte order) and shape belongs to the tensor."""
+        if wire_name(dtype) != self.dtype:
+            raise SpecMismatch(self.name, f"dtype {dtype}", f"dtype {self.dtype}")
+        if not self.admits(shape):
+            raise SpecMismatch(self.name, f"shape {shape}", f"shape {self.shape}")
 
-    def _from_python(self, value: Any) -> NDArray[Any]:
-        found = np.asarray(value)
-        if isinstance(value, np.generic) or found.dtype.kind not in _RANK:
-            return found  # a numpy scalar has a dtype of its own: no silent conversion; others fail the dtype check
-        dtype = numpy_dtype(self.dtype)
-        if _RANK[found.dtype.kind] > _RANK.get(dtype.kind, _RANK["f"]):  # bfloat16's kind is V
-            return found
-        with np.errstate(all="ignore"):
-            wanted = found.astype(dtype)
-        if found.dtype.kind in "biu" and not np.array_equal(wanted.astype(found.dtype), found):
-            raise SpecMismatch(self.name, f"{value!r:.40}", f"a value {self.dtype} can hold")
-        return wanted
+    def _bounded(self, array: NDArray[Any]) -> NDArray[Any]:
+        if self.is_ragged and (size := self.extent(array.shape)) > MAX_FIELD_BYTES:
+            raise TooLarge(f"tensor {self.name!r}: a sample of {size} bytes is over the limit of {MAX_FIELD_BYTES}")
+        return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,30 +120,22 @@ class Spec:
     def __post_init__(self) -> None:
         names = [tensor.name for tensor in self.tensors]
         if not 1 <= len(names) <= MAX_TENSORS or len(set(names)) != len(names):
-            raise BadSpec(f"a spec has 1 to {MAX_TENSORS} tensors of different names, found {names[:8]}")
+            raise BadSpec(f"a spec has 1 to {MAX_TENSORS} tensors of different names, found {len(names)}: {names[:8]}")
 
     @classmethod
     def of(cls, spec: SpecLike) -> Spec:
-        """From the public form ``{"x": ("uint8", (224, 224, 3)), "y": ("int64", ())}``."""
-        return cls(tuple(TensorSpec(name, str(dtype), tuple(shape)) for name, (dtype, shape) in spec.items()))
+        """From the public form ``{"x": ("uint8", (224, 224, 3)), "y": ("int64", ())}``; raises BadSpec."""
+        try:
+            pairs = [(name, dtype_name(dtype), tuple(shape)) for name, (dtype, shape) in spec.items()]
+        except (AttributeError, TypeError, ValueError):
+            example = '{"x": ("uint8", (224, 224, 3)), "y": ("int64", ())}'
+            raise BadSpec(f"{spec!r:.120} is not a spec; one looks like {example}") from None
+        return cls(tuple(TensorSpec(*pair) for pair in pairs))
 
     @classmethod
     def infer(cls, sample: Mapping[str, Any]) -> Spec:
-        """The spec of one sample: exactly its dtypes and shapes; Python ints, floats, bools become int64, float64, bool."""
-        tensors = []
-        for name, value in sample.items():
-            if isinstance(value, (bytes, bytearray, memoryview)):
-                tensors.append(TensorSpec(name, BYTES, ()))
-                continue
-            array = np.asarray(value)
-            dtype = wire_name(array.dtype)
-            if dtype is None:
-                raise BadSpec(
-                    f"tensor {name!r}: a {type(value).__name__} ({array.dtype}) cannot travel; "
-                    "make it a numeric array or bytes"
-                )
-            tensors.append(TensorSpec(name, dtype, array.shape))
-        return cls(tuple(tensors))
+        """The spec of one sample: its very dtypes and shapes; Python numbers become int64, float64, complex128, bool."""
+        return cls(tuple(_inferred(name, value) for name, value in sample.items()))
 
     def __iter__(self) -> Iterator[TensorSpec]:
         return iter(self.tensors)
@@ -166,18 +156,16 @@ class Spec:
         return {tensor.name: [tensor.dtype, list(tensor.shape)] for tensor in self.tensors}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Spec:
+    def from_json(cls, value: Any) -> Spec:
         """Inverse of `as_json`; raises BadSpec on anything else."""
-        try:
-            return cls.of({str(name): (str(dtype), tuple(shape)) for name, (dtype, shape) in value.items()})
-        except (AttributeError, TypeError, ValueError) as error:
-            raise BadSpec(f"not a spec: {error}") from None
+        if not isinstance(value, Mapping) or not all(type(v) is list and len(v) == 2 for v in value.values()):
+            raise BadSpec(f"{value!r:.120} is not a spec in its JSON form")
+        if not all(type(dtype) is str and type(shape) is list for dtype, shape in value.values()):
+            raise BadSpec(f"{value!r:.120} is not a spec in its JSON form")
+        return cls.of({name: (dtype, tuple(shape)) for name, (dtype, shape) in value.items()})
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"{t.name}: {t.dtype}{'[' + ', '.join('?' if d is None else str(d) for d in t.shape) + ']' if t.shape else ''}"
-            for t in self.tensors
-        )
+        return ", ".join(str(tensor) for tensor in self.tensors)
 
     def check_names(self, sample: Mapping[str, Any]) -> None:
         """Raises SpecMismatch unless the sample has exactly this spec's tensors."""
@@ -187,3 +175,17 @@ class Spec:
         for name in sample:
             if name not in self.names:
                 raise SpecMismatch(name, "a tensor", f"none of that name, the spec being {self}")
+
+
+def _inferred(name: str, value: Any) -> TensorSpec:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return TensorSpec(name, BYTES, ())
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise BadSpec(f"tensor {name!r}: a {type(value).__name__} is no array ({str(error)[:80]})") from None
+    dtype = wire_name(array.dtype)
+    if dtype is None:
+        hint = "encode text to bytes" if array.dtype.kind == "U" else "make it a numeric array or bytes"
+        raise BadSpec(f"tensor {name!r}: a {type(value).__name__} ({array.dtype}) cannot travel; {hint}")
+    return TensorSpec(name, dtype, array.shape)

@@ -17,31 +17,49 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, ChecksumMismatch, TooLarge
 from penstock_common.format.block import Block, Column
-from penstock_common.format.dtypes import numpy_dtype
-from penstock_common.format.header import MAX_ENTRY_BYTES, MAX_FIELD_BYTES, VERSION, Header, parse_header
+from penstock_common.format.dtypes import BOOL, item_size, numpy_dtype
+from penstock_common.format.header import STREAM_ID, VERSION, Header, parse_header
+from penstock_common.format.limits import (
+    INLINE_SAMPLES,
+    INLINE_SIZES,
+    MAX_ENTRY_BYTES,
+    MAX_FIELD_BYTES,
+    MAX_HOLES,
+    MAX_NUMBER,
+    MAX_SHARD_SAMPLES,
+)
+from penstock_common.format.shapes import read_shapes, row_starts
 from penstock_common.format.spec import META, SHAPES_SUFFIX, Spec, TensorSpec
 
-INLINE_SHAPES = 64
-"""Ragged shapes of up to this many samples travel in the header; more in a field of their own."""
-
 Fields = list[tuple[bytes, "bytes | memoryview"]]
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def encode(block: Block, *, stream: str, epoch: int, shard: int, checksum: bool = True) -> Fields:
     """The fields of one entry, in order: ``meta`` first, then the tensors; payloads are views of the block's arrays.
 
-    Raises TooLarge above 512 MB a field or 1 GiB an entry.
+    Raises TooLarge above 512 MB a field or 1 GiB an entry, ValueError for a block no reader would take (no samples,
+    offsets beyond a shard, too many holes).
     """
+    if not (block.count >= 1 and len(block.holes) <= MAX_HOLES and 0 <= block.first < block.end <= MAX_SHARD_SAMPLES):
+        raise ValueError(
+            f"a block of {block.count} samples, {len(block.holes)} holes, offsets {block.first}-{block.end}"
+        )
+    if not (0 <= epoch <= MAX_NUMBER and 0 <= shard <= MAX_NUMBER and STREAM_ID.match(stream)):
+        raise ValueError(f"not an identity: stream {stream!r}, epoch {epoch}, shard {shard}")
+    inline = block.count <= INLINE_SAMPLES and _sizes_of(block) <= INLINE_SIZES
     payload: Fields = []
     for column in block.columns:
         name = column.spec.name.encode()
-        if column.shapes is not None and block.count > INLINE_SHAPES:
+        if column.shapes is not None and not inline:
             payload.append((name + SHAPES_SUFFIX.encode(), _bytes_of(column.shapes.astype("<i8", copy=False))))
         payload.append((name, _bytes_of(column.values)))
     _refuse_large(payload)
-    tensors = _fixed_json(tuple(column.spec for column in block.columns), block.count) or _tensors_json(block)
+    tensors = _fixed_json(tuple([column.spec for column in block.columns]), block.count) or _tensors_json(block, inline)
     holes = f',"holes":{dumps(block.holes, separators=(",", ":"))}' if block.holes else ""
-    digest = f',"xxh3":"{digest_of(value for _, value in payload)}"' if checksum else ""
+    digest = f',"xxh3":"{digest_of([value for _, value in payload])}"' if checksum else ""
     meta = (
         f'{{"v":{VERSION},"stream":"{stream}","epoch":{epoch},"shard":{shard},"first":{block.first},'
         f'"count":{block.count}{holes},"tensors":{tensors}{digest}}}'
@@ -49,17 +67,21 @@ def encode(block: Block, *, stream: str, epoch: int, shard: int, checksum: bool 
     return [(META.encode(), meta.encode()), *payload]
 
 
+def _sizes_of(block: Block) -> int:
+    return sum(column.shapes.size for column in block.columns if column.shapes is not None)
+
+
 def _bytes_of(array: NDArray[Any]) -> memoryview:
     # a view as uint8 first: bfloat16 has no buffer format of its own
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _refuse_large(payload: Fields) -> None:
     sizes = [len(value) for _, value in payload]
     if max(sizes) > MAX_FIELD_BYTES or sum(sizes) > MAX_ENTRY_BYTES:
         raise TooLarge(
-            f"an entry of {sum(sizes)} bytes (largest tensor {max(sizes)}) is over the limit of {MAX_FIELD_BYTES} bytes "
-            f"a tensor and {MAX_ENTRY_BYTES} an entry: write fewer or smaller samples at once"
+            f"an entry of {sum(sizes)} bytes (largest tensor {max(sizes)}) is over the limit of {MAX_FIELD_BYTES} "
+            f"bytes a tensor and {MAX_ENTRY_BYTES} an entry: write fewer or smaller samples at once"
         )
 
 
@@ -74,14 +96,17 @@ def _fixed_json(tensors: tuple[TensorSpec, ...], count: int) -> str:
     )
 
 
-def _tensors_json(block: Block) -> str:
+def _tensors_json(block: Block, inline: bool) -> str:
     tensors: dict[str, dict[str, Any]] = {}
     for column in block.columns:
         spec = column.spec
         tensors[spec.name] = {"dtype": spec.dtype, "shape": [block.count, *spec.shape]}
-        if column.shapes is not None and block.count <= INLINE_SHAPES:
+        if column.shapes is not None and inline:
             tensors[spec.name]["shapes"] = column.shapes.tolist()
     return dumps(tensors, separators=(",", ":"))
+
+
+# --- the checksum -----------------------------------------------------------------------------------------------------
 
 
 def digest_of(buffers: Iterable[Any]) -> str:
@@ -98,6 +123,9 @@ def verify(header: Header, buffers: Iterable[Any]) -> None:
         raise ChecksumMismatch(f"payload has xxh3 {found}, its header says {header.xxh3}")
 
 
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
 def decode(fields: Sequence[tuple[bytes, Any]], spec: Spec) -> tuple[Header, Block]:
     """Header and block of one entry's fields, in the order read; arrays are views of the given buffers.
 
@@ -105,11 +133,11 @@ def decode(fields: Sequence[tuple[bytes, Any]], spec: Spec) -> tuple[Header, Blo
     """
     if not fields or fields[0][0] != META.encode():
         raise BadEntry(f"the first field is {fields[0][0][:40]!r}, expected 'meta'" if fields else "no fields")
-    header = parse_header(bytes(fields[0][1]), spec)
+    header = parse_header(fields[0][1], spec)
     names = [name for name, _ in fields[1:]]
     expected = [name for name, _ in header.fields()]
     if names != expected:
-        raise BadEntry(f"fields {_short(names)}, expected {_short(expected)}")
+        raise BadEntry(f"fields {_short(names)}; expected {_short(expected)}")
     verify(header, (value for _, value in fields[1:]))
     values = dict(fields[1:])
     columns = [decode_column(header, tensor, values) for tensor in spec]
@@ -117,58 +145,39 @@ def decode(fields: Sequence[tuple[bytes, Any]], spec: Spec) -> tuple[Header, Blo
 
 
 def _short(names: list[bytes]) -> str:
-    return ", ".join(name[:40].decode("ascii", "replace") for name in names[:8])
+    return ", ".join(name[:40].decode("ascii", "replace") for name in names[:8]) or "none"
 
 
 def decode_column(header: Header, tensor: TensorSpec, values: dict[bytes, Any]) -> Column:
-    """One tensor's column from its payload fields; exact sizes are enforced."""
+    """One tensor's column from its payload fields; exact sizes are enforced, and that a bool is 0 or 1."""
     name = tensor.name.encode()
     data = np.frombuffer(values[name], dtype=np.uint8)
-    dtype = numpy_dtype(tensor.dtype)
+    shapes: NDArray[np.int64] | None = None
     if not tensor.is_ragged:
         expected = header.count * tensor.sample_bytes
-        if data.nbytes != expected:
-            raise BadEntry(f"tensor {tensor.name!r} has {data.nbytes} bytes, expected {expected}")
-        return Column(tensor, data.view(dtype).reshape(header.count, *(d or 0 for d in tensor.shape)))
-    shapes = header.shapes[tensor.name]
-    if shapes is None:
-        shapes = read_shapes(values[name + SHAPES_SUFFIX.encode()], header.count, tensor)
-    starts = row_starts(shapes, tensor)
-    if data.nbytes != int(starts[-1]) * dtype.itemsize:
-        raise BadEntry(f"tensor {tensor.name!r} has {data.nbytes} bytes, its shapes ask {starts[-1] * dtype.itemsize}")
-    return Column(tensor, data.view(dtype), shapes)
-
-
-def read_shapes(data: Any, count: int, tensor: TensorSpec) -> NDArray[np.int64]:
-    """The ``<name>.shapes`` field: int64 ``[n, ndim]``, each row admitted by the spec."""
-    raw = np.frombuffer(data, dtype=np.uint8)
-    if raw.nbytes != 8 * count * tensor.wire_ndim:
-        raise BadEntry(f"{tensor.name}.shapes has {raw.nbytes} bytes, expected {8 * count * tensor.wire_ndim}")
-    shapes = raw.view("<i8").reshape(count, tensor.wire_ndim)
-    if not tensor.shape:
-        legal = shapes >= 0
     else:
-        fixed = np.array([-1 if dim is None else dim for dim in tensor.shape], dtype=np.int64)
-        legal = np.where(fixed < 0, shapes >= 0, shapes == fixed)
-    if not legal.all():
-        raise BadEntry(f"{tensor.name}.shapes has a shape that does not fit {tensor.shape}")
-    return shapes
+        shapes = header.shapes[tensor.name]
+        if shapes is None:
+            shapes = read_shapes(values[name + SHAPES_SUFFIX.encode()], header.count, tensor)
+        expected = int(row_starts(shapes, tensor)[-1]) * item_size(tensor.dtype)
+    if data.nbytes != expected:
+        raise BadEntry(f"tensor {tensor.name!r} has {data.nbytes} bytes, expected {expected}")
+    check_values(tensor, data)
+    flat = data.view(numpy_dtype(tensor.dtype))
+    return Column(tensor, flat if tensor.is_ragged else flat.reshape(header.count, *_sizes(tensor)), shapes)
 
 
-def row_starts(shapes: NDArray[np.int64], tensor: TensorSpec) -> NDArray[np.int64]:
-    """Where each ragged sample starts in the flat values, and the end; refuses sums beyond a field's limit."""
-    sizes = [1] * len(shapes)
-    for index, row in enumerate(shapes.tolist()):
-        for dim in row:
-            sizes[index] *= dim  # Python integers: a hostile product cannot wrap around
-    total = 0
-    starts = [0]
-    for size in sizes:
-        total += size
-        starts.append(total)
-    if total * numpy_dtype(tensor.dtype).itemsize > MAX_FIELD_BYTES:
-        raise BadEntry(f"tensor {tensor.name!r}: its shapes ask {total} elements, over the limit of a field")
-    return np.array(starts, dtype=np.int64)
+def _sizes(tensor: TensorSpec) -> list[int]:
+    return [dim or 0 for dim in tensor.shape]
+
+
+def check_values(tensor: TensorSpec, data: NDArray[np.uint8]) -> None:
+    """Raises BadEntry if the bytes of a tensor hold what is no value of its dtype: a bool other than 0 and 1.
+
+    Readers that receive payloads into arrays of their own call this too; for other dtypes it costs nothing.
+    """
+    if tensor.dtype == BOOL and data.max(initial=0) > 1:
+        raise BadEntry(f"tensor {tensor.name!r} is bool and has a byte {data.max()}, expected 0 or 1")
 
 
 def ragged_rows(column: Column) -> list[NDArray[Any]]:
@@ -179,3 +188,17 @@ def ragged_rows(column: Column) -> list[NDArray[Any]]:
         column.values[a:b].reshape(shape)
         for (a, b), shape in zip(pairwise(starts), column.shapes.tolist(), strict=True)
     ]
+
+
+__all__ = [
+    "Fields",
+    "check_values",
+    "decode",
+    "decode_column",
+    "digest_of",
+    "encode",
+    "ragged_rows",
+    "read_shapes",
+    "row_starts",
+    "verify",
+]

@@ -1,0 +1,109 @@
+"""What a batch holds for a tensor whose samples differ in size: one flat array and a shape per sample.
+
+Readers hand this out; writers never see it. How the same travels is ``wire``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.errors import TooLarge
+from penstock_common.format.limits import MAX_ENTRY_BYTES
+
+
+class Ragged(Sequence[Any]):
+    """n samples of different shapes, as in ``batch["boxes"]``; for a ``bytes`` tensor, n byte strings.
+
+    ``r[i]`` is the i-th sample in its own shape (a view, nothing is copied; ``bytes`` for byte strings), ``r[2:5]`` a
+    Ragged of fewer samples, ``r.padded()`` one array for a framework that needs it rectangular. ``values`` and
+    ``shapes`` are the data themselves, as ``tf.RaggedTensor`` or ``torch.nested`` want them.
+    """
+
+    __slots__ = ("_starts", "is_bytes", "shapes", "values")
+
+    def __init__(self, values: NDArray[Any], shapes: NDArray[np.int64], *, is_bytes: bool = False) -> None:
+        self.values = values
+        """1-D: the samples' elements one after the other, each sample in C order."""
+        self.shapes = shapes
+        """int64 ``[n, ndim]``: each sample's shape (of a byte string its length)."""
+        self.is_bytes = is_bytes
+        self._starts: NDArray[np.int64] = np.zeros(len(shapes) + 1, dtype=np.int64)
+        np.cumsum(np.prod(shapes, axis=1), out=self._starts[1:])
+        if values.ndim != 1 or shapes.ndim != 2 or len(values) != self._starts[-1]:
+            raise ValueError(f"{values.shape} values for shapes that ask {self._starts[-1]}")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of every sample (uint8 for byte strings)."""
+        return self.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and shapes."""
+        return int(self.values.nbytes + self.shapes.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                return Ragged.concatenate([self[i : i + 1] for i in range(start, stop, step)] or [self[:0]])
+            stop = max(start, stop)
+            flat = self.values[self._starts[start] : self._starts[stop]]
+            return Ragged(flat, self.shapes[start:stop], is_bytes=self.is_bytes)
+        position = range(len(self))[index]  # negative indices, and IndexError in Python's own words
+        flat = self.values[self._starts[position] : self._starts[position + 1]]
+        return flat.tobytes() if self.is_bytes else flat.reshape(self.shapes[position])
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[position] for position in range(len(self)))
+
+    def tolist(self) -> list[Any]:
+        """The samples as Python values: nested lists of numbers, or byte strings."""
+        return [sample if self.is_bytes else sample.tolist() for sample in self]
+
+    def padded(self, fill: Any = 0, *, limit_bytes: int = MAX_ENTRY_BYTES) -> NDArray[Any]:
+        """All samples in one new array ``[n, *largest shape]``, each in its low corner and the rest ``fill``.
+
+        Raises TooLarge over ``limit_bytes``: one long and one wide sample can ask for far more than the data.
+        """
+        largest = [int(size) for size in self.shapes.max(axis=0, initial=0)]
+        size = float(len(self)) * float(np.prod(np.maximum(largest, 1), dtype=np.float64)) * self.dtype.itemsize
+        if size > limit_bytes:
+            raise TooLarge(f"padding {len(self)} samples to {largest} takes {size:.3g} bytes, over {limit_bytes}")
+        out = np.full((len(self), *largest), fill, dtype=self.dtype)
+        for position, shape in enumerate(self.shapes.tolist()):
+            flat = self.values[self._starts[position] : self._starts[position + 1]]
+            corner: tuple[slice, ...] = tuple(slice(0, dim) for dim in shape)
+            out[position][corner] = flat.reshape(shape)
+        return out
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Ragged]) -> Ragged:
+        """The samples of all parts, one after the other, copied into one (of one part: itself)."""
+        if len(parts) == 1:
+            return parts[0]
+        values = np.concatenate([part.values for part in parts])
+        return cls(values, np.concatenate([part.shapes for part in parts]), is_bytes=parts[0].is_bytes)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ragged):
+            return NotImplemented
+        return (
+            self.is_bytes == other.is_bytes
+            and self.dtype == other.dtype
+            and np.array_equal(self.shapes, other.shapes)
+            and np.array_equal(self.values, other.values)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # arrays inside can change
+
+    def __repr__(self) -> str:
+        kind = "bytes" if self.is_bytes else self.dtype.name
+        return f"Ragged({len(self)} samples of {kind}, {self.nbytes} bytes)"
