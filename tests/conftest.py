@@ -61,12 +61,16 @@ def any_url(any_server: EmbeddedServer) -> str:
 
 
 @pytest.fixture
-def client(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
-    """A raw client of the server the test uses: ``any_server`` where it asked for that one, else ``server``."""
-    names = request.fixturenames
-    first = "any_server" in names and "server" not in names
-    at: EmbeddedServer = request.getfixturevalue("any_server" if first else "server")
-    with redis.Redis(port=at.port) as connected:
+def client(server: EmbeddedServer) -> Iterator[redis.Redis]:
+    """A raw client of ``server``."""
+    with redis.Redis(port=server.port) as connected:
+        yield connected
+
+
+@pytest.fixture
+def any_client(any_server: EmbeddedServer) -> Iterator[redis.Redis]:
+    """A raw client of ``any_server``."""
+    with redis.Redis(port=any_server.port) as connected:
         yield connected
 
 

@@ -34,6 +34,29 @@ server = EmbeddedServer()
 print(server.pid, server._watcher.pid, server.port, server._home, flush=True)
 """
 
+_FORKING = """
+child = os.fork()
+if child:
+    print(child, flush=True)
+time.sleep(60)
+"""
+_FORKING_AND_CLOSING = """
+child = os.fork()
+if child:
+    print(child, flush=True)
+    server.close()
+    print("closed", flush=True)
+time.sleep(60)
+"""
+_CHILD_CLOSES = """
+child = os.fork()
+if not child:
+    server.close()
+    os._exit(0)
+os.waitpid(child, 0)
+print("child left", flush=True)
+time.sleep(60)
+"""
 _HEEDLESS = """
 import signal
 signal.signal(signal.SIGINT, lambda *_: print("told", flush=True))
@@ -84,7 +107,7 @@ def test_a_server_is_gone_within_two_seconds_of_its_owner(end: signal.Signals) -
 
 def test_a_server_is_gone_with_its_owner_although_a_forked_child_lives_on() -> None:
     """Workers forked by the owner inherit its pipes; those must not keep the server alive."""
-    with _owner("child = os.fork()\nprint(child, flush=True)\ntime.sleep(60)") as (owner, pid, *_):
+    with _owner(_FORKING) as (owner, pid, *_):
         assert owner.stdout is not None
         child = int(owner.stdout.readline())
         try:
@@ -95,29 +118,24 @@ def test_a_server_is_gone_with_its_owner_although_a_forked_child_lives_on() -> N
             os.kill(child, signal.SIGKILL)
 
 
-def test_close_ends_the_server_although_a_forked_child_lives_on(fresh_server: ServerFactory) -> None:
+def test_close_ends_the_server_although_a_forked_child_lives_on() -> None:
     """The same copy of the pipe must not make close() wait for ever."""
-    server = fresh_server()
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-    try:
-        server.close()
-        assert _is_gone_within(server.pid, 2)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    with _owner(_FORKING_AND_CLOSING) as (owner, pid, *_):
+        assert owner.stdout is not None
+        child = int(owner.stdout.readline())
+        try:
+            assert owner.stdout.readline() == "closed\n"
+            assert not _is_alive(pid)
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
-def test_a_forked_child_that_leaves_the_with_block_ends_nothing(fresh_server: ServerFactory) -> None:
+def test_a_forked_child_that_closes_the_server_ends_nothing() -> None:
     """It inherited the object, not the server."""
-    server = fresh_server()
-    child = os.fork()
-    if child == 0:
-        server.close()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert not _is_gone_within(server.pid, 2 * server_watcher.POLL_S)
+    with _owner(_CHILD_CLOSES) as (owner, pid, *_):
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "child left\n"
+        assert not _is_gone_within(pid, 2 * server_watcher.POLL_S)
 
 
 def test_a_server_outlives_the_thread_that_started_it(fresh_server: ServerFactory) -> None:
