@@ -1,0 +1,50 @@
+"""Running scripts and reading raw replies: the small change of every room in ``stream/``.
+
+What a command means lives with its subject (streams, manifest, roster, entries, ledger).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from hashlib import sha1
+from typing import Any
+
+import redis
+from redis.exceptions import NoScriptError
+
+Key = str
+Arg = str | bytes | int
+
+Client = redis.Redis
+"""A control connection, as `connection.connect` makes it; replies are bytes."""
+
+
+@cache
+def sha_of(script: str) -> bytes:
+    """The digest EVALSHA knows a script by."""
+    return sha1(script.encode(), usedforsecurity=False).hexdigest().encode()
+
+
+def run_script(client: Client, script: str, keys: Sequence[Key], args: Iterable[Arg]) -> Any:
+    """EVALSHA, loading the script where the server has lost it (a restart, SCRIPT FLUSH)."""
+    given = list(args)
+    try:
+        return client.evalsha(sha_of(script).decode(), len(keys), *keys, *given)
+    except NoScriptError:
+        return client.eval(script, len(keys), *keys, *given)
+
+
+def decoded(reply: dict[bytes, bytes]) -> dict[str, str]:
+    """A hash reply as text."""
+    return {key.decode(): value.decode() for key, value in reply.items()}
+
+
+def pairs(flat: Sequence[Any]) -> dict[bytes, Any]:
+    """A flat field, value, field, value reply as a dict."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def is_script_error(error: Exception, word: str) -> bool:
+    """Whether a script ended with ``redis.error_reply('PENSTOCK <word>...')``."""
+    return f"PENSTOCK {word}" in str(error)

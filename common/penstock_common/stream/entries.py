@@ -1,0 +1,213 @@
+"""Entries and shard indexes: the commands of the commit, of reading, and of everything that goes by id.
+
+The commit is design.md 5.1: WATCH, look, MULTI, XADD, an ids-only script, EXEC; its replies are all checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import OutOfMemoryError, ResponseError
+
+from penstock_common.format.block import Block
+from penstock_common.format.wire import Fields
+from penstock_common.stream.channel import Command, Reply
+from penstock_common.stream.commands import Client, run_script, sha_of
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.scripts import COMMIT, TRIM
+
+PAGE = 1000
+"""Index records read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One committed block of a shard."""
+
+    end: int
+    entry_id: bytes
+    """Empty where every sample of the block was bad: nothing was appended."""
+    first: int
+    count: int
+    nbytes: int
+    holes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a writer learns before it commits, under WATCH."""
+
+    end: int
+    """Offsets below it are committed."""
+    state: bytes
+    """Of the epoch in this partition."""
+    held_bytes: int
+    """Payload bytes of the partition."""
+
+
+def look_commands(partition: PartitionKeys, epoch: int, shard: int) -> list[Command]:
+    """WATCH the shard's progress and the epoch's state, then read them: the four replies go to `read_look`."""
+    index, state = partition.index(epoch, shard).encode(), partition.state(epoch).encode()
+    return [
+        (b"WATCH", index, state),
+        (b"XREVRANGE", index, b"+", b"-", b"COUNT", b"1"),
+        (b"GET", state),
+        (b"HGET", partition.roster.encode(), b"bytes"),
+    ]
+
+
+def read_look(replies: Sequence[Reply]) -> Progress:
+    """The answer to `look_commands`; raises the first error among them."""
+    raise_errors(replies)
+    _, newest, state, held = replies
+    end = _end_of(newest[0][0]) if isinstance(newest, list) and newest else 0  # type: ignore[index]
+    assert state is None or isinstance(state, bytes)
+    return Progress(end, state or b"", int(held or 0))  # type: ignore[arg-type]
+
+
+def raise_errors(replies: Iterable[Reply]) -> None:
+    """Raises the first error reply."""
+    for reply in replies:
+        if isinstance(reply, ResponseError):
+            raise reply
+
+
+def is_out_of_memory(reply: Reply) -> bool:
+    """Whether the server refused a command at its maxmemory."""
+    return isinstance(reply, ResponseError) and ("OOM" in str(reply) or isinstance(reply, OutOfMemoryError))
+
+
+def _end_of(record_id: bytes) -> int:
+    return int(record_id.partition(b"-")[0])
+
+
+def commit_commands(
+    partition: PartitionKeys, epoch: int, shard: int, block: Block, fields: Fields, bad: dict[int, str]
+) -> list[Command]:
+    """One transaction that appends the block, its index record and what is known of its bad samples.
+
+    ``fields`` is empty for a block of holes only. ``bad`` maps offsets to JSON reasons.
+    """
+    roster = partition.roster.encode()
+    entries, index = partition.entries(epoch).encode(), partition.index(epoch, shard).encode()
+    commands: list[Command] = [(b"MULTI",)]
+    if fields:
+        flat = [part for field in fields for part in field]
+        commands.append((b"XADD", entries, b"NOMKSTREAM", b"*", *flat))
+    numbers = (epoch, block.end, block.first, block.count, block.nbytes)
+    holes = json.dumps(block.holes, separators=(",", ":")).encode()
+    commands.append(
+        (b"EVALSHA", sha_of(COMMIT), b"3", entries, index, roster, *(b"%d" % number for number in numbers), holes)
+    )
+    if bad:
+        flat_bad = [text.encode() for offset, why in bad.items() for text in (f"{shard}:{offset}", why)]
+        commands.append((b"HSET", partition.quarantine(epoch).encode(), *flat_bad))
+    commands.append((b"EXEC",))
+    return commands
+
+
+def load_commit_script(client: Client) -> None:
+    """The commit calls its script by digest inside MULTI, where NOSCRIPT could not be mended."""
+    client.script_load(COMMIT)
+
+
+def index_records(client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int = 0) -> Iterator[Record]:
+    """A shard's records in order of offset, those whose end is beyond ``after``; read in pages."""
+    key = partition.index(epoch, shard)
+    start = f"({after}-0" if after else "-"
+    while True:
+        page: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(key, min=start, count=PAGE)
+        for record_id, fields in page:
+            yield _record(record_id, fields)
+        if len(page) < PAGE:
+            return
+        start = f"({page[-1][0].decode()}"
+
+
+def _record(record_id: bytes, fields: dict[bytes, bytes]) -> Record:
+    return Record(
+        end=_end_of(record_id),
+        entry_id=fields[b"e"],
+        first=int(fields[b"f"]),
+        count=int(fields[b"n"]),
+        nbytes=int(fields[b"b"]),
+        holes=tuple(json.loads(fields[b"h"])),
+    )
+
+
+def index_ends(client: Client, partition: PartitionKeys, epoch: int, shards: Iterable[int]) -> dict[int, int]:
+    """Shard -> offsets committed, for the shards given, in one round trip."""
+    wanted = list(shards)
+    with client.pipeline(transaction=False) as pipe:
+        for shard in wanted:
+            pipe.xrevrange(partition.index(epoch, shard), count=1)
+        replies: list[list[tuple[bytes, Any]]] = pipe.execute()
+    return {shard: _end_of(found[0][0]) if found else 0 for shard, found in zip(wanted, replies, strict=True)}
+
+
+def read_group_command(
+    partition: PartitionKeys, epoch: int, group: str, member: str, count: int, block_ms: int | None
+) -> Command:
+    """XREADGROUP of what nobody was given yet; None does not wait."""
+    waiting = (b"BLOCK", b"%d" % block_ms) if block_ms else ()
+    return (
+        b"XREADGROUP", b"GROUP", group.encode(), member.encode(), b"COUNT", b"%d" % count, *waiting,
+        b"STREAMS", partition.entries(epoch).encode(), b">",
+    )  # fmt: skip
+
+
+def fetch_command(partition: PartitionKeys, epoch: int, entry_id: bytes) -> Command:
+    """One entry by id, without touching any group: reading it again counts as no delivery."""
+    return (b"XRANGE", partition.entries(epoch).encode(), entry_id, entry_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """One delivered, unacknowledged entry of a group."""
+
+    entry_id: bytes
+    member: str
+    idle_ms: int
+    deliveries: int
+
+
+def list_pending(
+    client: Client, partition: PartitionKeys, epoch: int, group: str, member: str | None = None, limit: int = 10_000
+) -> list[Pending]:
+    """The group's pending entries, or one member's, oldest first."""
+    found = client.xpending_range(partition.entries(epoch), group, "-", "+", limit, consumername=member)
+    return [
+        Pending(p["message_id"], p["consumer"].decode(), p["time_since_delivered"], p["times_delivered"]) for p in found
+    ]
+
+
+def claim(client: Client, partition: PartitionKeys, epoch: int, who: tuple[str, str], pending: Pending, min_idle_ms: int) -> bool:
+    """Takes one entry over, counting the delivery, if it was idle that long; payload is fetched by id later."""
+    group, member = who
+    reply = client.xclaim(
+        partition.entries(epoch), group, member, min_idle_ms, [pending.entry_id],
+        retrycount=pending.deliveries + 1, justid=True,
+    )  # fmt: skip
+    return bool(reply)
+
+
+def trim_entries(
+    client: Client, partition: PartitionKeys, generation: str, epoch: int, records: Sequence[Record]
+) -> int:
+    """Removes entries that every group has settled; returns the bytes freed. Refused (0) if a group joined meanwhile."""
+    if not records:
+        return 0
+    args = [part for record in records for part in (record.entry_id, record.nbytes)]
+    keys = [partition.roster, partition.entries(epoch)]
+    return max(0, int(run_script(client, TRIM, keys, [generation, epoch, *args])))
+
+
+def group_counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, dict[str, Any]]:
+    """Per group of an entries key: pending, last delivered id, entries-read and lag where the server knows them."""
+    groups = client.xinfo_groups(partition.entries(epoch))
+    return {info["name"].decode(): info for info in groups}
+
+

@@ -1,0 +1,65 @@
+"""Epochs without a plan: shards taken as writers come, sealed by the first who rotates, sized by the last who finishes.
+
+Also an operator's closing of an epoch as it stands. Planned epochs are ``manifest``'s.
+"""
+
+from __future__ import annotations
+
+from penstock_common.errors import EpochAbandoned
+from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.entries import index_ends
+from penstock_common.stream.manifest import ABANDONED, OPEN, Manifest, begun_shards, find_manifest, load_manifest, open_epoch, retained_epochs
+from penstock_common.stream.scripts import CLOSE_AS_COMMITTED, FINISH_FEED_SHARD, TAKE_SHARD
+from penstock_common.stream.streams import Stream
+
+FEED = "feed"
+
+
+def join_feed(client: Client, stream: Stream) -> tuple[Manifest, int]:
+    """An open, unsealed epoch of the feed and a shard of it for one writer; opens the next epoch where there is none."""
+    for epoch, state in retained_epochs(client, stream).items():
+        if state != OPEN:
+            continue
+        manifest = find_manifest(client, stream, epoch)
+        if manifest is not None and manifest.kind == FEED:
+            manifest = open_epoch(client, stream, epoch, kind=FEED)  # its opener may have died half-way
+            if (shard := take_shard(client, stream, epoch)) >= 0:
+                return manifest, shard
+    manifest = open_epoch(client, stream, kind=FEED)
+    shard = take_shard(client, stream, manifest.epoch)
+    return (manifest, shard) if shard >= 0 else join_feed(client, stream)
+
+
+def take_shard(client: Client, stream: Stream, epoch: int) -> int:
+    """The next shard of an open epoch, -1 once it is sealed."""
+    return int(run_script(client, TAKE_SHARD, [stream.keys.manifest(epoch)], []))
+
+
+def is_sealed(client: Client, stream: Stream, epoch: int) -> bool:
+    """Whether the epoch's writers should finish their shards and go on to the next epoch."""
+    return bool(client.hexists(stream.keys.manifest(epoch), "sealed"))
+
+
+def finish_feed_shard(client: Client, stream: Stream, manifest: Manifest, shard: int, size: int) -> None:
+    """Ends a writer's shard and seals the epoch; when all its writers have, the epoch is produced."""
+    keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
+    run_script(client, FINISH_FEED_SHARD, keys, [manifest.id, manifest.epoch, shard, size])
+
+
+def close_epoch(client: Client, stream: Stream, epoch: int) -> int:
+    """Declares an epoch produced as it stands, for producers that died; returns its samples.
+
+    Shards are sized as committed. Raises EpochAbandoned.
+    """
+    manifest = load_manifest(client, stream, epoch)
+    if manifest.state == ABANDONED:
+        raise EpochAbandoned(f"epoch {epoch} of {stream.name!r} is abandoned; there is nothing to close")
+    if manifest.is_ended:
+        return manifest.samples or 0
+    sizes = [
+        index_ends(client, stream.partition_of(shard), epoch, [shard])[shard]
+        for shard in begun_shards(client, stream, manifest)
+    ]
+    keys = [stream.keys.manifest(epoch), stream.keys.events, stream.keys.epochs]
+    run_script(client, CLOSE_AS_COMMITTED, keys, [manifest.id, epoch, *sizes])
+    return sum(sizes)

@@ -1,0 +1,122 @@
+"""Every key Penstock uses, spelled here and nowhere else; docs/redis-keys.md gives their contents and lifetimes.
+
+Keys of one partition share a hash tag and so a slot: a script may name several of them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from redis.crc import key_slot
+
+from penstock_common.errors import PenstockError
+
+SLOTS = 16384
+LAST = "_last"
+"""A group of every entries key that never reads: a script moves it to the end to learn the newest id."""
+RELEASED = "~released"
+"""The consumer that holds what a member handed back; no member can have this name."""
+_NAME = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]{0,99}\Z")
+
+
+class BadName(PenstockError, ValueError):
+    """A stream, group or member name that cannot be part of a key."""
+
+
+def checked_name(kind: str, name: str) -> str:
+    """The name itself, if it may be part of a key; raises BadName."""
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise BadName(f"{kind} name {name!r}: use 1 to 100 letters, digits, '.', '_', '-', not starting with '_'")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class StreamKeys:
+    """Keys of a stream as a whole."""
+
+    name: str
+
+    @property
+    def meta(self) -> str:
+        """Hash: id, spec, partitions, tags, budget, counters."""
+        return f"penstock:{{{self.name}}}:meta"
+
+    @property
+    def epochs(self) -> str:
+        """Hash: epoch -> state, of every epoch still retained."""
+        return f"penstock:{{{self.name}}}:epochs"
+
+    @property
+    def events(self) -> str:
+        """Stream of wake-up hints: whoever waits for an epoch blocks on it."""
+        return f"penstock:{{{self.name}}}:events"
+
+    def manifest(self, epoch: int) -> str:
+        """Hash: what an epoch must contain, and which shards are done."""
+        return f"penstock:{{{self.name}}}:{epoch}:manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionKeys:
+    """Keys of one partition."""
+
+    name: str
+    tag: str
+    number: int
+
+    def _key(self, rest: str) -> str:
+        return f"penstock:{{{self.name}.{self.tag}}}:{rest}"
+
+    @property
+    def roster(self) -> str:
+        """Hash: groups, members, epochs, replay leases and bytes of the partition."""
+        return self._key("roster")
+
+    def entries(self, epoch: int) -> str:
+        """Stream: the epoch's entries."""
+        return self._key(f"{epoch}:entries")
+
+    def state(self, epoch: int) -> str:
+        """String ``live|abandoned|gone:<manifest id>``; absent once the epoch is released."""
+        return self._key(f"{epoch}:state")
+
+    def index(self, epoch: int, shard: int) -> str:
+        """Stream: one record per committed block, its id the block's end offset."""
+        return self._key(f"{epoch}:{shard}:index")
+
+    def ledger(self, epoch: int, group: str, shard: int) -> str:
+        """Bitmap: one bit per offset the group has settled."""
+        return self._key(f"{epoch}:ledger:{group}:{shard}")
+
+    def dead(self, epoch: int, group: str) -> str:
+        """Hash: entry id -> why the group could not read it."""
+        return self._key(f"{epoch}:dead:{group}")
+
+    def quarantine(self, epoch: int) -> str:
+        """Hash: ``shard:offset`` -> why the source could not make the sample."""
+        return self._key(f"{epoch}:quarantine")
+
+
+ANY_META = "penstock:{*}:meta"
+"""Pattern of every stream's meta key."""
+
+
+def name_in_meta_key(key: bytes) -> str:
+    """The stream's name in one of the keys that `ANY_META` matches."""
+    return key.decode().removeprefix("penstock:{").removesuffix("}:meta")
+
+
+def search_tags(name: str, stream_id: str, count: int) -> list[str]:
+    """One tag per partition such that partition p hashes into the p-th of ``count`` equal slot ranges.
+
+    Consecutive numbers as tags clump on few nodes of a cluster (design.md section 6), so numbers are tried until one fits.
+    """
+    tags: list[str] = []
+    number = 0
+    while len(tags) < count:
+        tag = f"{stream_id}.{number}"
+        if key_slot(f"{name}.{tag}".encode()) * count // SLOTS == len(tags):
+            tags.append(tag)
+        number += 1
+    return tags

@@ -1,0 +1,103 @@
+"""Acknowledging: one small script, ids and bit ranges only; and reading back which samples a group has settled.
+
+Which ids and ranges are due is the consumer's bookkeeping; when an epoch closes is decided from `coverage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.stream.commands import Arg, Client, run_script
+from penstock_common.stream.entries import index_records
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.manifest import Manifest
+from penstock_common.stream.scripts import ACK, BURY
+from penstock_common.stream.streams import Stream
+
+Ranges = Sequence[tuple[int, int]]
+"""Offsets [lo, hi) of one shard."""
+
+
+def acknowledge(
+    client: Client, partition: PartitionKeys, manifest: Manifest, group: str, ids: Sequence[bytes],
+    ranges: Mapping[int, Ranges],
+) -> bool:  # fmt: skip
+    """XACKs entries all of whose samples are settled and sets the samples' bits, per shard; a set, so it may be repeated.
+
+    False where the epoch is no longer live: then nothing is written.
+    """
+    epoch = manifest.epoch
+    keys = [partition.state(epoch), partition.entries(epoch)]
+    args: list[Arg] = [manifest.live_state, group, len(ids), *ids]
+    for shard, spans in ranges.items():
+        keys.append(partition.ledger(epoch, group, shard))
+        args.append(len(spans))
+        for lo, hi in spans:
+            args += [lo, hi]
+    return bool(run_script(client, ACK, keys, args) >= 0)
+
+
+def bury(
+    client: Client, partition: PartitionKeys, manifest: Manifest, group: str, entry_id: bytes, reason: str
+) -> bool:
+    """Makes an entry a dead letter of this group: acknowledged, kept by id with the reason."""
+    epoch = manifest.epoch
+    keys = [partition.state(epoch), partition.entries(epoch), partition.dead(epoch, group)]
+    return bool(run_script(client, BURY, keys, [manifest.live_state, group, entry_id, reason]) >= 0)
+
+
+def settled_bits(client: Client, partition: PartitionKeys, epoch: int, group: str, shard: int, lo: int, hi: int) -> NDArray[np.bool_]:
+    """For each offset of [lo, hi) whether the group has settled it."""
+    raw: bytes = client.getrange(partition.ledger(epoch, group, shard), lo // 8, max(hi - 1, 0) // 8)
+    bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8)).astype(bool)
+    found = np.zeros(hi - lo, dtype=bool)
+    known = bits[lo % 8 : lo % 8 + hi - lo]
+    found[: len(known)] = known
+    return found
+
+
+def dead_letters(client: Client, partition: PartitionKeys, epoch: int, group: str) -> dict[bytes, str]:
+    """Entry id -> reason."""
+    reply: dict[bytes, bytes] = client.hgetall(partition.dead(epoch, group))
+    return {entry_id: reason.decode("utf-8", "replace") for entry_id, reason in reply.items()}
+
+
+def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) -> list[tuple[int, int, int]]:
+    """(shard, lo, hi) of every range of the epoch that is neither acknowledged, nor dead, nor quarantined."""
+    missing: list[tuple[int, int, int]] = []
+    dead = {p.number: dead_letters(client, p, manifest.epoch, group) for p in stream.partitions}
+    counts = _bit_counts(client, stream, manifest, group)
+    for shard in manifest.shards():
+        size = manifest.shard_size(shard)
+        if counts[shard] == size:  # bits lie inside the manifest, so as many bits as samples are all of them
+            continue
+        partition = stream.partition_of(shard)
+        settled = settled_bits(client, partition, manifest.epoch, group, shard, 0, size)
+        for record in index_records(client, partition, manifest.epoch, shard):
+            settled[list(record.holes)] = True
+            if record.entry_id in dead[partition.number]:
+                settled[record.first : record.end] = True
+        missing += [(shard, lo, hi) for lo, hi in runs(np.flatnonzero(~settled))]
+    return missing
+
+
+def _bit_counts(client: Client, stream: Stream, manifest: Manifest, group: str) -> dict[int, int]:
+    shards = list(manifest.shards())
+    with client.pipeline(transaction=False) as pipe:
+        for shard in shards:
+            pipe.bitcount(stream.partition_of(shard).ledger(manifest.epoch, group, shard))
+        return dict(zip(shards, pipe.execute(), strict=True))
+
+
+def runs(offsets: NDArray[np.integer] | Iterable[int]) -> list[tuple[int, int]]:
+    """Rising offsets as ranges [lo, hi)."""
+    rising = np.asarray(offsets, dtype=np.int64)
+    if not len(rising):
+        return []
+    breaks = np.flatnonzero(np.diff(rising) != 1) + 1
+    starts = rising[np.concatenate([[0], breaks])].tolist()
+    ends = rising[np.concatenate([breaks - 1, [len(rising) - 1]])].tolist()
+    return [(lo, hi + 1) for lo, hi in zip(starts, ends, strict=True)]

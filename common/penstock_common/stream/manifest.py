@@ -1,0 +1,218 @@
+"""Manifests: what an epoch must contain, and how far it is. States ``open -> sized -> produced``, or ``abandoned``.
+
+Opening an epoch registers it in every partition first (OPEN_EPOCH); only that creates entries keys.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from redis.exceptions import ResponseError
+
+from penstock_common.errors import EpochAbandoned, EpochNotFound, StreamConflict
+from penstock_common.format.header import MAX_NUMBER, MAX_SHARD_SAMPLES
+from penstock_common.stream.commands import Client, decoded, is_script_error, run_script
+from penstock_common.stream.scripts import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH
+from penstock_common.stream.streams import Stream, announce
+
+OPEN, SIZED, PRODUCED, ABANDONED = "open", "sized", "produced", "abandoned"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one epoch must contain."""
+
+    epoch: int
+    id: str
+    state: str
+    kind: str
+    """``epoch`` = one pass over a source; ``feed`` = a stretch of an endless feed."""
+    seed: int
+    fingerprint: str
+    """Of the source; empty if unknown."""
+    sizes: tuple[int, ...] | None
+    """Samples planned per shard, None while the epoch is open."""
+    done: dict[int, int]
+    """Shard -> its size, of the shards that are complete."""
+    created_ms: int
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether no more samples will come."""
+        return self.state in (PRODUCED, ABANDONED)
+
+    @property
+    def samples(self) -> int | None:
+        """Samples planned in all, holes included; None while the epoch is open."""
+        return sum(self.sizes) if self.sizes is not None else None
+
+    def starts(self) -> list[int]:
+        """Position of each shard's first sample in the epoch's canonical order (sized epochs)."""
+        return [0, *accumulate(self.sizes or ())]
+
+    def shards(self) -> range:
+        """The shards that are known of: all of them once sized, else up to the last that is complete."""
+        return range(len(self.sizes) if self.sizes is not None else max(self.done, default=-1) + 1)
+
+    def shard_size(self, shard: int) -> int:
+        """Upper bound of a shard's offsets; what lies outside is not part of the epoch."""
+        if self.sizes is None:
+            return self.done.get(shard, MAX_SHARD_SAMPLES)
+        return self.sizes[shard] if shard < len(self.sizes) else 0
+
+    @property
+    def live_state(self) -> str:
+        """What the state key of each partition says while this epoch may be written and acknowledged."""
+        return f"live:{self.id}"
+
+
+def load_manifest(client: Client, stream: Stream, epoch: int) -> Manifest:
+    """The manifest; raises EpochNotFound naming the retained epochs."""
+    manifest = find_manifest(client, stream, epoch)
+    if manifest is None:
+        there = ", ".join(map(str, retained_epochs(client, stream))) or "none"
+        raise EpochNotFound(f"stream {stream.name!r} has no epoch {epoch}; retained epochs: {there}")
+    return manifest
+
+
+def find_manifest(client: Client, stream: Stream, epoch: int) -> Manifest | None:
+    """The manifest, or None if there is no such epoch (any more)."""
+    reply: dict[bytes, bytes] = client.hgetall(stream.keys.manifest(epoch))
+    if b"id" not in reply:
+        return None
+    found = decoded(reply)
+    return Manifest(
+        epoch=epoch,
+        id=found["id"],
+        state=found["state"],
+        kind=found["kind"],
+        seed=int(found["seed"]),
+        fingerprint=found["fingerprint"],
+        sizes=tuple(json.loads(found["sizes"])) if "sizes" in found else None,
+        done={int(field[2:]): int(size) for field, size in found.items() if field.startswith("d:")},
+        created_ms=int(found["created_ms"]),
+    )
+
+
+def retained_epochs(client: Client, stream: Stream) -> dict[int, str]:
+    """Epoch -> state of its manifest, rising, of all epochs that are still there."""
+    reply: dict[bytes, bytes] = client.hgetall(stream.keys.epochs)
+    return {int(epoch): state for epoch, state in sorted(decoded(reply).items(), key=lambda item: int(item[0]))}
+
+
+def open_epoch(
+    client: Client,
+    stream: Stream,
+    epoch: int | None = None,
+    *,
+    kind: str = "epoch",
+    seed: int = 0,
+    fingerprint: str = "",
+    sizes: Sequence[int] | None = None,
+) -> Manifest:
+    """Opens the epoch (None = the next number) or finds it open; ``sizes`` also sizes it.
+
+    Every step may be repeated, so a producer that died in between is simply started again. Raises EpochAbandoned,
+    or StreamConflict where the epoch exists with other sizes.
+    """
+    keys = stream.keys
+    if epoch is None:
+        epoch = int(client.hincrby(keys.meta, "next_epoch", 1)) - 1
+    elif not 0 <= epoch < MAX_NUMBER:
+        raise EpochNotFound(f"epoch {epoch}: epochs are numbered from 0")
+    else:
+        _reserve_number(client, stream, epoch)
+    key = keys.manifest(epoch)
+    if client.hsetnx(key, "id", secrets.token_hex(8)):
+        fields: dict[str | bytes, bytes | float | int | str] = {
+            "kind": kind, "seed": seed, "fingerprint": fingerprint, "done": 0,
+            "created_ms": time.time_ns() // 1_000_000, "state": OPEN,
+        }  # fmt: skip
+        client.hset(key, mapping=fields)
+        client.hset(keys.epochs, str(epoch), OPEN)
+    manifest = _await_manifest(client, stream, epoch)
+    if manifest.state == ABANDONED:
+        raise EpochAbandoned(f"epoch {epoch} of {stream.name!r} was abandoned: it takes no more samples")
+    for partition in stream.partitions:
+        names = [partition.roster, partition.state(epoch), partition.entries(epoch)]
+        run_script(client, OPEN_EPOCH, names, [epoch, manifest.id])
+    announce(client, keys, OPEN, epoch)
+    if sizes is not None:
+        size_epoch(client, stream, manifest, sizes)
+    return load_manifest(client, stream, epoch)
+
+
+def _reserve_number(client: Client, stream: Stream, epoch: int) -> None:
+    """Epochs only rise: the next number is never below one that was given out."""
+    following = int(client.hget(stream.keys.meta, "next_epoch") or 0)
+    if epoch >= following:
+        client.hincrby(stream.keys.meta, "next_epoch", epoch + 1 - following)
+    elif find_manifest(client, stream, epoch) is None:
+        raise EpochNotFound(f"epoch {epoch} of {stream.name!r} was released or never opened; the next is {following}")
+
+
+def _await_manifest(client: Client, stream: Stream, epoch: int) -> Manifest:
+    for _ in range(100):
+        reply = client.hmget(stream.keys.manifest(epoch), "id", "state")
+        if None not in reply:
+            return load_manifest(client, stream, epoch)
+        time.sleep(0.02)
+    raise StreamConflict(f"epoch {epoch} of {stream.name!r} was begun and never finished: `penstock epochs abandon`")
+
+
+def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequence[int]) -> str:
+    """Fixes shards and sizes; returns the state. Raises StreamConflict where it was sized otherwise."""
+    if any(not 0 <= size <= MAX_SHARD_SAMPLES for size in sizes):
+        raise StreamConflict(f"a shard holds at most {MAX_SHARD_SAMPLES} samples, planned are up to {max(sizes)}")
+    keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
+    state = _scripted(client, SIZE_EPOCH, keys, [manifest.id, manifest.epoch, len(sizes), json.dumps(list(sizes))])
+    found = load_manifest(client, stream, manifest.epoch)
+    if found.sizes is not None and found.sizes != tuple(sizes):
+        raise StreamConflict(
+            f"epoch {manifest.epoch} of {stream.name!r} is planned with {found.samples} samples in {len(found.sizes)} "
+            f"shards, this source has {sum(sizes)} in {len(sizes)}: the source or --shard-samples changed"
+        )
+    return state
+
+
+def finish_shard(client: Client, stream: Stream, manifest: Manifest, shard: int, size: int) -> str:
+    """Records that a shard is complete; the last one makes the epoch produced. Returns the state."""
+    keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
+    return _scripted(client, FINISH_SHARD, keys, [manifest.id, manifest.epoch, shard, size])
+
+
+def _scripted(client: Client, script: str, keys: list[str], args: list[str | bytes | int]) -> str:
+    try:
+        state: bytes = run_script(client, script, keys, args)
+    except ResponseError as error:
+        if is_script_error(error, "epoch has another manifest"):
+            raise EpochAbandoned("the epoch was removed and made anew by someone else: start again") from None
+        raise
+    return state.decode()
+
+
+def begun_shards(client: Client, stream: Stream, manifest: Manifest) -> range:
+    """Shards that may have samples: the planned ones, or of an open epoch those taken so far."""
+    if manifest.sizes is not None:
+        return range(len(manifest.sizes))
+    return range(max(int(client.hget(stream.keys.manifest(manifest.epoch), "next_shard") or 0), len(manifest.shards())))
+
+
+def reserve_shard(client: Client, stream: Stream, epoch: int, shard: int) -> None:
+    """Makes an open epoch know of a shard that its writer chose by number."""
+    run_script(client, RESERVE_SHARD, [stream.keys.manifest(epoch)], [shard])
+
+
+def abandon_epoch(client: Client, stream: Stream, epoch: int) -> None:
+    """Declares that the epoch will not be completed: partitions first, so that no late write slips in."""
+    manifest = load_manifest(client, stream, epoch)
+    for partition in stream.partitions:
+        client.set(partition.state(epoch), f"abandoned:{manifest.id}")
+    client.hset(stream.keys.manifest(epoch), "state", ABANDONED)
+    client.hset(stream.keys.epochs, str(epoch), ABANDONED)
+    announce(client, stream.keys, ABANDONED, epoch)

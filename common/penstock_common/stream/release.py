@@ -1,0 +1,63 @@
+"""Releasing an epoch: its state first, in every partition, so that nothing late slips in; then its keys by UNLINK.
+
+Which epochs may go is the producer's retention plan; the operator's `penstock delete` goes the same way.
+"""
+
+from __future__ import annotations
+
+from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
+from penstock_common.stream.ranges import add_to_ranges
+from penstock_common.stream.roster import load_roster
+from penstock_common.stream.scripts import RETIRE
+from penstock_common.stream.streams import Stream
+
+CHUNK = 512
+
+
+def release_epoch(client: Client, stream: Stream, epoch: int, generation: str = "") -> bool:
+    """Sets the epoch's state to gone and removes it; False if the roster is no longer of that generation."""
+    manifest = find_manifest(client, stream, epoch)
+    if manifest is None:
+        return False
+    for partition in stream.partitions:
+        keys = [partition.roster, partition.state(epoch)]
+        if int(run_script(client, RETIRE, keys, [generation, epoch, manifest.id])) < 0:
+            return False
+        generation = ""  # the first partition's word is enough; a half retired epoch must go on
+    unlink_epoch(client, stream, epoch, manifest.id)
+    return True
+
+
+def unlink_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str) -> None:
+    """Second step of a release, also for one that was begun by someone who died."""
+    manifest = find_manifest(client, stream, epoch)
+    ours = manifest if manifest is not None and manifest.id == manifest_id else None
+    for partition in stream.partitions:
+        _unlink(client, _keys_of(client, stream, partition, epoch, ours))
+    if ours is not None:
+        released = client.hget(stream.keys.meta, "released")
+        client.hset(stream.keys.meta, "released", add_to_ranges((released or b"").decode(), epoch))
+        client.hdel(stream.keys.epochs, str(epoch))
+        _unlink(client, [stream.keys.manifest(epoch)])
+    for partition in stream.partitions:
+        client.hdel(partition.roster, f"x:{epoch}")
+
+
+def _keys_of(
+    client: Client, stream: Stream, partition: PartitionKeys, epoch: int, manifest: Manifest | None
+) -> list[str]:
+    groups = list(load_roster(client, partition).groups)
+    shards = begun_shards(client, stream, manifest) if manifest else range(0)
+    keys = [partition.entries(epoch), partition.quarantine(epoch)]
+    for shard in shards:
+        if stream.partition_of(shard) == partition:
+            keys.append(partition.index(epoch, shard))
+            keys += [partition.ledger(epoch, group, shard) for group in groups]
+    return [*keys, *(partition.dead(epoch, group) for group in groups), partition.state(epoch)]
+
+
+def _unlink(client: Client, keys: list[str]) -> None:
+    for start in range(0, len(keys), CHUNK):
+        client.unlink(*keys[start : start + CHUNK])

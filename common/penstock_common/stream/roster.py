@@ -1,0 +1,245 @@
+"""Each partition's roster: groups, members, epochs, replay leases, bytes; and joining, renewing, leaving, dropping.
+
+Who may be reclaimed from is the consumer's plan; what may be deleted is the producer's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from redis.exceptions import ResponseError
+
+from penstock_common.errors import EpochsReleased, GroupNotFound, MemberReplaced
+from penstock_common.stream.commands import Arg, Client, decoded, is_script_error, run_script
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.scripts import (
+    BEAT,
+    CLOSE_FOR_GROUP,
+    DROP_GROUP,
+    JOIN_GROUP,
+    LEAVE,
+    REPLAY_LEASE,
+    RESET_GROUP,
+)
+from penstock_common.stream.streams import Stream
+
+Held = Mapping[int, Sequence[bytes]]
+"""Epoch -> ids of entries a member holds in one partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """One group as a partition knows it."""
+
+    first: int
+    """The first epoch it reads."""
+    declared: bool
+    """Declared groups hold data until they are dropped."""
+    holds: bool
+    """Whether what it has not read is kept for it."""
+    seen_ms: int
+    """Server time of its last sign of life."""
+    read: int
+    """The highest epoch it read that is released by now, -1 if none."""
+    lost: tuple[int, int] | None
+    """Epochs released, or trimmed, before it had read them, while it did not hold data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """A partition's roster at one moment."""
+
+    generation: str
+    """Changes when a group joins or goes: a trim planned for another generation is refused."""
+    groups: dict[str, GroupRecord] = field(default_factory=dict)
+    members: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(group, member) -> server time of its last renewal, ms."""
+    epochs: dict[int, str] = field(default_factory=dict)
+    """Epoch -> manifest id."""
+    trimmed: frozenset[int] = frozenset()
+    """Epochs of which entries were already removed."""
+    retiring: dict[int, str] = field(default_factory=dict)
+    """Epochs whose release was begun: their keys are to be unlinked."""
+    closed: frozenset[tuple[str, int]] = frozenset()
+    """(group, epoch) that the group has settled."""
+    replays: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Replay token -> (epoch, server time its lease ends, ms)."""
+    epoch_bytes: dict[int, int] = field(default_factory=dict)
+    bytes: int = 0
+    """Payload bytes held."""
+
+
+def load_roster(client: Client, partition: PartitionKeys) -> Roster:
+    """Reads and sorts the roster's fields by their one-letter kind."""
+    fields = decoded(client.hgetall(partition.roster))
+    kinds: dict[str, dict[str, str]] = {}
+    for name, value in fields.items():
+        kind, _, rest = name.partition(":")
+        kinds.setdefault(kind, {})[rest] = value
+    return Roster(
+        generation=fields.get("gen", "0"),
+        groups={name: _group(value) for name, value in sorted(kinds.get("g", {}).items())},
+        members={
+            (name.partition(":")[0], name.partition(":")[2]): int(json.loads(value)["seen"])
+            for name, value in kinds.get("m", {}).items()
+        },
+        epochs={int(name): value for name, value in sorted(kinds.get("e", {}).items(), key=lambda e: int(e[0]))},
+        trimmed=frozenset(map(int, kinds.get("t", {}))),
+        retiring={int(name): value for name, value in kinds.get("x", {}).items()},
+        closed=frozenset((name.rpartition(":")[0], int(name.rpartition(":")[2])) for name in kinds.get("d", {})),
+        replays={name: _replay(value) for name, value in kinds.get("r", {}).items()},
+        epoch_bytes={int(name): int(value) for name, value in kinds.get("b", {}).items()},
+        bytes=int(fields.get("bytes", 0)),
+    )
+
+
+def _group(text: str) -> GroupRecord:
+    value = json.loads(text)
+    lost = value.get("lost")
+    return GroupRecord(
+        first=int(value["first"]),
+        declared=bool(value["declared"]),
+        holds=bool(value["holds"]),
+        seen_ms=int(value["seen"]),
+        read=int(value.get("read", -1)),
+        lost=(int(lost[0]), int(lost[1])) if lost else None,
+    )
+
+
+def _replay(text: str) -> tuple[int, int]:
+    value = json.loads(text)
+    return int(value["epoch"]), int(value["till"])
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A member of a group, or with member '' the group alone; everything a roster script wants to know of it."""
+
+    stream: Stream
+    group: str
+    member: str
+    incarnation: str
+
+
+def join_group(client: Client, who: Membership, *, first: int = 0, declared: bool = False, force: bool = False) -> int:
+    """Puts group and member on every partition's roster; returns the first epoch the group reads.
+
+    A late group starts at the first epoch that is still whole in every partition. Raises EpochsReleased where it
+    comes back after losing epochs, unless ``force``.
+    """
+    answers = [_join(client, who, p, first, declared, False, force) for p in who.stream.partitions]
+    highest = max(answers)
+    if min(answers) < highest:
+        for partition in who.stream.partitions:
+            _join(client, who, partition, highest, declared, True, force)
+    return highest
+
+
+def _join(
+    client: Client, who: Membership, partition: PartitionKeys, first: int, declared: bool, settle: bool, force: bool
+) -> int:
+    while True:
+        epochs = load_roster(client, partition).epochs
+        keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
+        flags: list[Arg] = [int(declared), first, int(settle), int(force)]
+        reply = run_script(
+            client, JOIN_GROUP, keys, [who.group, who.member, who.incarnation, *flags, *map(str, epochs)]
+        )
+        if reply[0] == b"joined":
+            return int(reply[1])
+        if reply[0] == b"lost":
+            raise EpochsReleased(
+                f"group {who.group!r} had stopped holding data and epochs {reply[1]}-{reply[2]} of {who.stream.name!r} "
+                "were released before it read them: give start='earliest' or an epoch to go on, or use a new group"
+            )
+
+
+def beat(client: Client, who: Membership, partition: PartitionKeys, held: Held) -> dict[int, list[bytes]]:
+    """Signs of life: renews group, member and the given entries; returns, per epoch, the ids no longer held.
+
+    Raises MemberReplaced if another process took the name, GroupNotFound if the group was dropped or flushed.
+    """
+    keys, args = _with_ids(who, partition, held)
+    try:
+        lost = run_script(client, BEAT, keys, args)
+    except ResponseError as error:
+        if is_script_error(error, "replaced"):
+            raise MemberReplaced(
+                f"another process joined group {who.group!r} as member {who.member!r}: this one stops; "
+                "give each process its own member name"
+            ) from None
+        if is_script_error(error, "gone"):
+            raise GroupNotFound(
+                f"group {who.group!r} is no longer on the roster of {who.stream.name!r}: it was dropped, or the server "
+                "lost its data; start again"
+            ) from None
+        raise
+    return dict(zip(held, lost, strict=True))
+
+
+def leave(client: Client, who: Membership, partition: PartitionKeys, held: Held) -> None:
+    """Hands the given entries back to the group and signs off."""
+    keys, args = _with_ids(who, partition, held)
+    run_script(client, LEAVE, keys, args)
+
+
+def _with_ids(who: Membership, partition: PartitionKeys, held: Held) -> tuple[list[str], list[Arg]]:
+    args: list[Arg] = [who.group, who.member, who.incarnation]
+    for ids in held.values():
+        args += [len(ids), *ids]
+    return [partition.roster, *(partition.entries(epoch) for epoch in held)], args
+
+
+def close_for_group(client: Client, stream: Stream, group: str, epoch: int) -> None:
+    """Records in every partition that the group has settled the epoch."""
+    for partition in stream.partitions:
+        run_script(client, CLOSE_FOR_GROUP, [partition.roster], [group, epoch])
+
+
+def reset_group(client: Client, stream: Stream, group: str, first: int) -> None:
+    """Makes the group read again from epoch ``first``; only for groups without living members."""
+    for partition in stream.partitions:
+        epochs = list(load_roster(client, partition).epochs)
+        keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
+        run_script(client, RESET_GROUP, keys, [group, first, *map(str, epochs)])
+
+
+def drop_group(client: Client, stream: Stream, group: str) -> bool:
+    """Takes a group off every roster; whether it was there."""
+    found = False
+    for partition in stream.partitions:
+        epochs = load_roster(client, partition).epochs
+        keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
+        found = bool(run_script(client, DROP_GROUP, keys, [group])) or found
+    return found
+
+
+def hold_for_replay(
+    client: Client, partition: PartitionKeys, token: str, epoch: int, ttl_ms: int, *, renew: bool
+) -> bool:
+    """Takes or renews a replay's lease on an epoch; False if the epoch is gone, or the lease had lapsed."""
+    return bool(run_script(client, REPLAY_LEASE, [partition.roster], [token, epoch, ttl_ms, int(renew)]))
+
+
+def end_replay(client: Client, partition: PartitionKeys, token: str) -> None:
+    """Gives a replay's lease back."""
+    client.hdel(partition.roster, f"r:{token}")
+
+
+def server_ms(client: Client) -> int:
+    """The server's clock, which all ``seen`` times are of."""
+    seconds, micros = client.time()
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def require_group(client: Client, stream: Stream, group: str) -> GroupRecord:
+    """The group's record in the first partition; raises GroupNotFound naming those there are."""
+    roster = load_roster(client, stream.partitions[0])
+    if group not in roster.groups:
+        there = ", ".join(roster.groups) or "none"
+        raise GroupNotFound(f"stream {stream.name!r} has no group {group!r}; groups there: {there}")
+    return roster.groups[group]
+
+

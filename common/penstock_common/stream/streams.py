@@ -1,0 +1,215 @@
+"""A stream's meta: made once, read by everyone, and found by name with an error that helps.
+
+Epochs are ``manifest``'s, groups are ``roster``'s.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_common.errors import StreamConflict, StreamNotFound
+from penstock_common.format.spec import Spec
+from penstock_common.stream.commands import Client, decoded
+from penstock_common.stream.keys import ANY_META, PartitionKeys, StreamKeys, checked_name, name_in_meta_key, search_tags
+
+DEFAULT_BUDGET_BYTES = 1 << 30
+DEFAULT_BLOCK_BYTES = 512_000
+"""Redis is fastest at 100 to 600 kB an entry (design.md section 3)."""
+MAX_PARTITIONS = 256
+EVENTS_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What is fixed about a stream."""
+
+    name: str
+    id: str
+    """Random: two lives of a name never meet."""
+    spec: Spec | None
+    """None until the first sample fixes it."""
+    partitions: tuple[PartitionKeys, ...]
+    budget_bytes: int
+    """Payload bytes that may be held at once, over all partitions."""
+    block_bytes: int
+    """Payload bytes a writer packs into one entry."""
+    retention: str
+    info: dict[str, Any]
+    """JSON: class names, file names, units."""
+    keys: StreamKeys
+
+    def partition_of(self, shard: int) -> PartitionKeys:
+        """Shard s lies in partition s mod P."""
+        return self.partitions[shard % len(self.partitions)]
+
+    @property
+    def partition_budget(self) -> int:
+        """Each partition gets an equal part of the budget."""
+        return self.budget_bytes // len(self.partitions)
+
+
+def find_stream(client: Client, name: str) -> Stream | None:
+    """The stream, or None if there is none of that name (yet)."""
+    keys = StreamKeys(checked_name("stream", name))
+    reply: dict[bytes, bytes] = client.hgetall(keys.meta)
+    if b"id" not in reply:
+        return None
+    meta = decoded(reply)
+    return Stream(
+        name=name,
+        id=meta["id"],
+        spec=Spec.from_json(json.loads(meta["spec"])) if meta.get("spec") else None,
+        partitions=tuple(PartitionKeys(name, tag, p) for p, tag in enumerate(json.loads(meta["tags"]))),
+        budget_bytes=int(meta["budget_bytes"]),
+        block_bytes=int(meta["block_bytes"]),
+        retention=meta["retention"],
+        info=json.loads(meta.get("info", "{}")),
+        keys=keys,
+    )
+
+
+def load_stream(client: Client, name: str) -> Stream:
+    """The stream; raises StreamNotFound naming those there are."""
+    stream = find_stream(client, name)
+    if stream is None:
+        raise StreamNotFound(absence(client, name))
+    return stream
+
+
+def absence(client: Client, name: str) -> str:
+    """One sentence on a stream that is not there."""
+    names = list_streams(client)
+    near = difflib.get_close_matches(name, names, 1)
+    there = f"streams there: {', '.join(names[:10])}" if names else "the server has no streams yet"
+    hint = f"did you mean {near[0]!r}?" if near else "start a producer (`penstock produce`) or check name and URL"
+    return f"no stream {name!r}; {there}; {hint}"
+
+
+def list_streams(client: Client) -> list[str]:
+    """Names of all streams of the server, sorted."""
+    return sorted(name_in_meta_key(key) for key in client.scan_iter(match=ANY_META, count=1000))
+
+
+def create_stream(
+    client: Client,
+    name: str,
+    *,
+    spec: Spec | None = None,
+    partitions: int | None = None,
+    budget_bytes: int | None = None,
+    block_bytes: int | None = None,
+    retention: str | None = None,
+    info: Mapping[str, Any] | None = None,
+) -> Stream:
+    """Makes the stream, or returns it if it exists with the same settings; what is None takes the existing or default.
+
+    Raises StreamConflict where it exists with another spec or number of partitions.
+    """
+    stream = find_stream(client, name)
+    if stream is None:
+        keys = StreamKeys(name)
+        stream_id = secrets.token_hex(6)
+        count = partitions or 1
+        if not 1 <= count <= MAX_PARTITIONS:
+            raise StreamConflict(f"stream {name!r}: {count} partitions asked for, 1 to {MAX_PARTITIONS} are possible")
+        if client.hsetnx(keys.meta, "tags", json.dumps(search_tags(name, stream_id, count))):
+            fields: dict[str | bytes, bytes | float | int | str] = {
+                "v": 1,
+                "spec": json.dumps(spec.as_json()) if spec else "",
+                "partitions": count,
+                "budget_bytes": budget_bytes or DEFAULT_BUDGET_BYTES,
+                "block_bytes": block_bytes or DEFAULT_BLOCK_BYTES,
+                "retention": retention or "budget",
+                "info": json.dumps(dict(info or {})),
+                "created_ms": time.time_ns() // 1_000_000,
+                "id": stream_id,
+            }
+            client.hset(keys.meta, mapping=fields)
+            announce(client, keys, "created", name)
+        stream = _await_creation(client, name)
+    _refuse_conflict(stream, partitions)
+    if budget_bytes and budget_bytes != stream.budget_bytes:
+        client.hset(stream.keys.meta, "budget_bytes", budget_bytes)  # a budget may be changed between runs
+    if info:
+        client.hset(stream.keys.meta, "info", json.dumps({**stream.info, **info}))
+    if spec is not None:
+        fix_spec(client, stream, spec)
+    return load_stream(client, name)
+
+
+def _await_creation(client: Client, name: str) -> Stream:
+    """Another process may be between its two commands of creating the same stream."""
+    for _ in range(100):
+        if stream := find_stream(client, name):
+            return stream
+        time.sleep(0.02)
+    raise StreamConflict(f"stream {name!r} was begun and never finished: `redis-cli DEL {StreamKeys(name).meta}`")
+
+
+def _refuse_conflict(stream: Stream, partitions: int | None) -> None:
+    if partitions and partitions != len(stream.partitions):
+        raise StreamConflict(
+            f"stream {stream.name!r} has {len(stream.partitions)} partitions, {partitions} asked for: "
+            "leave partitions out, or use another name"
+        )
+
+
+def fix_spec(client: Client, stream: Stream, spec: Spec) -> Spec:
+    """Makes this the stream's spec if it has none yet; raises StreamConflict if it has another. Returns the spec."""
+    text = json.dumps(spec.as_json())
+    with client.pipeline(transaction=False) as pipe:
+        pipe.watch(stream.keys.meta)
+        found = pipe.hget(stream.keys.meta, "spec")
+        known = found.decode() if isinstance(found, bytes) else ""
+        if not known:
+            pipe.multi()
+            pipe.hset(stream.keys.meta, "spec", text)
+            try:
+                pipe.execute()
+            except Exception as error:
+                if type(error).__name__ != "WatchError":
+                    raise
+                return fix_spec(client, stream, spec)
+            announce(client, stream.keys, "spec", "")
+            return spec
+    fixed = Spec.from_json(json.loads(known))
+    if fixed != spec:
+        raise StreamConflict(f"stream {stream.name!r} has the spec ({fixed}), found ({spec}): use another stream name")
+    return fixed
+
+
+def announce(client: Client, keys: StreamKeys, what: str, value: object) -> None:
+    """Wakes everyone who waits for something of this stream; a hint only, so old ones may be trimmed."""
+    client.xadd(keys.events, {what: str(value)}, maxlen=EVENTS_KEPT, approximate=True)
+
+
+def last_event(client: Client, keys: StreamKeys) -> bytes:
+    """Where to wait from: read this first, then the state, then `await_event`, so that no event is missed."""
+    found: list[tuple[bytes, Any]] = client.xrevrange(keys.events, count=1)
+    return found[0][0] if found else b"0-0"
+
+
+def await_event(client: Client, keys: StreamKeys, after: bytes, block_ms: int) -> bool:
+    """Blocks until an event later than ``after``, at most ``block_ms`` (> 0); whether there was one."""
+    return bool(client.xread({keys.events: after}, block=max(1, block_ms), count=1))
+
+
+def set_plan(client: Client, stream: Stream, epochs: int | None) -> None:
+    """Says how many epochs the stream will have in all, so that trainers know when they have read the last."""
+    if epochs is None:
+        client.hdel(stream.keys.meta, "final")
+    else:
+        client.hset(stream.keys.meta, "final", epochs)
+    announce(client, stream.keys, "plan", epochs)
+
+
+def read_counters(client: Client, stream: Stream) -> tuple[int, int | None, str]:
+    """(number of the next epoch, planned number of epochs or None, ranges of released epochs such as ``0-4,6``)."""
+    following, final, released = client.hmget(stream.keys.meta, "next_epoch", "final", "released")
+    return int(following or 0), int(final) if final is not None else None, (released or b"").decode()

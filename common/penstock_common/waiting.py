@@ -1,0 +1,63 @@
+"""Waits that explain themselves: within 5 s a line says for what, again when the reason changes, and a timeout ends them.
+
+What is waited for is known to the caller; where lines go is the caller's to choose.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from penstock_common.errors import WaitTimeout
+
+Notify = Callable[[str], None]
+Clock = Callable[[], float]
+
+FIRST_WORD_S = 3.0
+"""Nobody waits longer than 5 s without being told (design.md section 2)."""
+REPEAT_S = 30.0
+
+
+def to_stderr(text: str) -> None:
+    """The default for notices: one line on stderr, where a notebook and a log both show it."""
+    sys.stderr.write(f"penstock: {text}\n")
+    sys.stderr.flush()
+
+
+class Wait:
+    """One wait of one caller. Call `because` each time round the loop; `over` when it ends."""
+
+    def __init__(self, notify: Notify = to_stderr, timeout_s: float | None = None, clock: Clock = time.monotonic) -> None:
+        self._notify = notify
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._began = clock()
+        self._told_at: float | None = None
+        self._told = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long this wait has lasted."""
+        return self._clock() - self._began
+
+    def because(self, kind: str, reason: Callable[[], str], timeout_s: float | None = None) -> None:
+        """Says why, if it is time to; raises WaitTimeout with the same reason.
+
+        ``kind`` identifies the reason, ``reason`` spells it and is only called when it is needed. ``timeout_s``
+        replaces the wait's own.
+        """
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        if limit is not None and self.seconds >= limit:
+            raise WaitTimeout(f"gave up after {self.seconds:.0f} s: {reason()}")
+        now = self._clock()
+        due = FIRST_WORD_S if self._told_at is None else REPEAT_S
+        since = self._began if self._told_at is None else self._told_at
+        changed = self._told_at is not None and kind != self._told and now - self._told_at >= FIRST_WORD_S
+        if now - since >= due or changed:
+            self._told_at, self._told = now, kind
+            self._notify(f"waiting: {reason()}")
+
+    def over(self) -> None:
+        """Starts afresh: the next wait is another one."""
+        self._began, self._told_at, self._told = self._clock(), None, ""

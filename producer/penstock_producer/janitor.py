@@ -1,0 +1,96 @@
+"""Makes room: carries out retention's plans on one partition, by ids alone. Any number may run at once.
+
+Every step may be repeated: XDEL says what it really removed, a begun release is finished by whoever finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock_common.stream.commands import Client
+from penstock_common.stream.entries import Record, index_ends, index_records, trim_entries
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.ledger import settled_bits
+from penstock_common.stream.manifest import begun_shards, find_manifest, retained_epochs
+from penstock_common.stream.release import release_epoch, unlink_epoch
+from penstock_common.stream.roster import Roster, load_roster, server_ms
+from penstock_common.stream.streams import Stream
+
+from penstock_producer.retention import EpochFacts, is_replayed, plan_release, plan_trim, trimming_groups
+
+SLACK_SHARE = 0.05
+"""How much more than needed is freed at once, so that a full budget is not planned for at every block."""
+CHUNK = 500
+"""Ids per script call: bounds how long the server is busy with one."""
+
+
+class Janitor:
+    """Frees bytes of one partition of a stream."""
+
+    def __init__(self, client: Client, stream: Stream, partition: PartitionKeys) -> None:
+        self._client = client
+        self._stream = stream
+        self._partition = partition
+        self._floors: dict[tuple[int, int], int] = {}
+        """(epoch, shard) -> offset below which everything is known to be gone."""
+
+    def make_room(self, need_bytes: int) -> int:
+        """Tries to free that many payload bytes and a little more; returns what was freed."""
+        roster = load_roster(self._client, self._partition)
+        need = need_bytes + int(self._stream.partition_budget * SLACK_SHARE)
+        now_ms = server_ms(self._client)
+        states = retained_epochs(self._client, self._stream)
+        for epoch, manifest_id in roster.retiring.items():
+            unlink_epoch(self._client, self._stream, epoch, manifest_id)
+        facts = [EpochFacts(e, states.get(e, "abandoned"), roster.epoch_bytes.get(e, 0)) for e in roster.epochs]
+        freed = 0
+        for epoch in plan_release(facts, roster, now_ms, need):
+            if release_epoch(self._client, self._stream, epoch, roster.generation):
+                freed += roster.epoch_bytes.get(epoch, 0)
+        for epoch in roster.epochs:
+            if freed >= need:
+                break
+            if not is_replayed(roster, epoch, now_ms):
+                freed += self._trim(roster, epoch, need - freed)
+        return freed
+
+    def _trim(self, roster: Roster, epoch: int, need: int) -> int:
+        """Removes entries of one epoch that every group has settled."""
+        groups = trimming_groups(roster, epoch)
+        manifest = find_manifest(self._client, self._stream, epoch)
+        if not groups or manifest is None:
+            return 0
+        mine = [s for s in begun_shards(self._client, self._stream, manifest) if self._stream.partition_of(s) == self._partition]
+        freed = 0
+        for shard, end in index_ends(self._client, self._partition, epoch, mine).items():
+            floor = self._floors.get((epoch, shard), 0)
+            if freed >= need or floor >= end:
+                continue
+            bits = [settled_bits(self._client, self._partition, epoch, group, shard, 0, end) for group in groups]
+            for records in self._pages(epoch, shard, floor):
+                plan = plan_trim(records, bits, need - freed)
+                freed += self._drop(roster, epoch, plan)
+                dropped = {record.end for record in plan}
+                for record in records:
+                    if record.entry_id and record.end not in dropped:
+                        break
+                    floor = record.end
+                self._floors[epoch, shard] = floor
+                if not plan or freed >= need:
+                    break
+        return freed
+
+    def _pages(self, epoch: int, shard: int, floor: int) -> Iterator[list[Record]]:
+        page: list[Record] = []
+        for record in index_records(self._client, self._partition, epoch, shard, after=floor):
+            page.append(record)
+            if len(page) == CHUNK:
+                yield page
+                page = []
+        if page:
+            yield page
+
+    def _drop(self, roster: Roster, epoch: int, plan: list[Record]) -> int:
+        if not plan:
+            return 0
+        return trim_entries(self._client, self._partition, roster.generation, epoch, plan)

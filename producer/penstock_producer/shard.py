@@ -1,0 +1,135 @@
+"""One shard's writer: numbers samples, packs them into blocks, and says which offsets had to be dropped.
+
+Appending is the committer's. A shard that was begun before goes on at `position`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock_common.errors import ShardMismatch
+from penstock_common.format.block import MAX_HOLES, BlockBuilder, check_rows
+from penstock_common.format.header import MAX_SHARD_SAMPLES
+from penstock_common.format.spec import Spec
+
+from penstock_producer.commit import Committer
+
+LINGER_S = 1.0
+"""A block that fills slowly is sent after this long, so that trainers do not wait for its size."""
+MAX_BLOCK_SAMPLES = 1 << 16
+
+
+class ShardWriter:
+    """Writes one shard in order; not to be shared between threads."""
+
+    def __init__(
+        self,
+        committer: Committer,
+        spec: Spec,
+        *,
+        block_bytes: int,
+        shard: int,
+        size: int | None,
+        finish: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._committer = committer
+        self._spec = spec
+        self._builder = BlockBuilder(spec, block_bytes, MAX_BLOCK_SAMPLES)
+        self._shard = shard
+        self._size = size
+        self._limit = MAX_SHARD_SAMPLES if size is None else size
+        self._finish = finish
+        self._clock = clock
+        self._first = self._next = committer.position
+        self._bad: dict[int, str] = {}
+        self._began = clock()
+        self.bytes_written = 0
+        """Payload bytes handed to the committer by this writer."""
+
+    @property
+    def position(self) -> int:
+        """Offset of the next sample; after a restart, where to go on."""
+        return self._next
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Adds the next sample, name -> array, scalar or bytes; its arrays may be reused at once.
+
+        Raises SpecMismatch naming tensor, found and expected, ShardMismatch beyond the planned size.
+        """
+        if self._next >= self._limit:
+            self._refuse_more()
+        self._builder.add(sample)
+        self._next += 1
+        if self._builder.is_full or self._clock() - self._began >= LINGER_S:
+            self.flush()
+
+    def write_batch(self, rows: Mapping[str, Any]) -> None:
+        """Adds n samples, name -> ``[n, *shape]`` (ragged and bytes: a sequence of n)."""
+        count = check_rows(self._spec, rows)
+        if self._next + count > self._limit:
+            self._refuse_more()
+        start = 0
+        while start < count:
+            taken = self._builder.add_rows(rows, start, count)
+            self._next += taken
+            start += taken
+            if self._builder.is_full:
+                self.flush()
+        if self._clock() - self._began >= LINGER_S:
+            self.flush()
+
+    def quarantine(self, reason: str) -> None:
+        """Records that the next sample could not be made: its offset becomes a hole, settled for every group."""
+        if self._next >= self._limit:
+            self._refuse_more()
+        self._bad[self._next] = reason
+        self._next += 1
+        if len(self._bad) >= MAX_HOLES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends what is gathered; trainers can have it from now on."""
+        if self._next > self._first:
+            block = self._builder.finish(self._first, list(self._bad))
+            bad, self._bad = self._bad, {}
+            self.bytes_written += block.nbytes
+            self._first = self._next
+            self._committer.commit(block, bad)
+        self._began = self._clock()
+
+    def settle(self) -> None:
+        """Flushes, and returns once everything is committed."""
+        self.flush()
+        self._committer.settle()
+
+    def close(self) -> None:
+        """Commits the rest and declares the shard complete; raises ShardMismatch if fewer samples came than planned."""
+        self.settle()
+        if self._size is not None and self._next != self._size:
+            raise ShardMismatch(
+                f"shard {self._shard} was closed after {self._next} samples, its manifest plans {self._size}: "
+                "write or quarantine every one"
+            )
+        self._finish(self._next)
+        self._committer.close()
+
+    def abort(self) -> None:
+        """Gives the connection back without completing the shard; what was committed stands."""
+        self._committer.close()
+
+    def _refuse_more(self) -> None:
+        raise ShardMismatch(f"shard {self._shard} is full: {self._limit} samples are planned, one more was written")
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+

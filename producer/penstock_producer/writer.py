@@ -1,0 +1,305 @@
+"""The Writer: the only way samples enter a stream. Opens streams, epochs, shards and the endless feed.
+
+Packing is ``shard``'s, appending ``commit``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock_common.errors import PenstockError
+from penstock_common.format.spec import Spec, SpecLike
+from penstock_common.settings import Settings
+from penstock_common.stream.commands import Client
+from penstock_common.stream.connection import connect
+from penstock_common.stream.feeds import finish_feed_shard, is_sealed, join_feed
+from penstock_common.stream.manifest import (
+    Manifest,
+    abandon_epoch,
+    finish_shard,
+    load_manifest,
+    open_epoch,
+    reserve_shard,
+    size_epoch,
+)
+from penstock_common.stream.streams import Stream, create_stream, fix_spec, load_stream
+from penstock_common.stream.suitability import require_suitable
+from penstock_common.waiting import Notify, to_stderr
+
+from penstock_producer.commit import Committer
+from penstock_producer.shard import ShardWriter
+
+SHARD_SAMPLES = 1 << 20
+"""A shard's limit; with one partition an unplanned epoch needs no more shards than this."""
+SPREAD_SAMPLES = 1 << 12
+"""With several partitions an unplanned epoch changes shard, and so partition, this often."""
+FEED_SHARE = 1 / 8
+"""An endless feed starts a new epoch when this part of the budget is written, so that old ones can go."""
+SEAL_CHECK = 64
+"""How many samples of a feed are written between looks whether another writer sealed the epoch."""
+
+
+class Writer:
+    """Writes samples to a stream: ``with writer.epoch() as epoch: epoch.write(sample)``, or ``write`` for a feed.
+
+    Arrays may be reused as soon as a write returns. Not to be shared between threads. Raises ServerUnsuitable or
+    BudgetRefused if the server cannot keep the stream's promises.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        *,
+        url: str | None = None,
+        spec: SpecLike | Spec | None = None,
+        partitions: int | None = None,
+        budget_bytes: int | None = None,
+        block_bytes: int | None = None,
+        info: Mapping[str, Any] | None = None,
+        checksum: bool = True,
+        room_wait_s: float | None = None,
+        fast: bool | None = None,
+        notify: Notify = to_stderr,
+    ) -> None:
+        """``spec`` left out is inferred from the first sample; what is None takes the stream's or the default value.
+
+        ``room_wait_s`` bounds the wait for room in a full budget (BudgetFull); None waits and says why.
+        """
+        settings = Settings.from_environment()
+        self._client: Client = connect(url or settings.url)
+        self._fast = fast if fast is not None else (False if settings.plain_redis else None)
+        self._checksum, self._room_wait_s, self._notify = checksum, room_wait_s, notify
+        wanted = spec if spec is None or isinstance(spec, Spec) else Spec.of(spec)
+        self.stream: Stream = create_stream(
+            self._client, stream, spec=wanted, partitions=partitions, budget_bytes=budget_bytes,
+            block_bytes=block_bytes, info=info,
+        )  # fmt: skip
+        require_suitable(self._client, self.stream)
+        self._feed: ShardWriter | None = None
+        self._feed_epoch = 0
+        self._feed_count = 0
+
+    # --- epochs ---
+
+    def epoch(
+        self,
+        number: int | None = None,
+        *,
+        seed: int = 0,
+        sizes: Sequence[int] | None = None,
+        fingerprint: str = "",
+    ) -> EpochWriter:
+        """Opens the next epoch, or number ``number`` whether it exists or not; ``sizes`` plans its shards."""
+        manifest = open_epoch(
+            self._client, self.stream, number, seed=seed, sizes=sizes, fingerprint=fingerprint
+        )  # fmt: skip
+        return EpochWriter(self, manifest, owns=number is None)
+
+    # --- the endless feed ---
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Adds a sample to the stream's endless feed; see `EpochWriter.write`. Exactly once within this writer's life."""
+        self._feeding(sample).write(sample)
+        self._feed_count += 1
+
+    def write_batch(self, rows: Mapping[str, Any]) -> None:
+        """Adds n samples to the endless feed; see `EpochWriter.write_batch`."""
+        first = {name: values[0] for name, values in rows.items() if len(values)}
+        if first:
+            self._feeding(first).write_batch(rows)
+            self._feed_count += len(next(iter(rows.values())))
+
+    def _feeding(self, sample: Mapping[str, Any]) -> ShardWriter:
+        if self._feed is not None and self._is_stretch_over(self._feed):
+            self._end_feed()
+        if self._feed is None:
+            self.require_spec(sample)
+            manifest, shard = join_feed(self._client, self.stream)
+            self._feed_epoch, self._feed_count = manifest.epoch, 0
+
+            def finish(size: int) -> None:
+                finish_feed_shard(self._client, self.stream, manifest, shard, size)
+
+            self._feed = self._shard_writer(manifest, shard, None, finish)
+        return self._feed
+
+    def _is_stretch_over(self, feed: ShardWriter) -> bool:
+        if feed.position >= SHARD_SAMPLES - MAX_STEP or feed.bytes_written > self.stream.partition_budget * FEED_SHARE:
+            return True
+        return self._feed_count % SEAL_CHECK == SEAL_CHECK - 1 and is_sealed(self._client, self.stream, self._feed_epoch)
+
+    def _end_feed(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.close()
+
+    # --- used by the parts ---
+
+    def require_spec(self, sample: Mapping[str, Any]) -> Spec:
+        """The stream's spec, inferred from this sample, said and fixed if it has none yet."""
+        if self.stream.spec is None:
+            self.stream = load_stream(self._client, self.stream.name)
+        if self.stream.spec is None:
+            spec = fix_spec(self._client, self.stream, Spec.infer(sample))
+            self._notify(f"the spec of {self.stream.name!r} is taken from its first sample: {spec}")
+            self.stream = load_stream(self._client, self.stream.name)
+        assert self.stream.spec is not None
+        return self.stream.spec
+
+    def open_shard(self, manifest: Manifest, shard: int) -> ShardWriter:
+        """The writer of one shard, at its progress; the stream must have a spec."""
+        size = None if manifest.sizes is None else manifest.shard_size(shard)
+        if manifest.sizes is None:
+            reserve_shard(self._client, self.stream, manifest.epoch, shard)
+
+        def finish(size: int) -> None:
+            finish_shard(self._client, self.stream, manifest, shard, size)
+
+        return self._shard_writer(manifest, shard, size, finish)
+
+    def _shard_writer(self, manifest: Manifest, shard: int, size: int | None, finish: Any) -> ShardWriter:
+        assert self.stream.spec is not None
+        committer = Committer(
+            self._client, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
+            fast=self._fast, notify=self._notify,
+        )  # fmt: skip
+        block_bytes = self.stream.block_bytes
+        return ShardWriter(committer, self.stream.spec, block_bytes=block_bytes, shard=shard, size=size, finish=finish)
+
+    @property
+    def client(self) -> Client:
+        """The control connection."""
+        return self._client
+
+    def flush(self) -> None:
+        """Returns once everything written to the endless feed is committed."""
+        if self._feed is not None:
+            self._feed.settle()
+
+    def close(self) -> None:
+        """Ends the feed's epoch, if one was begun, and the connection."""
+        self._end_feed()
+        self._client.close()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._feed is not None:
+            self._feed.abort()
+            self._feed = None
+        self.close()
+
+
+MAX_STEP = 1 << 16
+"""Samples of a feed that may come at once between two looks at its length."""
+
+
+class EpochWriter:
+    """One epoch being written. Leaving the ``with`` block well closes its manifest; an error abandons what it opened."""
+
+    def __init__(self, writer: Writer, manifest: Manifest, *, owns: bool) -> None:
+        self._writer, self._manifest, self._owns = writer, manifest, owns
+        self._current: ShardWriter | None = None
+        self._sizes: list[int] = []
+
+    @property
+    def number(self) -> int:
+        """The epoch's number."""
+        return self._manifest.epoch
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it was when the epoch was opened here."""
+        return self._manifest
+
+    def shard(self, shard: int, *, like: Mapping[str, Any] | None = None) -> ShardWriter:
+        """The writer of one shard, positioned after what is committed; ``like`` is a sample to infer a spec from."""
+        if self._writer.stream.spec is None:
+            if like is None:
+                raise PenstockError(f"stream {self._writer.stream.name!r} has no spec yet: give spec= or like=")
+            self._writer.require_spec(like)
+        return self._writer.open_shard(self._manifest, shard)
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Adds a sample: name -> array, scalar or bytes, as the spec says. Raises SpecMismatch and writes nothing."""
+        current = self._current
+        if current is None or current.position >= self._shard_limit:
+            current = self._next_shard(sample)
+        current.write(sample)
+
+    def write_batch(self, rows: Mapping[str, Any]) -> None:
+        """Adds n samples: name -> ``[n, *shape]``; for ragged tensors and bytes a sequence of n."""
+        count = len(next(iter(rows.values()))) if rows else 0
+        start = 0
+        while start < count:
+            if self._current is None or self._current.position >= self._shard_limit:
+                self._next_shard({name: values[start] for name, values in rows.items()})
+            assert self._current is not None
+            stop = min(count, start + self._shard_limit - self._current.position)
+            whole = start == 0 and stop == count
+            self._current.write_batch(rows if whole else {name: values[start:stop] for name, values in rows.items()})
+            start = stop
+
+    def quarantine(self, reason: str) -> None:
+        """Records in the sample's place that it could not be made, and why."""
+        if self._current is None or self._current.position >= self._shard_limit:
+            if self._writer.stream.spec is None:
+                raise PenstockError("the first sample of a stream without spec cannot be a bad one: give spec=")
+            self._next_shard({})
+        assert self._current is not None
+        self._current.quarantine(reason)
+
+    @property
+    def _shard_limit(self) -> int:
+        return SHARD_SAMPLES if len(self._writer.stream.partitions) == 1 else SPREAD_SAMPLES
+
+    def _next_shard(self, sample: Mapping[str, Any]) -> ShardWriter:
+        if self._manifest.sizes is not None:
+            raise PenstockError(f"epoch {self.number} is planned in shards: write with .shard(n)")
+        if self._writer.stream.spec is None:
+            self._writer.require_spec(sample)
+        self._end_shard()
+        self._current = self._writer.open_shard(self._manifest, len(self._sizes))
+        return self._current
+
+    def _end_shard(self) -> None:
+        if self._current is not None:
+            self._current.close()
+            self._sizes.append(self._current.position)
+            self._current = None
+
+    def flush(self) -> None:
+        """Returns once everything written so far is committed."""
+        if self._current is not None:
+            self._current.settle()
+
+    def close(self) -> None:
+        """Completes the epoch. With shards written by number, they are complete when their jobs close them."""
+        if self._manifest.sizes is None and (self._owns or self._current is not None or self._sizes):
+            self._end_shard()
+            size_epoch(self._writer.client, self._writer.stream, self._manifest, self._sizes)
+
+    def abandon(self) -> None:
+        """Declares that the epoch will never be complete; trainers end it with what is there."""
+        if self._current is not None:
+            self._current.abort()
+            self._current = None
+        abandon_epoch(self._writer.client, self._writer.stream, self.number)
+
+    def refresh(self) -> Manifest:
+        """Reads the manifest again."""
+        self._manifest = load_manifest(self._writer.client, self._writer.stream, self.number)
+        return self._manifest
+
+    def __enter__(self) -> EpochWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        elif self._owns:
+            self.abandon()
+        elif self._current is not None:
+            self._current.abort()
