@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock_common.errors import ShardMismatch
-from penstock_common.format.block import MAX_HOLES, BlockBuilder, check_rows
-from penstock_common.format.header import MAX_SHARD_SAMPLES
+from penstock_common.format.block import BlockBuilder, check_rows
+from penstock_common.format.limits import MAX_HOLES, MAX_SHARD_SAMPLES
 from penstock_common.format.spec import Spec
 
 from penstock_producer.commit import Committer

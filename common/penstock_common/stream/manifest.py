@@ -15,7 +15,7 @@ from itertools import accumulate
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import EpochAbandoned, EpochNotFound, StreamConflict
-from penstock_common.format.header import MAX_NUMBER, MAX_SHARD_SAMPLES
+from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 from penstock_common.stream.commands import Client, decoded, is_script_error, run_script
 from penstock_common.stream.scripts import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH
 from penstock_common.stream.streams import Stream, announce
