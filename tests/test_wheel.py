@@ -132,3 +132,10 @@ def test_every_dependency_is_declared(installed: Path, tmp_path: Path) -> None:
     code = "import penstock; penstock.Writer, penstock.Loader, penstock.Replay, penstock.EmbeddedServer"
     _run(installed / "bin" / "python", "-W", "error", "-c", code, cwd=tmp_path)
     _run(sys.executable, "-m", "pip", "--python", installed / "bin" / "python", "check", cwd=tmp_path)
+
+
+def test_the_readme_runs(installed: Path, any_url: str, tmp_path: Path) -> None:
+    """The first lines a user copies must work as they stand, in order, on an empty server."""
+    if not readme_snippets():
+        pytest.skip("README.md has no python snippets yet")
+    run_readme(installed, tmp_path, PENSTOCK_URL=any_url)
