@@ -134,7 +134,7 @@ class Spec:
 
     @classmethod
     def infer(cls, sample: Mapping[str, Any]) -> Spec:
-        """The spec of one sample: its very dtypes and shapes; Python numbers become int64, float64, complex128, bool."""
+        """The spec of one sample, its very dtypes and shapes; numbers become bool, int64, float64, complex128."""
         return cls(tuple(_inferred(name, value) for name, value in sample.items()))
 
     def __iter__(self) -> Iterator[TensorSpec]:

@@ -1,0 +1,236 @@
+"""A reader of wire format v1 written from docs/wire-format.md alone: struct and xxhash, no numpy, nothing of Penstock.
+
+It proves that the document suffices. Keep it so: when it must change, the document must have changed first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import xxhash
+
+ITEM: dict[str, tuple[int, str]] = {
+    "bool": (1, "B"),
+    "int8": (1, "b"),
+    "int16": (2, "h"),
+    "int32": (4, "i"),
+    "int64": (8, "q"),
+    "uint8": (1, "B"),
+    "uint16": (2, "H"),
+    "uint32": (4, "I"),
+    "uint64": (8, "Q"),
+    "float16": (2, "e"),
+    "float32": (4, "f"),
+    "float64": (8, "d"),
+    "bfloat16": (2, "H"),
+    "complex64": (8, "ff"),
+    "complex128": (16, "dd"),
+    "bytes": (1, "B"),
+}
+FIELD_LIMIT, ENTRY_LIMIT, HEADER_LIMIT, SHARD_LIMIT = 512_000_000, 1_073_741_824, 1_048_576, 1 << 20
+NUMBER_LIMIT = (1 << 53) - 1
+
+Spec = dict[str, Any]
+
+
+class Refused(Exception):
+    """A bad entry; ``kind`` is one of the three kinds the document tells apart."""
+
+    def __init__(self, why: str, kind: str = "BadEntry") -> None:
+        self.kind = kind
+        super().__init__(why)
+
+
+@dataclass
+class Tensor:
+    """One tensor of one sample."""
+
+    dtype: str
+    shape: list[int]
+    raw: bytes
+    """The sample's bytes as they lay on the wire."""
+
+    def values(self) -> list[Any]:
+        """The elements in C order as Python numbers."""
+        size, code = ITEM[self.dtype]
+        numbers: list[Any] = list(struct.unpack(f"<{len(self.raw) // size * len(code)}{code[0]}", self.raw))
+        if self.dtype == "bool":
+            return [number == 1 for number in numbers]
+        if self.dtype == "bfloat16":
+            return [struct.unpack("<f", struct.pack("<I", number << 16))[0] for number in numbers]
+        if len(code) == 2:
+            return [complex(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
+        return numbers
+
+
+@dataclass
+class Entry:
+    """What an entry says and holds."""
+
+    header: dict[str, Any]
+    offsets: list[int]
+    samples: list[dict[str, Tensor]]
+
+
+def need(condition: Any, why: str) -> None:
+    """Refuses the entry unless the condition holds."""
+    if not condition:
+        raise Refused(why)
+
+
+def integer(value: Any, low: int, high: int) -> int:
+    """The value, if it is an integer from low to high."""
+    need(type(value) is int and low <= value <= high, f"not an integer from {low} to {high}")
+    return int(value)
+
+
+def read(fields: list[tuple[bytes, bytes]], spec: Spec) -> Entry:
+    """One entry from its fields in order; ``spec`` is the JSON form from the stream's meta."""
+    need(fields and fields[0][0] == b"meta", "meta is not the first field")
+    header = read_header(fields[0][1])
+    count = header["count"]
+    plan = [(name, dtype, shape, announced(header, name, dtype, shape)) for name, (dtype, shape) in spec.items()]
+    need(set(header["tensors"]) == set(spec), "not the spec's tensors")
+    bound_sizes(plan, count)
+    expected = [
+        field
+        for name, dtype, shape, inline in plan
+        for field in ([f"{name}.shapes", name] if is_ragged(dtype, shape) and inline is None else [name])
+    ]
+    need([name.decode("latin-1") for name, _ in fields[1:]] == expected, "not the fields the header announces")
+    check_digest(header, [value for _, value in fields[1:]])
+    payload = dict(fields[1:])
+    columns = {name: samples_of(payload, name, dtype, shape, inline, count) for name, dtype, shape, inline in plan}
+    samples = [{name: column[i] for name, column in columns.items()} for i in range(count)]
+    return Entry(header, offsets_of(header), samples)
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object none of whose keys stands twice."""
+    need(len({key for key, _ in pairs}) == len(pairs), "a key stands twice")
+    return dict(pairs)
+
+
+def no_constant(name: str) -> None:
+    """NaN and Infinity are not JSON."""
+    raise Refused(f"{name} is not JSON")
+
+
+def read_header(data: bytes) -> dict[str, Any]:
+    """The header with its numbers bounded, holes filled in as [] and xxh3 as None when absent."""
+    need(len(data) <= HEADER_LIMIT, "header too large")
+    try:
+        header = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"not JSON: {error}") from None
+    need(type(header) is dict, "not an object")
+    if integer(header.get("v"), 1, NUMBER_LIMIT) != 1 or "ref" in header or "compression" in header:
+        raise Refused("newer than v1", "UnsupportedVersion")
+    stream = header.get("stream")
+    need(type(stream) is str and re.fullmatch(r"[A-Za-z0-9._-]{1,64}", stream), "no stream id")
+    integer(header.get("epoch"), 0, NUMBER_LIMIT)
+    integer(header.get("shard"), 0, NUMBER_LIMIT)
+    first, count = integer(header.get("first"), 0, SHARD_LIMIT - 1), integer(header.get("count"), 1, SHARD_LIMIT)
+    holes = header.setdefault("holes", [])
+    need(type(holes) is list and len(holes) <= 1024, "holes is not a short list")
+    end = first + count + len(holes)
+    need(end <= SHARD_LIMIT, "beyond the shard")
+    for before, hole in zip([first - 1, *holes], holes, strict=False):
+        need(integer(hole, first, end - 1) > before, "holes do not rise")
+    digest = header.setdefault("xxh3", "absent")
+    need(type(digest) is str and re.fullmatch(r"[0-9a-f]{16}|absent", digest), "no digest")
+    need(type(header.get("tensors")) is dict, "no tensors")
+    return dict(header)
+
+
+def announced(header: dict[str, Any], name: str, dtype: str, shape: list[int | None]) -> list[list[int]] | None:
+    """Checks one tensor's object; the inline shapes, or None."""
+    said = header["tensors"].get(name)
+    need(type(said) is dict and said.get("dtype") == dtype, "another dtype, or none")
+    found = said.get("shape")
+    need(type(found) is list and all(size is None or type(size) is int for size in found), "no shape")
+    need(found == [header["count"], *shape], "another shape")
+    if "shapes" not in said:
+        return None
+    need(is_ragged(dtype, shape), "shapes on a fixed tensor")
+    shapes: list[list[int]] = said["shapes"]
+    need(type(shapes) is list and len(shapes) == header["count"], "not one shape a sample")
+    for one in shapes:
+        need(type(one) is list and all(type(size) is int for size in one), "a shape is no list of integers")
+    return shapes
+
+
+def is_ragged(dtype: str, shape: list[int | None]) -> bool:
+    """Whether samples differ in shape."""
+    return dtype == "bytes" or None in shape
+
+
+def bound_sizes(plan: list[tuple[str, str, list[int | None], list[list[int]] | None]], count: int) -> None:
+    """Bounds the fields whose size the header gives."""
+    sizes = []
+    for _, dtype, shape, inline in plan:
+        if not is_ragged(dtype, shape):
+            sizes.append(count * ITEM[dtype][0] * prod(size or 0 for size in shape))
+        elif inline is None:
+            sizes.append(count * 8 * ndim_of(dtype, shape))
+    need(max(sizes, default=0) <= FIELD_LIMIT and sum(sizes) <= ENTRY_LIMIT, "too large")
+
+
+def ndim_of(dtype: str, shape: list[int | None]) -> int:
+    """How many sizes a ragged sample's shape has."""
+    return 1 if dtype == "bytes" else len(shape)
+
+
+def check_digest(header: dict[str, Any], values: list[bytes]) -> None:
+    """Compares the checksum, if there is one."""
+    digest = xxhash.xxh3_64_hexdigest(b"".join(values))
+    if header["xxh3"] not in ("absent", digest):
+        raise Refused(f"digest is {digest}", "ChecksumMismatch")
+
+
+def samples_of(
+    payload: dict[bytes, bytes], name: str, dtype: str, shape: list[Any], inline: list[list[int]] | None, count: int
+) -> list[Tensor]:
+    """One tensor's n samples."""
+    data, item = payload[name.encode()], ITEM[dtype][0]
+    shapes = [shape] * count
+    if is_ragged(dtype, shape):
+        shapes = (
+            shapes_field(payload[f"{name}.shapes".encode()], ndim_of(dtype, shape), count) if inline is None else inline
+        )
+        for one in shapes:
+            check_shape(one, [None] if dtype == "bytes" else shape, item)
+    sizes = [item * prod(one) for one in shapes]
+    need(sum(sizes) == len(data), "payload has another size")
+    need(dtype != "bool" or max(data, default=0) <= 1, "a bool is neither 0 nor 1")
+    samples, start = [], 0
+    for one, size in zip(shapes, sizes, strict=True):
+        samples.append(Tensor(dtype, list(one), bytes(data[start : start + size])))
+        start += size
+    return samples
+
+
+def shapes_field(data: bytes, ndim: int, count: int) -> list[list[int]]:
+    """The shapes of a ``.shapes`` field."""
+    need(len(data) == 8 * ndim * count, "shapes field has another size")
+    return [list(row) for row in struct.iter_unpack(f"<{ndim}q", data)]
+
+
+def check_shape(found: list[int], wanted: list[int | None], item: int) -> None:
+    """Bounds one ragged sample's shape."""
+    need(len(found) == len(wanted), "another number of dimensions")
+    for size, want in zip(found, wanted, strict=True):
+        need(size >= 0 and want in (None, size), "a size does not fit")
+    need(item * prod(size or 1 for size in found) <= FIELD_LIMIT, "a sample is too large")
+
+
+def offsets_of(header: dict[str, Any]) -> list[int]:
+    """The offset of each sample."""
+    holes = set(header["holes"])
+    end = header["first"] + header["count"] + len(holes)
+    return [offset for offset in range(header["first"], end) if offset not in holes]
