@@ -1,0 +1,137 @@
+"""What a job must carry to open the same source again: JSON only. Opening is ``open``'s."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from penstock_common.errors import SourceError
+
+Pixels = Annotated[int, Field(gt=0, le=1 << 16)]
+Count = Annotated[int, Field(gt=0)]
+Size = Pixels | tuple[Pixels, Pixels]
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ImagesConfig(_Config):
+    """A folder or a zip of images."""
+
+    kind: Literal["images"] = "images"
+    path: str
+    """Folder, or file ending in .zip."""
+    label: str | None = None
+    """``module:function`` of the relative path, giving ``y`` or a dict of tensors. Else class folders."""
+    labels: str | None = None
+    """CSV or TSV (first column) or JSON-lines (key ``file``) of relative paths; other columns become tensors."""
+    unlabelled: Literal["refuse", "skip"] = "refuse"
+    """What becomes of images that the labels file does not name."""
+    classes: tuple[str, ...] | None = None
+    """Class names in id order, so that two folders agree. None: the names found, sorted."""
+    mode: Literal["rgb", "gray", "gray16"] = "rgb"
+    """``x`` is uint8 [H, W, 3], uint8 [H, W, 1] or uint16 [H, W, 1]."""
+    resize: Size | None = None
+    """(height, width), or one number: the shorter side, keeping the aspect ratio."""
+    crop: Size | None = None
+    """(height, width) cut from the centre after resizing; one number: a square."""
+    max_pixels: Annotated[int, Field(gt=0, le=178_956_970)] = 89_478_485
+    """Larger images are refused before they are decoded. Pillow warns above the default and refuses above the bound."""
+    transform: str | None = None
+    """``module:function`` of the sample, or of the sample and a numpy Generator."""
+
+    @model_validator(mode="after")
+    def _one_way_to_label(self) -> ImagesConfig:
+        if self.label and self.labels:
+            raise ValueError("label (a function) and labels (a file) exclude each other: give one")
+        return self
+
+    @model_validator(mode="after")
+    def _crop_fits(self) -> ImagesConfig:
+        crop = (self.crop, self.crop) if isinstance(self.crop, int) else self.crop
+        resize = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
+        # one number is the shorter side: only what is too large for both sides is surely wrong
+        compare = all if isinstance(self.resize, int) else any
+        if crop and resize and compare(c > r for c, r in zip(crop, resize, strict=True)):
+            raise ValueError(f"crop {crop} is larger than resize {resize}; crop is cut from the resized image")
+        return self
+
+
+class DatasetConfig(_Config):
+    """An object with ``__len__`` and ``__getitem__``, or equally long arrays, found by import name."""
+
+    kind: Literal["dataset"] = "dataset"
+    name: str
+    """``module:attribute``; a function or class is called without arguments."""
+    transform: str | None = None
+    """``module:function`` of the item, or of the item and a numpy Generator."""
+
+
+class KerasConfig(_Config):
+    """A Keras Sequence or PyDataset: index -> batch."""
+
+    kind: Literal["keras"] = "keras"
+    name: str
+    """``module:attribute``; a function or class is called without arguments."""
+    sizes: tuple[Count, Count] | None = None
+    """Samples of every batch but the last, and of the last. None: found by reading the first and the last batch."""
+
+
+class GeneratorConfig(_Config):
+    """An iterable, or several walked in step; read once in order by one job."""
+
+    kind: Literal["generator"] = "generator"
+    name: str | None = None
+    """``module:attribute``: an iterable, or a function giving one."""
+    pairs: dict[str, str] | None = None
+    """Tensor name -> ``module:attribute``: iterables whose n-th items together are one sample."""
+    batched: bool = False
+    """Items are batches, not samples."""
+    limit: Count | None = None
+    """End the pass after so many items; generators made for Keras never end by themselves."""
+    transform: str | None = None
+    """``module:function`` of the item, or of the item and a numpy Generator."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> GeneratorConfig:
+        if bool(self.name) == bool(self.pairs):
+            raise ValueError("give either name (one iterable) or pairs (tensor name -> iterable)")
+        return self
+
+
+class LocalConfig(_Config):
+    """An object of this process and of those forked from it, put into ``local``'s registry."""
+
+    kind: Literal["local"] = "local"
+    token: str
+    reads_as: Literal["dataset", "keras", "generator"] | None = None
+    """None: found out by looking at the object."""
+    sizes: tuple[Count, Count] | None = None
+    """As in KerasConfig."""
+    batched: bool = False
+    """As in GeneratorConfig."""
+    limit: Count | None = None
+    """As in GeneratorConfig."""
+    transform: str | None = None
+    """``module:function``, or the token of a registered function."""
+
+
+SourceConfig = Annotated[
+    ImagesConfig | DatasetConfig | KerasConfig | GeneratorConfig | LocalConfig, Field(discriminator="kind")
+]
+
+_ADAPTER: TypeAdapter[Any] = TypeAdapter(SourceConfig)
+
+
+def parse_config(value: Mapping[str, Any]) -> SourceConfig:
+    """A config from its JSON object; raises SourceError naming the first field that is wrong."""
+    try:
+        config: SourceConfig = _ADAPTER.validate_python(dict(value), strict=False)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "source"
+        raise SourceError(f"source config, {field}: {first['msg']}; found {first['input']!r:.80}") from None
+    return config

@@ -1,0 +1,100 @@
+"""Anything with a length and items by index, of any Python type: lists, arrays, torch or Hugging Face datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock_common.errors import SampleError, SourceError
+from penstock_common.format.spec import SpecLike
+from penstock_producer.sources.files import fingerprint
+from penstock_producer.sources.items import TUPLE_NAMES, as_sample
+from penstock_producer.sources.names import blame
+from penstock_producer.sources.protocol import Sample
+from penstock_producer.sources.transform import Transform
+
+
+class Dataset:
+    """An object's items by index; without a transform they are samples already (see ``items``)."""
+
+    unit: Literal["sample"] = "sample"
+    repeatable = True
+    spec: SpecLike | None = None
+
+    def __init__(self, dataset: Any, name: str, transform: Transform | None = None) -> None:
+        self._name, self._transform = name, transform
+        self._items = _as_columns(dataset, name)
+        self._length = _length(self._items, name)
+        self.fingerprint = fingerprint(["dataset", name, self._length, transform and transform.name])
+        self.info: dict[str, Any] = {"source": "dataset", "name": name}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def key(self, index: int) -> str:
+        """Like ``data:train[12]``."""
+        return f"{self._name}[{index}]"
+
+    def read(self, index: int, rng: np.random.Generator) -> Sample:
+        """One item, through the transform if there is one."""
+        key = self.key(index)
+        try:
+            item = self._items[index]
+            if isinstance(self._items, np.ndarray):
+                item = np.array(item)  # a view would let a transform that works in place change the dataset
+        except Exception as error:
+            raise SampleError(f"{key}: the dataset failed: {blame(error)}") from error
+        return self._transform(item, rng, key) if self._transform else as_sample(item, key)
+
+    def close(self) -> None:
+        """The object is its owner's; nothing is open."""
+
+
+class Columns:
+    """Equally long arrays side by side, as ``(x_train, y_train)`` or ``{"x": ..., "y": ...}``."""
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self._arrays = arrays
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        # rows are copied: transforms work in place
+        return {name: np.array(array[index]) for name, array in self._arrays.items()}
+
+
+def _as_columns(dataset: Any, name: str) -> Any:
+    """A tuple or dict of arrays is not a dataset of two items but columns of one."""
+    arrays = dataset if isinstance(dataset, Mapping) else None
+    if isinstance(dataset, tuple) and 1 <= len(dataset) <= len(TUPLE_NAMES) and all(map(_is_array, dataset)):
+        arrays = dict(zip(TUPLE_NAMES, dataset, strict=False))
+    if arrays is None:
+        return dataset
+    if not arrays or not all(map(_is_array, arrays.values())):
+        raise SourceError(f"{name} is a {type(dataset).__name__} of other things than arrays; expected items by index")
+    lengths = {key: len(array) for key, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise SourceError(f"{name}: arrays of different lengths: {lengths}; each needs one row per sample")
+    return Columns(arrays)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "__getitem__") and bool(value.shape)
+
+
+def _length(dataset: Any, name: str) -> int:
+    if not hasattr(type(dataset), "__getitem__") or not hasattr(type(dataset), "__len__"):
+        hint = "; an iterable is read with kind generator" if hasattr(type(dataset), "__iter__") else ""
+        raise SourceError(
+            f"{name} is a {type(dataset).__name__}; expected an object with len() and items by index{hint}"
+        )
+    try:
+        length = len(dataset)
+    except Exception as error:
+        raise SourceError(f"len({name}) failed: {blame(error)}") from error
+    if not length:
+        raise SourceError(f"{name} is empty: its length is 0")
+    return length

@@ -1,0 +1,208 @@
+"""The bytes of an image file as an array of pixels: orientation, palette, alpha, CMYK, 16 bit, resizing, cropping.
+
+The only user of Pillow here. Which file and which label is not known.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.errors import SampleError, SourceError
+from penstock_producer.sources.config import Size
+
+try:
+    from PIL import Image, UnidentifiedImageError
+except ImportError as error:
+    raise SourceError('reading images needs Pillow: pip install "penstock[producer]"') from error
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+"""The only decoders that are tried: a PostScript file named .jpg must not start Ghostscript."""
+
+_GAP = 2.0
+"""JPEGs are decoded to at least twice the wanted size before the last resize; Pillow's own choice for thumbnails."""
+
+_DRAFTED = ("JPEG", "MPO")
+"""Formats that can decode to a smaller size; MPO is what many phones write as .jpg."""
+
+_ORIENTATION = 0x0112
+"""EXIF tag; its values 5 to 8 lie on their side."""
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """How files become pixels.
+
+    Transparent pixels are laid on white, as a page would show them: dropping alpha would uncover whatever colour lies
+    beneath, and black would swallow dark drawings. 16-bit grey is scaled (65535 -> 255), never clipped. Colour deeper
+    than 8 bits is read as 8. The first frame of an animation or page of a TIFF counts. Colour profiles are not applied.
+    """
+
+    mode: Literal["rgb", "gray", "gray16"] = "rgb"
+    resize: Size | None = None
+    crop: Size | None = None
+    max_pixels: int = 89_478_485
+
+    @property
+    def dtype(self) -> str:
+        """Of the pixels."""
+        return "uint16" if self.mode == "gray16" else "uint8"
+
+    @property
+    def channels(self) -> int:
+        """Of the pixels."""
+        return 3 if self.mode == "rgb" else 1
+
+    @property
+    def shape(self) -> tuple[int, int, int] | None:
+        """[H, W, C] where resizing or cropping fixes it for all images, else None."""
+        fixed = _pair(self.crop) or (self.resize if isinstance(self.resize, tuple) else None)
+        return (*fixed, self.channels) if fixed else None
+
+    def decode(self, data: bytes, key: str) -> NDArray[Any]:
+        """Pixels [H, W, C], writable and contiguous. Raises SampleError naming ``key`` and the reason."""
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                return self._pixels(image, key)
+        except SampleError:
+            raise
+        except UnidentifiedImageError:
+            raise SampleError(f"{key}: not a readable image: {_opening(data)}") from None
+        except Image.DecompressionBombError as error:
+            raise SampleError(f"{key}: {error}") from error
+        except Exception as error:  # decoders of damaged files raise nearly anything
+            raise SampleError(f"{key}: cannot be decoded: {type(error).__name__}: {error}") from error
+
+    def measure(self, data: bytes, key: str) -> tuple[int, int, int]:
+        """[H, W, C] of what `decode` would give, from the header alone."""
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                self._bound(image, key)
+                width, height = _upright_size(image)
+        except Exception as error:
+            raise SampleError(f"{key}: cannot be decoded: {type(error).__name__}: {error}") from error
+        if self.resize:
+            height, width = self._target(height, width)
+        return (*(_pair(self.crop) or (height, width)), self.channels)
+
+    def _pixels(self, image: Image.Image, key: str) -> NDArray[Any]:
+        self._bound(image, key)
+        if image.format not in _DRAFTED:
+            image.load()  # before asking for the orientation: PNG may hold it behind the pixels
+        width, height = _upright_size(image)
+        target = self._target(height, width) if self.resize else None
+        if target:
+            self._draft(image, target)
+        image.load()
+        upright = _upright(image)
+        plain = _deep(upright, key) if self.mode == "gray16" else _shallow(upright, self.mode, key)
+        if target and target != (plain.height, plain.width):
+            plain = plain.resize(target[::-1], Image.Resampling.BILINEAR, reducing_gap=_GAP)
+        return self._array(self._cropped(plain, key))
+
+    def _bound(self, image: Image.Image, key: str) -> None:
+        if image.width * image.height > self.max_pixels:
+            raise SampleError(f"{key}: {image.width} x {image.height} pixels; at most {self.max_pixels} are decoded")
+
+    def _target(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width after resizing; the longer side is rounded down, as torchvision does."""
+        if not isinstance(self.resize, int):
+            return self.resize or (height, width)
+        if height < width:
+            return self.resize, max(1, self.resize * width // height)
+        return max(1, self.resize * height // width), self.resize
+
+    def _draft(self, image: Image.Image, target: tuple[int, int]) -> None:
+        """Let the JPEG decoder skip the detail that resizing would throw away; other formats take no notice."""
+        height, width = target
+        if _orientation(image) >= 5:
+            height, width = width, height
+        image.draft(None, (int(width * _GAP), int(height * _GAP)))
+
+    def _cropped(self, image: Image.Image, key: str) -> Image.Image:
+        crop = _pair(self.crop)
+        if crop is None or crop == (image.height, image.width):
+            return image
+        if crop[0] > image.height or crop[1] > image.width:
+            found = f"{image.height} x {image.width} (height x width)"
+            raise SampleError(f"{key}: is {found}, too small to crop to {crop[0]} x {crop[1]}; set resize as well")
+        top, left = (image.height - crop[0]) // 2, (image.width - crop[1]) // 2
+        return image.crop((left, top, left + crop[1], top + crop[0]))
+
+    def _array(self, image: Image.Image) -> NDArray[Any]:
+        pixels = np.array(image)  # np.asarray would be read-only, and transforms work in place
+        if self.mode == "gray16":
+            pixels = pixels.clip(0, 0xFFFF).astype(np.uint16)
+        return pixels.reshape(image.height, image.width, self.channels)
+
+
+def _pair(size: Size | None) -> tuple[int, int] | None:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _orientation(image: Image.Image) -> int:
+    """1..8; unreadable EXIF counts as upright, as in every viewer."""
+    try:
+        found = image.getexif().get(_ORIENTATION, 1)
+    except Exception:
+        return 1
+    return found if isinstance(found, int) else 1
+
+
+def _upright_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height as shown. Pillow's TIFF reader turns the image and its size by itself."""
+    turned = image.format != "TIFF" and _orientation(image) >= 5
+    return (image.height, image.width) if turned else image.size
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    turn = _UPRIGHT.get(_orientation(image))
+    return image if turn is None else image.transpose(turn)
+
+
+def _shallow(image: Image.Image, mode: str, key: str) -> Image.Image:
+    """8-bit grey or rgb."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        # round to nearest: 257 = 65535 / 255
+        image = Image.fromarray(((_grey16(image, key).astype(np.uint32) + 128) // 257).astype(np.uint8))
+    elif image.has_transparency_data:
+        over = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over).convert("RGB")
+    elif image.mode == "P":
+        image = image.convert("RGB")
+    wanted = "RGB" if mode == "rgb" else "L"
+    return image if image.mode == wanted else image.convert(wanted)
+
+
+def _deep(image: Image.Image, key: str) -> Image.Image:
+    """16-bit grey in 32-bit integers, which Pillow can resize; 8-bit images are spread over the range."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        return Image.fromarray(_grey16(image, key).astype(np.int32))
+    return Image.fromarray(np.asarray(_shallow(image, "gray", key)).astype(np.int32) * 257)
+
+
+def _grey16(image: Image.Image, key: str) -> NDArray[np.uint16]:
+    pixels = np.asarray(image)
+    if image.mode == "F" or (pixels.size and not 0 <= int(pixels.min()) <= int(pixels.max()) <= 0xFFFF):
+        found = "float pixels" if image.mode == "F" else f"pixels from {pixels.min()} to {pixels.max()}"
+        raise SampleError(f"{key}: has {found}; expected 8 or 16 bits: read such files through a dataset source")
+    return pixels.astype(np.uint16)
+
+
+def _opening(data: bytes) -> str:
+    if not data:
+        return "the file is empty"
+    return f"its {len(data)} bytes begin with {data[:12]!r}"

@@ -1,0 +1,87 @@
+"""Images in a folder or a zip as samples: ``x`` and label tensors. Finding, labelling, decoding are next door."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock_common.errors import SampleError
+from penstock_common.format.spec import SpecLike
+from penstock_producer.sources.config import ImagesConfig
+from penstock_producer.sources.decode import Decoder
+from penstock_producer.sources.files import Files, fingerprint, shown
+from penstock_producer.sources.folder import Folder
+from penstock_producer.sources.labels import Labels, from_file, from_folders, from_function
+from penstock_producer.sources.protocol import Sample
+from penstock_producer.sources.zip import Zip
+
+PROBES = 64
+"""Headers read to learn whether images that are not resized share one size."""
+MAX_LISTED = 10_000
+"""Of up to so many images the stream's meta holds the file names: about half a megabyte."""
+
+
+class Images:
+    """Images by index, sorted by path."""
+
+    unit: Literal["sample"] = "sample"
+    repeatable = True
+
+    def __init__(self, config: ImagesConfig) -> None:
+        self._files: Files = Zip(config.path) if config.path.lower().endswith(".zip") else Folder(config.path)
+        paths = [file.path for file in self._files.files]
+        self._labels = _labels(config, paths)
+        self._kept = range(len(paths)) if self._labels.kept is None else self._labels.kept
+        self._decoder = Decoder(config.mode, config.resize, config.crop, config.max_pixels)
+        options = config.model_dump(mode="json", exclude={"path", "labels"}) | {"labels": self._labels.digest}
+        self.fingerprint = fingerprint(options, (self._files.files[index] for index in self._kept))
+        self.info: dict[str, Any] = {"source": "images", "classes": self._labels.classes}
+        if len(self._kept) <= MAX_LISTED:
+            self.info["files"] = [self.key(index) for index in range(len(self))]
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def key(self, index: int) -> str:
+        """The path relative to the folder or within the zip."""
+        return shown(self._files.files[self._kept[index]].path)
+
+    @cached_property
+    def spec(self) -> SpecLike:
+        """A size that neither resize nor crop fixes is taken from up to 64 headers; if those differ it is None."""
+        return {"x": (self._decoder.dtype, self._decoder.shape or self._probed()), **self._labels.spec}
+
+    def _probed(self) -> tuple[int | None, ...]:
+        seen: set[tuple[int, int, int]] = set()
+        for index in np.linspace(0, len(self) - 1, min(PROBES, len(self)), dtype=int):
+            try:
+                data = self._files.read(self._kept[index])
+                seen.add(self._decoder.measure(data, self.key(int(index))))
+            except SampleError:
+                continue  # it will be named when it is read
+        return seen.pop() if len(seen) == 1 else (None, None, self._decoder.channels)
+
+    def read(self, index: int, rng: np.random.Generator) -> Sample:
+        """The pixels and labels of one image."""
+        pixels = self._decoder.decode(self._files.read(self._kept[index]), self.key(index))
+        wanted = self.spec["x"][1]
+        if any(want is not None and want != size for want, size in zip(wanted, pixels.shape, strict=True)):
+            found = f"is {pixels.shape[0]} x {pixels.shape[1]} (height x width)"
+            raise SampleError(
+                f"{self.key(index)}: {found}, others {wanted[0]} x {wanted[1]}; set resize to make them equal"
+            )
+        return {"x": pixels, **self._labels.row(index)}
+
+    def close(self) -> None:
+        """Close the zip file, if it is one."""
+        self._files.close()
+
+
+def _labels(config: ImagesConfig, paths: list[str]) -> Labels:
+    if config.labels:
+        return from_file(paths, config.labels, config.unlabelled == "skip", config.classes)
+    if config.label:
+        return from_function(paths, config.label, config.classes)
+    return from_folders(paths, config.classes, config.path)

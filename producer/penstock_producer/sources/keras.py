@@ -1,0 +1,138 @@
+"""A Keras Sequence or PyDataset (index -> batch) through its plain protocol; Keras itself is not imported.
+
+Its order is the plan's: ``on_epoch_end``, where some shuffle, is not called. Its batches are cut up by the writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock_common.errors import SampleError, SourceError
+from penstock_common.format.spec import SpecLike
+from penstock_producer.sources.files import fingerprint
+from penstock_producer.sources.items import TUPLE_NAMES
+from penstock_producer.sources.names import blame
+from penstock_producer.sources.protocol import Sample
+
+
+def is_keras(value: Any) -> bool:
+    """Whether an object is a Keras Sequence or PyDataset, told by its classes' names."""
+    return any(
+        kind.__name__ in ("PyDataset", "Sequence")
+        and kind.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow")
+        for kind in type(value).__mro__
+    )
+
+
+class KerasBatches:
+    """Batches by index. All hold as many samples as the first, but for the last: Keras's own way of cutting."""
+
+    unit: Literal["batch"] = "batch"
+    repeatable = True
+    spec: SpecLike | None = None
+
+    def __init__(self, dataset: Any, name: str, sizes: tuple[int, int] | None = None) -> None:
+        self._dataset, self._name, self._given = dataset, name, sizes
+        self._length = _batches(dataset, name)
+        self.info: dict[str, Any] = {"source": "keras", "name": name}
+
+    def __len__(self) -> int:
+        return self._length
+
+    @cached_property
+    def sizes(self) -> tuple[int, int]:
+        """Samples of every batch but the last, and of the last: given, or found by reading the two (once)."""
+        if self._given:
+            return self._given
+        first = self._probed(0)
+        last = self._probed(self._length - 1) if self._length > 1 else first
+        return first, last
+
+    def _probed(self, item: int) -> int:
+        try:
+            return _count(self._batch(item), self.key(item))
+        except SampleError as error:
+            raise SourceError(f"cannot learn the batch size: {error}") from error
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of name, length and batch sizes."""
+        return fingerprint(["keras", self._name, self._length, *self.sizes])
+
+    def size(self, item: int) -> int:
+        """Samples in this batch."""
+        return self.sizes[item == self._length - 1]
+
+    def key(self, item: int) -> str:
+        """Like ``data:train[12]``."""
+        return f"{self._name}[{item}]"
+
+    def read(self, item: int, rng: np.random.Generator) -> Sample:
+        """One batch as arrays, ``size(item)`` rows each."""
+        key = self.key(item)
+        batch = self._batch(item)
+        if _count(batch, key) != self.size(item):
+            raise SampleError(
+                f"{key}: {_count(batch, key)} samples, {self.size(item)} planned; only the last may differ"
+            )
+        return batch
+
+    def _batch(self, item: int) -> dict[str, Any]:
+        key = self.key(item)
+        try:
+            batch = self._dataset[item]
+        except Exception as error:
+            raise SampleError(f"{key}: the dataset failed: {blame(error)}") from error
+        return batch_tensors(batch, key)
+
+    def close(self) -> None:
+        """The object is its owner's; nothing is open."""
+
+
+def batch_tensors(batch: Any, key: str) -> dict[str, Any]:
+    """``x``, ``y``, ``w`` of a batch (x, y, w); parts in a dict keep their names, those in a list become x0, x1, ..."""
+    parts = batch if isinstance(batch, Mapping) else None
+    if parts is None:
+        values = batch if isinstance(batch, (tuple, list)) else (batch,)
+        if len(values) > len(TUPLE_NAMES):
+            raise SampleError(f"{key}: a batch of {len(values)} parts; expected (x, y), (x, y, w) or a dict")
+        parts = dict(zip(TUPLE_NAMES, values, strict=False))
+    tensors: dict[str, Any] = {}
+    for name, value in parts.items():
+        if value is None:
+            continue
+        for inner, tensor in _flat(str(name), value):
+            if inner in tensors:
+                raise SampleError(f"{key}: two tensors are named {inner!r}")
+            tensors[inner] = np.asarray(tensor)
+    return tensors
+
+
+def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(str(inner), tensor) for inner, tensor in value.items()]
+    if isinstance(value, (tuple, list)) and value and hasattr(value[0], "shape") and len(value[0].shape):
+        return [(f"{name}{number}", tensor) for number, tensor in enumerate(value)]
+    return [(name, value)]
+
+
+def _count(batch: Mapping[str, Any], key: str) -> int:
+    counts = {name: tensor.shape[0] if tensor.ndim else None for name, tensor in batch.items()}
+    if len(set(counts.values())) != 1 or None in counts.values():
+        raise SampleError(f"{key}: tensors disagree on the number of samples: {counts}")
+    return int(next(iter(counts.values())) or 0)
+
+
+def _batches(dataset: Any, name: str) -> int:
+    try:
+        # Keras 3 lets num_batches be overridden; a Sequence has a length only
+        length = dataset.num_batches if hasattr(type(dataset), "num_batches") else len(dataset)
+    except Exception as error:
+        raise SourceError(f"the number of batches of {name} is unknown: {blame(error)}") from error
+    if not length or not hasattr(type(dataset), "__getitem__"):
+        raise SourceError(f"{name} has {length} batches; expected a finite number of them, by index")
+    return int(length)

@@ -1,0 +1,90 @@
+"""Import names ``module:attribute`` of the user's functions and objects, and errors that say what is nearest.
+
+The current directory is importable, as it is for ``python -m``. What the objects mean is their callers' business.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock_common.errors import SourceError
+
+
+def resolve(name: str) -> Any:
+    """The object behind ``module:attribute`` (dots allowed on both sides); raises SourceError."""
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise SourceError(f"{name!r} is not an import name; write module:attribute, like augment:flip")
+    if module_name.endswith(".py") or "/" in module_name:
+        wanted = Path(module_name).with_suffix("").as_posix().replace("/", ".")
+        raise SourceError(f"{name!r} names a file; write the module instead: {wanted}:{attribute}")
+    found = _import(module_name)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = _nearest(part, [n for n in dir(found) if not n.startswith("_")])
+            raise SourceError(f"{name!r}: {module_name} has no {part!r}{near}")
+        found = getattr(found, part)
+    return found
+
+
+def resolve_callable(name: str) -> Callable[..., Any]:
+    """As `resolve`, but the object must be callable."""
+    found = resolve(name)
+    if not callable(found):
+        raise SourceError(f"{name!r} is a {type(found).__name__}; expected a function")
+    return found  # type: ignore[no-any-return]
+
+
+def resolve_object(name: str) -> Any:
+    """As `resolve`; a class or a plain function is called without arguments and what it returns is the object."""
+    found = resolve(name)
+    if not callable(found) or hasattr(type(found), "__getitem__") or hasattr(type(found), "__iter__"):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise SourceError(f"calling {name} failed: {blame(error)}") from error
+
+
+def blame(error: BaseException) -> str:
+    """``ZeroDivisionError: division by zero (augment.py:12)``, with the deepest line that is not a library's."""
+    text = " ".join(str(error).split())
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not _is_library(f.filename)]
+    return f"{what} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else what
+
+
+def _is_library(filename: str) -> bool:
+    here = str(Path(__file__).parent)
+    return filename.startswith(("<frozen", here, _STDLIB)) or "site-packages" in filename
+
+
+_STDLIB = str(Path(importlib.__file__).parent.parent)
+
+
+def _import(module_name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+        importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise SourceError(f"importing {module_name} failed: {blame(error)}") from error
+        near = _nearest(module_name, [p.stem for p in Path(here).iterdir() if p.suffix == ".py" or p.is_dir()])
+        raise SourceError(f"no module {error.name!r} on the import path or in {here}{near}") from None
+    except Exception as error:
+        raise SourceError(f"importing {module_name} failed: {blame(error)}") from error
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -1,0 +1,125 @@
+"""From a config to the source it describes, in whichever process a job runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from penstock_common.errors import SourceError
+from penstock_producer.sources.config import (
+    DatasetConfig,
+    GeneratorConfig,
+    ImagesConfig,
+    KerasConfig,
+    LocalConfig,
+    SourceConfig,
+)
+from penstock_producer.sources.dataset import Dataset
+from penstock_producer.sources.generator import Factory, Generator, in_step
+from penstock_producer.sources.keras import KerasBatches, is_keras
+from penstock_producer.sources.local import is_token, lookup, reads_as
+from penstock_producer.sources.names import resolve, resolve_object
+from penstock_producer.sources.protocol import AnySource, Source
+from penstock_producer.sources.transform import Transform, Transformed
+
+
+def open_source(config: SourceConfig) -> AnySource:
+    """The source of a config. Raises SourceError, one line that says what was found and what to do."""
+    match config:
+        case ImagesConfig():
+            return _images(config)
+        case DatasetConfig():
+            return _dataset(resolve_object(config.name), config.name, _transform(config.transform))
+        case KerasConfig():
+            return KerasBatches(resolve_object(config.name), config.name, config.sizes)
+        case GeneratorConfig():
+            return _generator(config)
+        case LocalConfig():
+            return _local(config)
+
+
+def pin(config: SourceConfig, source: AnySource) -> SourceConfig:
+    """The config with what opening found out, for jobs: absolute paths, and batch sizes that need no second probe."""
+    if isinstance(config, ImagesConfig):
+        paths = {"path": os.path.abspath(config.path)}  # noqa: PTH100 - Path.absolute keeps ".."
+        if config.labels:
+            paths["labels"] = os.path.abspath(config.labels)  # noqa: PTH100
+        return config.model_copy(update=paths)
+    if isinstance(config, (KerasConfig, LocalConfig)) and isinstance(source, KerasBatches):
+        return config.model_copy(update={"sizes": source.sizes})
+    return config
+
+
+def _images(config: ImagesConfig) -> Source:
+    from penstock_producer.sources.images import Images  # Pillow is an extra
+
+    images = Images(config)
+    return Transformed(images, Transform.load(config.transform)) if config.transform else images
+
+
+def _dataset(dataset: Any, name: str, transform: Transform | None) -> Source:
+    if is_keras(dataset):
+        raise SourceError(
+            f"{name} is a Keras {type(dataset).__name__}: its items are batches; use the source kind keras"
+        )
+    return Dataset(dataset, name, transform)
+
+
+def _generator(config: GeneratorConfig) -> Generator:
+    if config.pairs:
+        name = " + ".join(config.pairs.values())
+        factory = in_step({key: _factory(value) for key, value in config.pairs.items()}, name)
+    else:
+        name = str(config.name)
+        factory = _factory(name)
+    return Generator(factory, name, _transform(config.transform), batched=config.batched, limit=config.limit)
+
+
+def _factory(name: str) -> Factory:
+    found = resolve(name)
+    return _factory_of(found, name)
+
+
+def _factory_of(found: Any, name: str) -> Factory:
+    """A function is called anew for each pass; an iterable is walked as it is."""
+    if isinstance(found, Iterator):
+        return _once(found, name)
+    if hasattr(type(found), "__iter__") or hasattr(type(found), "__getitem__"):
+        iterable: Iterable[Any] = found
+        return lambda: iterable
+    if callable(found):
+        return found  # type: ignore[no-any-return]
+    raise SourceError(f"{name} is a {type(found).__name__}; expected an iterable, or a function giving one")
+
+
+def _once(iterator: Iterator[Any], name: str) -> Factory:
+    """A second epoch of an iterator would be what the first left over: nothing, most often."""
+    left = [iterator]
+
+    def factory() -> Iterator[Any]:
+        if not left:
+            raise SourceError(f"{name} is an iterator and was walked already; give the function that makes it")
+        return left.pop()
+
+    return factory
+
+
+def _local(config: LocalConfig) -> AnySource:
+    found = lookup(config.token)
+    transform = _transform(config.transform)
+    name = f"{type(found).__name__} {config.token}"
+    kind = config.reads_as or reads_as(found)
+    if kind == "dataset":
+        return _dataset(found, name, transform)
+    if kind == "generator":
+        return Generator(_factory_of(found, name), name, transform, batched=config.batched, limit=config.limit)
+    if transform:
+        raise SourceError(f"{name} gives batches, which no transform is applied to; transform in its __getitem__")
+    return KerasBatches(found, name, config.sizes)
+
+
+def _transform(name: str | None) -> Transform | None:
+    if name is None:
+        return None
+    return Transform.of(lookup(name)) if is_token(name) else Transform.load(name)

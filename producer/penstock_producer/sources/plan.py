@@ -1,0 +1,75 @@
+"""The order of an epoch and its cut into shards, as pure functions: any worker finds the same from seed and epoch.
+
+Rests on Philox's raw output, which numpy keeps stable across versions; ``Generator.permutation`` promises less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_SHARD_SAMPLES = 1 << 20
+"""Docs: a shard holds at most 2^20 samples (bits of one ledger key)."""
+
+_PERMUTATION, _SAMPLE = 0, 1
+"""Last counter word of Philox: keeps the two uses of one (seed, epoch) key apart."""
+
+
+def permutation(n: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Indices 0..n-1 in an order fixed by seed and epoch: those of n 64-bit Philox words, sorted.
+
+    Key (seed, epoch), counter from 0; a stable sort settles equal words.
+    """
+    words = _philox(seed, epoch, (0, 0, 0, _PERMUTATION)).random_raw(n)
+    return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+
+
+def in_order(n: int) -> NDArray[np.int64]:
+    """Indices 0..n-1 as they are: an epoch that is not shuffled."""
+    return np.arange(n, dtype=np.int64)
+
+
+def sample_rng(seed: int, epoch: int, shard: int, offset: int) -> np.random.Generator:
+    """The generator of one identity's random augmentation: the same whenever and wherever it is made (again)."""
+    return np.random.Generator(_philox(seed, epoch, (0, offset, shard, _SAMPLE)))
+
+
+def _philox(seed: int, epoch: int, counter: tuple[int, int, int, int]) -> np.random.Philox:
+    key = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, epoch], dtype=np.uint64)
+    return np.random.Philox(key=key, counter=np.array(counter, dtype=np.uint64))
+
+
+def cut(n: int, shard_samples: int) -> list[int]:
+    """Sizes of the shards of n samples: all ``shard_samples``, the last what remains."""
+    _check(shard_samples)
+    full, rest = divmod(n, shard_samples)
+    return [shard_samples] * full + ([rest] if rest else [])
+
+
+def cut_batches(sizes: Sequence[int] | NDArray[np.int64], shard_samples: int) -> list[int]:
+    """Items per shard for items of these sizes in epoch order: as many as fit ``shard_samples``, and at least one."""
+    _check(shard_samples)
+    counts: list[int] = []
+    held = shard_samples
+    for item, size in enumerate(sizes):
+        if size > MAX_SHARD_SAMPLES:
+            raise ValueError(f"batch {item} holds {size} samples; a shard takes at most {MAX_SHARD_SAMPLES}")
+        if held + int(size) > shard_samples:
+            counts.append(0)
+            held = 0
+        counts[-1] += 1
+        held += int(size)
+    return counts
+
+
+def items_of(order: NDArray[np.int64], counts: Sequence[int], shard: int) -> NDArray[np.int64]:
+    """The source indices of one shard, in shard order; ``counts`` are items per shard."""
+    start = sum(counts[:shard])
+    return order[start : start + counts[shard]]
+
+
+def _check(shard_samples: int) -> None:
+    if not 1 <= shard_samples <= MAX_SHARD_SAMPLES:
+        raise ValueError(f"a shard of {shard_samples} samples; expected 1 to {MAX_SHARD_SAMPLES}")

@@ -1,0 +1,232 @@
+"""Indexable datasets of any Python type, by import name or as objects of this process."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock_common.errors import SampleError, SourceError
+from penstock_producer.sources.config import DatasetConfig, LocalConfig
+from penstock_producer.sources.dataset import Dataset
+from penstock_producer.sources.items import as_sample
+from penstock_producer.sources.local import forget, lookup, register
+from penstock_producer.sources.open import open_source
+from penstock_producer.sources.protocol import Source
+from penstock_producer.sources.transform import Transform
+from tests.contracts.source import SourceContract, read
+from tests.producer.sources.conftest import UserModule
+
+CODE = """
+import numpy as np
+class Words:
+    items = ["a", "bb", "ccc"]
+    def __len__(self): return len(self.items)
+    def __getitem__(self, index): return self.items[index]
+def encode(word, rng):
+    return {"x": np.array([len(word), 5], "int32") + rng.integers(9), "text": word}
+arrays = {"x": np.arange(12.0).reshape(6, 2), "y": np.arange(6)}
+"""
+
+
+class TestNamedDataset(SourceContract):
+    """A user's class with a transform keeps every promise of a source."""
+
+    @pytest.fixture
+    def config(self, user_module: UserModule) -> DatasetConfig:
+        """What a job would carry."""
+        name = user_module(CODE)
+        return DatasetConfig(name=f"{name}:Words", transform=f"{name}:encode")
+
+    @pytest.fixture
+    def source(self, config: DatasetConfig) -> Source:
+        """Opened here."""
+        return opened(config)
+
+
+class TestArrays(SourceContract):
+    """Arrays side by side keep every promise of a source."""
+
+    @pytest.fixture
+    def config(self, user_module: UserModule) -> DatasetConfig:
+        """What a job would carry."""
+        return DatasetConfig(name=f"{user_module(CODE)}:arrays")
+
+    @pytest.fixture
+    def source(self, config: DatasetConfig) -> Source:
+        """Opened here."""
+        return opened(config)
+
+
+class TestLocalObject(SourceContract):
+    """An object of this process keeps every promise of a source."""
+
+    @pytest.fixture
+    def config(self) -> LocalConfig:
+        """What a job would carry."""
+        return LocalConfig(token=register(Owned()))
+
+    @pytest.fixture
+    def source(self, config: LocalConfig) -> Source:
+        """Opened here."""
+        return opened(config)
+
+
+class Owned:
+    """Gives new arrays for each item, as a dataset should."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return np.arange(3) + index, index
+
+
+def opened(config: Any) -> Source:
+    """A source of samples."""
+    source = open_source(config)
+    assert source.unit == "sample"
+    return source
+
+
+def first(dataset: Any, transform: Any = None) -> Any:
+    """The first sample of an object."""
+    return read(Dataset(dataset, "data", Transform.of(transform) if transform else None), 0)
+
+
+Point = namedtuple("Point", ["row", "column"])
+
+
+@pytest.mark.parametrize(
+    ("item", "sample"),
+    [
+        ({"a": 1, "b": b"x"}, {"a": 1, "b": b"x"}),
+        ((1, 2), {"x": 1, "y": 2}),
+        ((1, 2, 0.5), {"x": 1, "y": 2, "w": 0.5}),
+        ((1,), {"x": 1}),
+        (Point(3, 4), {"row": 3, "column": 4}),
+        (7, {"x": 7}),
+        ([1, 2], {"x": [1, 2]}),
+        ("grün", {"x": "grün".encode()}),
+        (np.float16(2), {"x": np.float16(2)}),
+    ],
+)
+def test_items_are_samples_where_their_meaning_is_plain(item: Any, sample: dict[str, Any]) -> None:
+    """What needs no transform should need none."""
+    found = as_sample(item, "data[0]")
+    assert found == sample
+
+
+def test_tensors_of_frameworks_become_arrays() -> None:
+    """Datasets of torch give tensors; Penstock imports no framework to read them."""
+
+    class Tensor:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return np.arange(3, dtype=np.float32)
+
+    found = as_sample({"x": Tensor()}, "data[0]")["x"]
+    assert isinstance(found, np.ndarray)
+    assert found.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({}, "an empty sample"),
+        ((1, 2, 3, 4), r"a tuple of 4; expected \(x,\), \(x, y\)"),
+        (None, r"tensor 'x' is a NoneType \(object\); expected numbers, an array or bytes: give a transform"),
+        ({"x": object()}, "tensor 'x' is a object"),
+        ({"x": ["a", "b"]}, "tensor 'x' is a list"),
+        ({"x": [[1], [1, 2]]}, "tensor 'x', a list, is no array: ValueError"),
+        ({"x": np.array(["2024-01-01"], "M8[D]")}, "datetime64"),
+    ],
+)
+def test_items_that_cannot_travel_are_named(item: Any, message: str) -> None:
+    """Without pickle some values cannot be sent; the user must learn which, and what to do."""
+    with pytest.raises(SampleError, match=message) as caught:
+        as_sample(item, "data[3]")
+    assert str(caught.value).startswith("data[3]: ")
+
+
+def test_arrays_side_by_side_are_one_dataset() -> None:
+    """(x_train, y_train) is how Keras users hold data; it is not a dataset of two items."""
+    x, y = np.arange(8).reshape(4, 2), np.arange(4)
+    for arrays in ((x, y), {"x": x, "y": y}):
+        source = Dataset(arrays, "data")
+        assert len(source) == 4
+        assert read(source, 2)["x"].tolist() == [4, 5]
+        assert read(source, 2)["y"] == 2
+    with pytest.raises(SourceError, match=r"arrays of different lengths: {'x': 4, 'y': 3}"):
+        Dataset((x, y[:3]), "data")
+
+
+def test_a_transform_working_in_place_leaves_the_arrays_alone() -> None:
+    """The second epoch would be augmented twice."""
+    rows = np.zeros((3, 2))
+
+    def brighten(row: Any) -> Any:
+        row += 1
+        return {"x": row}
+
+    assert first(rows, brighten)["x"].tolist() == [1, 1]
+    assert not rows.any()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ([], "data is empty"),
+        (iter([1]), r"expected an object with len\(\) and items by index; an iterable is read with kind generator"),
+        (7, "data is a int; expected an object with len"),
+        ({"a": 1}, "data is a dict of other things than arrays"),
+    ],
+)
+def test_what_cannot_be_indexed_is_refused(dataset: Any, message: str) -> None:
+    """When opening, not in the first job."""
+    with pytest.raises(SourceError, match=message):
+        Dataset(dataset, "data")
+
+
+def test_an_item_that_fails_is_named_with_the_users_line(user_module: UserModule) -> None:
+    """Among a million items the bad one must be found."""
+    name = user_module(
+        """
+        class Data:
+            def __len__(self): return 3
+            def __getitem__(self, index):
+                if index == 1:
+                    raise KeyError("lost")
+                return index
+        """
+    )
+    source = opened(DatasetConfig(name=f"{name}:Data"))
+    with pytest.raises(
+        SampleError, match=rf"^{name}:Data\[1\]: the dataset failed: KeyError: 'lost' \({name}\.py:6\)$"
+    ):
+        read(source, 1)
+    assert read(source, 2) == {"x": 2}
+
+
+def test_the_fingerprint_knows_name_length_and_transform(user_module: UserModule) -> None:
+    """A dataset that has grown is another one."""
+    prints = {Dataset(list(range(n)), name).fingerprint for n in (1, 2) for name in ("a", "b")}
+    prints.add(Dataset([0], "a", Transform.of(str)).fingerprint)
+    assert len(prints) == 5
+
+
+def test_a_token_is_worth_nothing_elsewhere() -> None:
+    """A worker that was not forked from the notebook must say so instead of guessing."""
+    token = register(Owned())
+    assert lookup(token) is lookup(token)
+    forget(token)
+    forget(token)
+    with pytest.raises(SourceError, match="is not in this process: only workers forked after it was registered"):
+        open_source(LocalConfig(token=token))
+
+
+def test_a_notebooks_transform_travels_by_token() -> None:
+    """A lambda has no import name."""
+    config = LocalConfig(token=register(Owned()), transform=register(lambda item: {"double": item[0] * 2}))
+    assert read(opened(config), 1)["double"].tolist() == [2, 4, 6]

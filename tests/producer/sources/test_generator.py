@@ -1,0 +1,165 @@
+"""Generators: one pass in order, alone or in pairs, endless or not, with bad items that do not end the pass."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock_common.errors import SampleError, SourceError
+from penstock_producer.sources.config import GeneratorConfig, LocalConfig
+from penstock_producer.sources.local import register
+from penstock_producer.sources.open import open_source
+from penstock_producer.sources.plan import sample_rng
+from penstock_producer.sources.protocol import IterSource
+from tests.producer.sources.conftest import UserModule
+
+CODE = """
+import itertools
+def five():
+    yield from range(5)
+def three():
+    return iter("abc")
+def endless():
+    return itertools.count()
+def none():
+    return []
+def fails():
+    yield 1
+    yield 1 / 0
+half = iter(range(3))
+def square(number, rng):
+    if number == 2:
+        raise ValueError("odd two")
+    return number * number, int(rng.integers(100))
+"""
+
+
+@pytest.fixture
+def name(user_module: UserModule) -> str:
+    """The module above."""
+    return user_module(CODE)
+
+
+def opened(config: Any) -> IterSource:
+    """A source of items."""
+    source = open_source(config)
+    assert source.unit == "item"
+    return source
+
+
+def passed(source: IterSource) -> list[Any]:
+    """One pass: samples, or the text of what was wrong with them."""
+    made: list[Any] = []
+    for position, item in enumerate(source):
+        try:
+            made.append(source.make(item, position, sample_rng(0, 0, 0, position)))
+        except SampleError as error:
+            made.append(str(error))
+    return made
+
+
+def test_a_function_is_called_for_each_pass(name: str) -> None:
+    """Each epoch is a pass from the start."""
+    source = opened(GeneratorConfig(name=f"{name}:five"))
+    assert not source.repeatable
+    assert passed(source) == passed(source) == [{"x": number} for number in range(5)]
+
+
+def test_a_bad_item_does_not_end_the_pass(name: str) -> None:
+    """A generator that has raised is over, so making the sample is a step of its own."""
+    source = opened(GeneratorConfig(name=f"{name}:five", transform=f"{name}:square"))
+    made = passed(source)
+    assert [sample["x"] for sample in made if isinstance(sample, dict)] == [0, 1, 9, 16]
+    assert made[2] == f"{name}:five[2]: transform {name}:square failed: ValueError: odd two ({name}.py:17)"
+    assert passed(source) == made
+
+
+def test_pairs_are_walked_in_step(name: str) -> None:
+    """Images from one generator, masks from another."""
+    pairs = {"x": f"{name}:five", "y": f"{name}:endless"}
+    source = opened(GeneratorConfig(pairs=pairs, limit=5))
+    assert passed(source) == [{"x": number, "y": number} for number in range(5)]
+
+
+def test_pairs_that_end_apart_say_which(name: str) -> None:
+    """A silent end would hide that images and masks do not belong together."""
+    source = opened(GeneratorConfig(pairs={"x": f"{name}:five", "text": f"{name}:three"}))
+    made = iter(source)
+    assert [item["text"] for item in itertools.islice(made, 3)] == ["a", "b", "c"]
+    with pytest.raises(SourceError, match="'text' ended after 3 items while 'x' went on; pairs end together"):
+        next(made)
+
+
+def test_batches_of_paired_generators_stay_batches() -> None:
+    """Keras users zip two endless generators of batches."""
+
+    def batches() -> Any:
+        while True:
+            yield np.zeros((4, 2, 2)), np.arange(4)
+
+    source = opened(LocalConfig(token=register(batches), batched=True, limit=3))
+    made = passed(source)
+    assert source.batched
+    assert [batch["y"].tolist() for batch in made] == [[0, 1, 2, 3]] * 3
+
+
+@pytest.mark.parametrize(
+    ("attribute", "message"),
+    [
+        ("none", "gave no items"),
+        ("fails", r"failed at item 1: ZeroDivisionError: division by zero \(.*\.py:13\)"),
+        ("square", "gave nothing to iterate: TypeError"),
+    ],
+)
+def test_an_iterable_that_fails_says_where(name: str, attribute: str, message: str) -> None:
+    """The pass is over: this is no bad sample."""
+    with pytest.raises(SourceError, match=message):
+        passed(opened(GeneratorConfig(name=f"{name}:{attribute}")))
+
+
+def test_an_iterator_is_walked_once(name: str) -> None:
+    """Its second epoch would be empty in silence."""
+    source = opened(GeneratorConfig(name=f"{name}:half"))
+    assert len(passed(source)) == 3
+    with pytest.raises(SourceError, match="is an iterator and was walked already; give the function that makes it"):
+        iter(source)
+
+
+def test_objects_of_a_notebook_are_read_as_what_they_are() -> None:
+    """produce(dataset) should not need to be told."""
+    kinds = {unit: open_source(LocalConfig(token=register(value))).unit for unit, value in NOTEBOOK.items()}
+    assert kinds == {unit: unit for unit in NOTEBOOK}
+    with pytest.raises(SourceError, match="a int cannot be read; expected items by index"):
+        open_source(LocalConfig(token=register(7)))
+
+
+NOTEBOOK: dict[str, Any] = {"sample": [1, 2], "item": {1, 2}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "images"}, "images.path: Field required"),
+        ({"kind": "pictures"}, "source: Input tag 'pictures'"),
+        ({"kind": "images", "path": "a", "sise": 3}, "images.sise: Extra inputs are not permitted; found 3"),
+        ({"kind": "images", "path": "a", "resize": 0}, "images.resize"),
+        ({"kind": "images", "path": "a", "label": "a:b", "labels": "c"}, "exclude each other"),
+        (
+            {"kind": "images", "path": "a", "resize": [8, 9], "crop": [9, 9]},
+            r"crop \(9, 9\) is larger than resize \(8, 9\)",
+        ),
+        ({"kind": "images", "path": "a", "resize": 8, "crop": 9}, r"crop \(9, 9\) is larger"),
+        ({"kind": "generator"}, "give either name"),
+        ({"kind": "keras", "name": "a:b", "sizes": [0, 1]}, r"keras\.sizes\.0"),
+    ],
+)
+def test_a_wrong_config_names_the_field(fields: dict[str, Any], message: str) -> None:
+    """Configs come from the command line and from jobs written by another version."""
+    from penstock_producer.sources.config import parse_config
+
+    with pytest.raises(SourceError, match=message) as caught:
+        parse_config(fields)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,75 @@
+"""Import names of user code: found from the current directory, and errors that help to spell them."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_common.errors import SourceError
+from penstock_producer.sources.names import resolve, resolve_callable, resolve_object
+from tests.producer.sources.conftest import UserModule
+
+
+def test_modules_of_the_current_directory_are_found(user_module: UserModule) -> None:
+    """The command is installed elsewhere, but the user's code lies where it is called."""
+    name = user_module("class Flip:\n    def make(): return 7\nvalue = 3\n")
+    assert resolve(f"{name}:value") == 3
+    assert resolve(f"{name}:Flip.make")() == 7
+    assert resolve("os.path:join")("a", "b") == "a/b"
+
+
+def test_functions_and_classes_are_called_objects_are_not(user_module: UserModule) -> None:
+    """A dataset is named by its object, its class, or the function that makes it."""
+    name = user_module(
+        """
+        class Data(list):
+            def __init__(self): super().__init__([1, 2])
+            def __call__(self): raise AssertionError
+        data = Data()
+        def make(): return data
+        def fails(): return 1 / 0
+        """
+    )
+    assert [resolve_object(f"{name}:{what}") for what in ("Data", "data", "make")] == [[1, 2]] * 3
+    with pytest.raises(SourceError, match=rf"calling {name}:fails failed: ZeroDivisionError: .* \({name}\.py:7\)"):
+        resolve_object(f"{name}:fails")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("flip", "'flip' is not an import name; write module:attribute"),
+        (":flip", "is not an import name"),
+        ("augment.py:flip", "names a file; write the module instead: augment:flip"),
+        ("code/augment.py:flip", "write the module instead: code.augment:flip"),
+        ("no_such_module_anywhere:flip", "no module 'no_such_module_anywhere' on the import path"),
+        ("os.path:joins", "os.path has no 'joins'; did you mean join"),
+        ("os:path.nothing", "os has no 'nothing'"),
+    ],
+)
+def test_a_wrong_name_says_what_is_nearest(name: str, message: str) -> None:
+    """Import names are typed by hand."""
+    with pytest.raises(SourceError, match=message):
+        resolve(name)
+
+
+def test_a_misspelt_module_is_compared_with_the_files_here(user_module: UserModule) -> None:
+    """The module is nearly always a file in the current directory."""
+    name = user_module("value = 3")
+    with pytest.raises(SourceError, match=rf"no module '{name}s' .*did you mean {name}\?"):
+        resolve(f"{name}s:value")
+
+
+def test_a_module_that_fails_names_its_own_line(user_module: UserModule) -> None:
+    """An error inside the user's module must not look like a missing module."""
+    broken = user_module("import os\nimport no_such_thing_at_all\n")
+    with pytest.raises(SourceError, match=rf"importing {broken} failed: ModuleNotFoundError: .* \({broken}\.py:2\)"):
+        resolve(f"{broken}:value")
+    syntax = user_module("def f(:\n")
+    with pytest.raises(SourceError, match=rf"importing {syntax} failed: SyntaxError"):
+        resolve(f"{syntax}:value")
+
+
+def test_a_function_is_asked_for_by_what_was_found() -> None:
+    """Naming the module's constant instead of its function is one letter away."""
+    with pytest.raises(SourceError, match="'os:sep' is a str; expected a function"):
+        resolve_callable("os:sep")
