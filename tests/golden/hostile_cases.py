@@ -206,7 +206,11 @@ def _shapes() -> Iterator[Case]:
     yield inline("shapes-too-small", "payload is left over", [[1, 4], [1, 4]])
     yield tensor("length-too-large", "a byte string longer than its payload", "s", RAGGED, shapes=[[2], [3]])
     yield tensor(
-        "lengths-wrap-around", "lengths that add up to 4 in 64 bits", "s", RAGGED, shapes=[[2**63 - 1], [2**63 - 1]]
+        "lengths-wrap-around",
+        "lengths whose sum wraps around in 64 bits",
+        "s",
+        RAGGED,
+        shapes=[[2**63 - 1], [2**63 - 1]],
     )
     yield _two_free("shapes-empty-yet-huge", "0 x 10^9: no bytes, but no array either", [[0, 1_000_000_000], [0, 0]])
     yield _two_free("shapes-empty-and-overflowing", "0 x 2^63-1", [[0, 2**63 - 1], [0, 0]])

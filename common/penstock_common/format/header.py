@@ -160,7 +160,7 @@ def _holes(value: Any, first: int, count: int) -> tuple[int, ...]:
 
 def _tensors(value: Any, count: int, spec: Spec) -> dict[str, NDArray[np.int64] | None]:
     if type(value) is not dict or len(value) != len(spec.tensors) or any(t.name not in value for t in spec.tensors):
-        found = _shown(list(value)) if type(value) is dict else "missing"
+        found = _shown(list(value)) if type(value) is dict else "no object"
         raise BadEntry(f"tensors are {found}; the stream's spec is {spec!s:.200}")
     shapes: dict[str, NDArray[np.int64] | None] = {}
     for tensor in spec.tensors:

@@ -1,4 +1,4 @@
-"""The golden corpus: it is what the code makes, the code reads it, and so does a reader that knows only the document."""
+"""The golden corpus is what the code makes; the code reads it, and so does a reader that knows only the document."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def test_the_document_alone_suffices_to_read_a_good_entry(case: Case) -> None:
     for found, sample in zip(entry.samples, case["samples"], strict=True):
         for name, expected in sample["tensors"].items():
             tensor = found[name]
-            assert (tensor.dtype, tensor.shape, tensor.raw.hex()) == (*[expected[k] for k in ("dtype", "shape", "hex")],)
+            assert (tensor.dtype, tensor.shape, tensor.raw.hex()) == (
+                *[expected[k] for k in ("dtype", "shape", "hex")],
+            )
             assert tensor.dtype == "bytes" or numbers(tensor) == expected["values"]
 
 
