@@ -5,7 +5,7 @@ All are little-endian on the wire. ``bytes`` is the odd one: each sample is a by
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,7 @@ def dtype_name(dtype: Any) -> str:
     return BYTES if dtype is bytes else wire_name(np.dtype(dtype)) or str(dtype)
 
 
+@lru_cache(maxsize=256)  # numpy composes a dtype's name anew each time, and every sample is asked for it
 def wire_name(dtype: np.dtype[Any]) -> str | None:
     """The wire name of a numpy dtype of either byte order, or None if it cannot travel (object, str, datetime)."""
     if dtype.name == BFLOAT16:

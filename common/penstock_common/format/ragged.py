@@ -53,7 +53,7 @@ class Ragged(Sequence[Any]):
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:
-                return Ragged.concatenate([self[i : i + 1] for i in range(start, stop, step)] or [self[:0]])
+                return self.take(range(start, stop, step))
             stop = max(start, stop)
             flat = self.values[self._starts[start] : self._starts[stop]]
             return Ragged(flat, self.shapes[start:stop], is_bytes=self.is_bytes)
@@ -83,6 +83,14 @@ class Ragged(Sequence[Any]):
             corner: tuple[slice, ...] = tuple(slice(0, dim) for dim in shape)
             out[position][corner] = flat.reshape(shape)
         return out
+
+    def take(self, positions: Sequence[int] | NDArray[Any]) -> Ragged:
+        """The samples at these positions, in this order, copied into a new Ragged."""
+        rows = np.asarray(positions, dtype=np.int64)
+        spans = zip(self._starts[:-1][rows].tolist(), self._starts[1:][rows].tolist(), strict=True)
+        parts = [self.values[start:stop] for start, stop in spans]
+        values = np.concatenate(parts) if parts else self.values[:0].copy()
+        return Ragged(values, self.shapes[rows], is_bytes=self.is_bytes)
 
     @classmethod
     def concatenate(cls, parts: Sequence[Ragged]) -> Ragged:

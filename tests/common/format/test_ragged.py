@@ -36,6 +36,14 @@ def test_a_slice_is_a_ragged_of_fewer_samples() -> None:
     assert len(BOXES[5:]) == len(BOXES[2:1]) == len(NAMES[2:1:2]) == 0
 
 
+def test_samples_can_be_taken_in_any_order() -> None:
+    """Shuffling and filtering pick samples by position."""
+    assert NAMES.take([2, 0, 2]).tolist() == [b"you", b"hi", b"you"]
+    assert BOXES.take(np.array([-1])).tolist() == BOXES[2:].tolist()
+    assert len(NAMES.take([])) == 0
+    assert not np.shares_memory(NAMES.take([0]).values, NAMES.values)
+
+
 def test_padding_fills_up_to_the_largest_sample() -> None:
     """Frameworks want rectangles."""
     padded = BOXES.padded(-1)
