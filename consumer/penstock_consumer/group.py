@@ -1,0 +1,162 @@
+"""A member's place in its group: joining, finding the next epoch, acknowledging, closing epochs, leaving.
+
+Everything the training loop's thread asks of the server; receiving is ``shared``'s, renewing ``keeper``'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupBusy, GroupFinished
+from penstock_common.stream.commands import Client
+from penstock_common.stream.entries import list_pending
+from penstock_common.stream.ledger import acknowledge, uncovered
+from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
+from penstock_common.stream.ranges import format_ranges, parse_ranges
+from penstock_common.stream.roster import (
+    Membership,
+    close_for_group,
+    join_group,
+    leave,
+    load_roster,
+    reset_group,
+    server_ms,
+)
+from penstock_common.stream.streams import Stream, read_counters
+
+from penstock_consumer.ledger import Holdings, plan_acknowledgement
+from penstock_consumer.pipeline.batch import Batch
+
+ALIVE_MS = 30_000
+"""A member that renewed within a lease may be living: its group is not reset under it."""
+
+
+@dataclass(slots=True)
+class Place:
+    """One member of one group of one stream."""
+
+    client: Client
+    who: Membership
+    holdings: Holdings = field(default_factory=Holdings)
+    first: int = 0
+    """First epoch the group reads."""
+    unclosed: set[int] = field(default_factory=set)
+    """Epochs iterated here that were not fully settled yet: others held some of them."""
+
+    @property
+    def stream(self) -> Stream:
+        """The stream read."""
+        return self.who.stream
+
+    def join(self, start: str | int) -> None:
+        """Puts group and member on the roster; ``start`` other than 'resume' makes the group read again from there."""
+        force = start != "resume"
+        if force:
+            self._restart(start)
+        floor = start if isinstance(start, int) else self._released_floor()
+        self.first = join_group(self.client, self.who, first=floor, force=force)
+
+    def _released_floor(self) -> int:
+        ranges = parse_ranges(read_counters(self.client, self.stream)[2])
+        return ranges[0][1] + 1 if ranges and ranges[0][0] == 0 else 0
+
+    def _restart(self, start: str | int) -> None:
+        roster = load_roster(self.client, self.stream.partitions[0])
+        if isinstance(start, int) and start not in roster.epochs and start < read_counters(self.client, self.stream)[0]:
+            there = ", ".join(map(str, roster.epochs)) or "none"
+            raise EpochNotFound(f"epoch {start} of {self.stream.name!r} is not retained; retained: {there}")
+        if self.who.group not in roster.groups:
+            return
+        now = server_ms(self.client)
+        others = [m for (g, m), seen in roster.members.items() if g == self.who.group and now - seen < ALIVE_MS]
+        others = [member for member in others if member != self.who.member]
+        if others:
+            raise GroupBusy(
+                f"group {self.who.group!r} is read by {', '.join(others)}: start={start!r} would reset it under them; "
+                "stop them first, or use another group"
+            )
+        whole = [epoch for epoch in roster.epochs if epoch not in roster.trimmed]
+        reset_group(self.client, self.stream, self.who.group, start if isinstance(start, int) else min(whole, default=0))
+
+    def next_epoch(self, after: int) -> int | None:
+        """The group's lowest epoch above ``after`` that it has not settled; None if there is none yet.
+
+        Raises GroupFinished once every planned epoch was read.
+        """
+        closed = {epoch for group, epoch in load_roster(self.client, self.stream.partitions[0]).closed if group == self.who.group}
+        for epoch in retained_epochs(self.client, self.stream):
+            if epoch >= self.first and epoch > after and epoch not in closed:
+                return epoch
+        following, final, _ = read_counters(self.client, self.stream)
+        if final is not None and following >= final and max(after + 1, self.first, max(closed, default=-1) + 1) >= final:
+            raise GroupFinished(self.finished())
+        return None
+
+    def finished(self) -> str:
+        """One sentence on a group that has read what there is."""
+        roster = load_roster(self.client, self.stream.partitions[0])
+        closed = [epoch for group, epoch in roster.closed if group == self.who.group]
+        record = roster.groups.get(self.who.group)
+        read = [(record.first, record.read)] if record and record.read >= record.first else []
+        text = format_ranges(_merged([*read, *((epoch, epoch) for epoch in sorted(closed))])) or "nothing"
+        return (
+            f"group {self.who.group!r} has read epochs {text} of {self.stream.name!r} and there are no others: "
+            "start='earliest' or penstock.Replay reads them again"
+        )
+
+    def acknowledge(self, batch: Batch) -> None:
+        """Settles a batch that was trained on."""
+        manifest = find_manifest(self.client, self.stream, batch.epoch) if batch.epoch not in self._known else None
+        if manifest is not None:
+            self._known[batch.epoch] = manifest
+        known = self._known.get(batch.epoch)
+        for number, due in plan_acknowledgement(batch).items():
+            partition = self.stream.partitions[number]
+            if known is not None:
+                acknowledge(self.client, partition, known, self.who.group, due.ids, due.ranges)
+            self.holdings.remove(number, batch.epoch, due.ids)
+
+    _known: dict[int, Manifest] = field(default_factory=dict)
+
+    def close_epochs(self, ended: int) -> None:
+        """Closes for the group what its ledger covers by now; raises EpochIncomplete for what nobody will deliver."""
+        self.unclosed.add(ended)
+        for epoch in sorted(self.unclosed):
+            if self._close(epoch):
+                self.unclosed.discard(epoch)
+                self._known.pop(epoch, None)
+
+    def _close(self, epoch: int) -> bool:
+        manifest = find_manifest(self.client, self.stream, epoch)
+        if manifest is None or manifest.state == ABANDONED:
+            return True
+        is_pending = any(
+            list_pending(self.client, partition, epoch, self.who.group, limit=1) for partition in self.stream.partitions
+        )
+        missing = uncovered(self.client, self.stream, manifest, self.who.group)
+        if not missing:
+            close_for_group(self.client, self.stream, self.who.group, epoch)
+            return True
+        if not is_pending and manifest.is_ended:
+            ranges = ", ".join(f"shard {shard} offsets {lo}-{hi - 1}" for shard, lo, hi in missing[:5])
+            raise EpochIncomplete(
+                f"epoch {epoch} of {self.stream.name!r} is produced, but group {self.who.group!r} was never given "
+                f"{sum(hi - lo for _, lo, hi in missing)} samples ({ranges}): see `penstock audit {self.stream.name}`",
+                missing,
+            )
+        return False
+
+    def leave(self) -> None:
+        """Hands back what is held and signs off."""
+        for partition in self.stream.partitions:
+            leave(self.client, self.who, partition, self.holdings.ids(partition.number))
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return merged

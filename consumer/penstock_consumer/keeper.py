@@ -1,0 +1,135 @@
+"""The keeper: a thread that renews this member's leases, notices lost ones, and claims what the dead left behind.
+
+Whom to claim from is ``reclaim``'s plan. Claimed ids go to the reader, which fetches their payloads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.stream.commands import Client
+from penstock_common.stream.entries import Pending, claim, list_pending
+from penstock_common.stream.roster import Membership, beat, load_roster
+from penstock_common.waiting import Notify
+
+from penstock_consumer.ledger import Holdings
+from penstock_consumer.reclaim import Key, Sighting, plan_reclaim
+
+BEATS_PER_LEASE = 30
+"""Renewals are cheap, and their rhythm is how soon others see that a member lives."""
+LOOKS_PER_LEASE = 6
+MANY_DELIVERIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """An entry this member took over, to be fetched by id; possibly half settled already."""
+
+    partition: int
+    epoch: int
+    entry_id: bytes
+
+
+class Keeper:
+    """Runs from `start` to `stop`; `claims` is what the reader has to fetch."""
+
+    def __init__(
+        self,
+        client: Client,
+        who: Membership,
+        holdings: Holdings,
+        lease_s: float,
+        notify: Notify,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._who, self._holdings, self._lease_s = client, who, holdings, lease_s
+        self._notify, self._clock = notify, clock
+        self._seen: dict[Key, Sighting] = {}
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.claims: deque[Claimed] = deque()
+        self.error: PenstockError | None = None
+        """Why the keeper ended by itself (another process took the name): the loader raises it."""
+        self._thread = threading.Thread(target=self._run, name=f"penstock-keeper-{who.group}", daemon=True)
+
+    def start(self) -> None:
+        """Begins to renew."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; leases are not renewed any more."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def recover(self) -> None:
+        """Claims what an earlier process of this member's name was given: it is dead, this one took its name."""
+        mine = [(key, entry) for key, entry in self._pending() if entry.member == self._who.member]
+        self._claim([(key, entry) for key, entry in mine if not self._holdings.holds(*key)], min_idle_ms=0)
+
+    def _run(self) -> None:
+        beat_s = self._lease_s / BEATS_PER_LEASE
+        last_look = last_beat = self._clock()
+        while not self._stop.wait(beat_s):
+            now = self._clock()
+            if now - last_beat > self._lease_s / 2:
+                self._seen.clear()  # this process stalled: what it remembers proves nothing
+            last_beat = now
+            try:
+                self._renew()
+                if now - last_look >= self._lease_s / LOOKS_PER_LEASE:
+                    last_look = now
+                    self.look()
+            except ServerUnavailable:
+                self._seen.clear()  # a stopped server ages every lease at once
+            except PenstockError as error:
+                self.error = error
+                return
+
+    def _renew(self) -> None:
+        for partition in self._who.stream.partitions:
+            lost = beat(self._client, self._who, partition, self._holdings.ids(partition.number))
+            for epoch, ids in lost.items():
+                count = self._holdings.lose(partition.number, epoch, ids)
+                if count:
+                    self._notify(
+                        f"member {self._who.member!r} lost {count} entries of epoch {epoch}: not renewed within "
+                        f"{self._lease_s:.0f} s, or dropped; another member hands them out"
+                    )
+
+    def look(self) -> None:
+        """One look at everything pending of the group; claims what may be claimed."""
+        with self._lock:
+            pending = [(key, entry) for key, entry in self._pending() if not self._holdings.holds(*key)]
+            self._seen, claims = plan_reclaim(self._seen, pending, self._who.member, self._clock(), self._lease_s)
+            self._claim([c for c in claims if c[1].member.startswith("~")], min_idle_ms=0)
+            self._claim([c for c in claims if not c[1].member.startswith("~")], min_idle_ms=int(self._lease_s * 900))
+
+    def _pending(self) -> list[tuple[Key, Pending]]:
+        found: list[tuple[Key, Pending]] = []
+        for partition in self._who.stream.partitions:
+            roster = load_roster(self._client, partition)
+            record = roster.groups.get(self._who.group)
+            for epoch in roster.epochs:
+                if record is None or epoch < record.first or (self._who.group, epoch) in roster.closed:
+                    continue
+                for entry in list_pending(self._client, partition, epoch, self._who.group):
+                    found.append(((partition.number, epoch, entry.entry_id), entry))
+        return found
+
+    def _claim(self, claims: list[tuple[Key, Pending]], min_idle_ms: int) -> None:
+        for (number, epoch, entry_id), entry in claims:
+            partition = self._who.stream.partitions[number]
+            who = (self._who.group, self._who.member)
+            if claim(self._client, partition, epoch, who, entry, min_idle_ms):
+                self.claims.append(Claimed(number, epoch, entry_id))
+                if entry.deliveries >= MANY_DELIVERIES:
+                    self._notify(
+                        f"entry {entry_id.decode()} of epoch {epoch} was handed out {entry.deliveries} times and never "
+                        "acknowledged: does training die on it?"
+                    )

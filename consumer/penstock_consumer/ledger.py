@@ -1,0 +1,83 @@
+"""What this member holds and owes: leases by epoch, and the plan of an acknowledgement. No Redis here.
+
+The ledger proper, one bit per sample, lives on the server (``penstock_common.stream.ledger``).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from penstock_consumer.pipeline.batch import Batch, Lease
+
+
+@dataclass(slots=True)
+class Due:
+    """What one script call acknowledges: one partition of one epoch."""
+
+    ids: list[bytes] = field(default_factory=list)
+    """Entries all of whose samples are settled with this call."""
+    ranges: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Shard -> offsets [lo, hi)."""
+
+
+def plan_acknowledgement(batch: Batch) -> dict[int, Due]:
+    """Partition -> what is due for a batch that was trained on. Leases are counted down: call it once per batch."""
+    plan: dict[int, Due] = {}
+    for span in batch.spans:
+        lease = span.lease
+        due = plan.setdefault(lease.partition, Due())
+        due.ranges.setdefault(lease.shard, []).append((span.lo, span.hi))
+        lease.owed -= span.hi - span.lo
+        if lease.owed == 0:
+            due.ids.append(lease.entry_id)
+    return plan
+
+
+class Holdings:
+    """All leases of this member, shared by its threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._leases: dict[tuple[int, int], dict[bytes, Lease]] = {}
+        """(partition, epoch) -> entry id -> lease."""
+
+    def add(self, lease: Lease) -> None:
+        """A newly received entry; it replaces an earlier lease of the same entry, which is lost."""
+        with self._lock:
+            held = self._leases.setdefault((lease.partition, lease.epoch), {})
+            if (former := held.get(lease.entry_id)) is not None:
+                former.is_lost = True
+            held[lease.entry_id] = lease
+
+    def remove(self, partition: int, epoch: int, ids: list[bytes]) -> None:
+        """Entries that are settled."""
+        with self._lock:
+            held = self._leases.get((partition, epoch), {})
+            for entry_id in ids:
+                held.pop(entry_id, None)
+            if not held:
+                self._leases.pop((partition, epoch), None)
+
+    def lose(self, partition: int, epoch: int, ids: list[bytes]) -> int:
+        """Entries someone else holds now; returns how many of them were still held here."""
+        with self._lock:
+            held = self._leases.get((partition, epoch), {})
+            lost = [lease for entry_id in ids if (lease := held.pop(entry_id, None)) is not None]
+            for lease in lost:
+                lease.is_lost = True
+            return len(lost)
+
+    def ids(self, partition: int) -> dict[int, list[bytes]]:
+        """Epoch -> ids held in one partition."""
+        with self._lock:
+            return {epoch: list(held) for (p, epoch), held in self._leases.items() if p == partition and held}
+
+    def holds(self, partition: int, epoch: int, entry_id: bytes) -> bool:
+        """Whether this member tracks the entry."""
+        with self._lock:
+            return entry_id in self._leases.get((partition, epoch), {})
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(len(held) for held in self._leases.values())

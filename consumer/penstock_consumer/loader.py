@@ -1,0 +1,368 @@
+"""The Loader: iterates a group's epochs as batches, acknowledges what was trained on, explains every wait.
+
+Receiving is done in ``shared``'s thread, renewing in ``keeper``'s; this is the training loop's side.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from os import getpid
+from socket import gethostname
+from typing import Literal
+
+from penstock_common.errors import EpochIncomplete, GroupFinished, PenstockError, StreamNotFound, WaitTimeout
+from penstock_common.format.spec import Spec
+from penstock_common.settings import Settings
+from penstock_common.stream.commands import Client
+from penstock_common.stream.connection import connect
+from penstock_common.stream.feeds import FEED
+from penstock_common.stream.keys import StreamKeys, checked_name
+from penstock_common.stream.manifest import ABANDONED, find_manifest
+from penstock_common.stream.roster import Membership
+from penstock_common.stream.streams import Stream, absence, await_event, find_stream, last_event
+from penstock_common.waiting import Notify, Wait, to_stderr
+
+from penstock_consumer.group import Place
+from penstock_consumer.keeper import Keeper
+from penstock_consumer.pipeline.arena import Arena
+from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.shared import EpochReader
+
+PREFETCH_BYTES = 64 << 20
+"""Received and not yet trained on (design.md section 2)."""
+LEASE_S = 30.0
+"""How long entries of a silent member stay its own."""
+STARTUP_S = 60.0
+"""A mistyped stream is reported after this long; a trainer may well start before its producer."""
+POLL_S = 0.5
+EVENT_MS = 1000
+
+Acknowledge = Literal["on_next", "manual"]
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a loader has handed out so far."""
+
+    batches: int = 0
+    samples: int = 0
+    bytes: int = 0
+    waited_s: float = 0.0
+    """Time the training loop spent waiting for a batch."""
+    bad_entries: int = 0
+
+
+@dataclass(slots=True)
+class _Run:
+    """One epoch being read."""
+
+    reader: EpochReader
+    queue: Prefetch
+    thread: threading.Thread
+
+
+class Loader:
+    """Batches of a stream for one member of a group: ``for batch in loader`` is the group's next epoch.
+
+    Every group sees every sample; the members of a group share them. A batch is a dict of arrays ``[n, *shape]``,
+    64-byte aligned and never overwritten while anything refers to them; the last one of an epoch may be smaller.
+    With ``acknowledge='on_next'`` a batch counts as trained on when the loop asks for the next one, or the loader is
+    closed; with ``'manual'`` when `acknowledge` is called. What was not acknowledged is handed out again after a crash.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        *,
+        group: str,
+        batch_size: int,
+        url: str | None = None,
+        member: str | None = None,
+        start: str | int = "resume",
+        acknowledge: Acknowledge = "on_next",
+        prefetch_bytes: int = PREFETCH_BYTES,
+        lease_s: float = LEASE_S,
+        timeout_s: float | None = None,
+        fast: bool | None = None,
+        notify: Notify = to_stderr,
+    ) -> None:
+        """``start`` is 'resume' (where the group stands), 'earliest' or an epoch, which make the group read again.
+
+        ``timeout_s`` bounds every wait (WaitTimeout); None waits, saying for what, except 60 s for a stream or first
+        epoch that never comes. ``member`` names this process in the group; restarted under the same name it goes on
+        with what it held. Raises ServerUnavailable, GroupBusy, EpochsReleased.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, expected at least 1")
+        if acknowledge not in ("on_next", "manual"):
+            raise ValueError(f"acknowledge is {acknowledge!r}, expected 'on_next' or 'manual'")
+        if start not in ("resume", "earliest") and (type(start) is not int or start < 0):
+            raise ValueError(f"start is {start!r}, expected 'resume', 'earliest' or an epoch's number")
+        settings = Settings.from_environment()
+        self.name = checked_name("stream", stream)
+        self.group = checked_name("group", group)
+        self.member = checked_name("member", member or default_member())
+        self.batch_size = batch_size
+        self._start = start
+        self._policy = acknowledge
+        self._prefetch_bytes, self._lease_s, self._timeout_s, self._notify = prefetch_bytes, lease_s, timeout_s, notify
+        self._fast = fast if fast is not None else (False if settings.plain_redis else None)
+        self._client: Client = connect(url or settings.url)
+        self._place: Place | None = None
+        self._keeper: Keeper | None = None
+        self._arena: Arena | None = None
+        self._run: _Run | None = None
+        self._handed: Batch | None = None
+        self._cursor = -1
+        """The last epoch iterated to its end here."""
+        self._is_told_finished = False
+        self.stats = Stats()
+        self._parts = _Parts(self._client)
+        self._closing = weakref.finalize(self, _shut, self._parts)
+        if (found := find_stream(self._client, self.name)) is not None and found.spec is not None:
+            self._join(found)
+
+    # --- the stream ---
+
+    @property
+    def stream(self) -> Stream:
+        """The stream's meta; waits until it exists and has a spec."""
+        return self._joined().stream
+
+    @property
+    def spec(self) -> Spec:
+        """The tensors of a sample; waits until it is known."""
+        spec = self.stream.spec
+        assert spec is not None
+        return spec
+
+    @property
+    def samples(self) -> int | None:
+        """Samples planned in the epoch being read (or, before the first, in the next one there is); None if unknown."""
+        place = self._joined()
+        epoch = self._run.reader.epoch if self._run is not None else place.next_epoch(self._cursor)
+        manifest = None if epoch is None else find_manifest(self._client, place.stream, epoch)
+        return None if manifest is None else manifest.samples
+
+    def __len__(self) -> int:
+        raise TypeError("members of a group share its batches, so their number is not known: see loader.samples")
+
+    def _joined(self) -> Place:
+        if self._place is None:
+            self._join(self._await_stream())
+        assert self._place is not None
+        return self._place
+
+    def _await_stream(self) -> Stream:
+        wait = Wait(self._notify, self._timeout_s if self._timeout_s is not None else STARTUP_S)
+        keys = StreamKeys(self.name)
+        while True:
+            event = last_event(self._client, keys)
+            stream = find_stream(self._client, self.name)
+            if stream is not None and stream.spec is not None:
+                return stream
+            try:
+                if stream is None:
+                    wait.because("stream", lambda: absence(self._client, self.name))
+                else:
+                    wait.because("spec", lambda: f"stream {self.name!r} has no sample yet: is a producer running?")
+            except WaitTimeout as error:
+                raise (StreamNotFound(str(error)) if stream is None else error) from None
+            await_event(self._client, keys, event, EVENT_MS)
+
+    def _join(self, stream: Stream) -> None:
+        who = Membership(stream, self.group, self.member, secrets.token_hex(8))
+        place = Place(self._client, who)
+        place.join(self._start)
+        assert stream.spec is not None
+        sample_bytes = sum(tensor.sample_bytes for tensor in stream.spec if not tensor.is_ragged)
+        # all that can be waiting at once, and some in the trainer's hands
+        self._arena = Arena(keep=self._prefetch_bytes // max(1, sample_bytes * self.batch_size) + 8)
+        self._place, self._keeper = place, Keeper(self._client, who, place.holdings, self._lease_s, self._notify)
+        self._keeper.recover()
+        self._keeper.start()
+        self._parts.place, self._parts.keeper = place, self._keeper
+
+    # --- iterating ---
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One epoch. Going on after a ``break`` gives the rest of it. Of an endless feed: everything, for ever."""
+        place = self._joined()
+        if self._policy == "on_next":
+            self._acknowledge_handed()
+        is_empty = True
+        while True:
+            epoch = self._run.reader.epoch if self._run is not None else self._await_epoch(place, is_empty)
+            if epoch is None:
+                return
+            while (batch := self._next_batch(place, epoch)) is not None:
+                is_empty = False
+                self._handed = batch
+                yield batch
+                if self._policy == "on_next":
+                    self._acknowledge_handed()
+            if not self._finish(place, epoch) and not is_empty:
+                return
+
+    def acknowledge(self, batch: Batch) -> None:
+        """Settles a batch: it was trained on and is never handed out again to this group."""
+        self._joined().acknowledge(batch)
+        if self._handed is batch:
+            self._handed = None
+
+    def _acknowledge_handed(self) -> None:
+        if self._handed is not None:
+            self.acknowledge(self._handed)
+
+    def _await_epoch(self, place: Place, is_empty: bool) -> int | None:
+        """The next epoch of the group; None where it has read them all and this loader has had its share."""
+        wait = Wait(self._notify, self._timeout_s)
+        fresh = self.stats.batches == 0
+        limit = STARTUP_S if fresh and self._timeout_s is None else None
+        while True:
+            event = last_event(self._client, place.stream.keys)
+            try:
+                epoch = place.next_epoch(self._cursor)
+            except GroupFinished as error:
+                if fresh or self._is_told_finished or not is_empty:
+                    raise
+                self._is_told_finished = True
+                self._notify(str(error))
+                return None
+            if epoch is not None:
+                return epoch
+            wait.because("epoch", lambda: self._why_no_epoch(place), limit)
+            self._raise_keepers_error()
+            await_event(self._client, place.stream.keys, event, EVENT_MS)
+
+    def _why_no_epoch(self, place: Place) -> str:
+        if self._cursor < 0 and self.stats.batches == 0 and place.first > 0:
+            return f"{place.finished()}; waiting for epoch {place.first}: is a producer running?"
+        if self._cursor >= 0 or self.stats.batches:
+            return f"{place.finished()}; waiting for a producer to open the next epoch"
+        return f"stream {self.name!r} has no epoch for group {self.group!r} yet: start a producer (`penstock produce`)"
+
+    def _next_batch(self, place: Place, epoch: int) -> Batch | None:
+        run = self._run or self._begin(place, epoch)
+        wait = Wait(self._notify, self._timeout_s)
+        began = time.perf_counter()
+        while True:
+            batch = run.queue.get(POLL_S)
+            self._raise_keepers_error()
+            if batch is not None and (batch := batch.without_lost()) is not None:
+                self.stats.waited_s += time.perf_counter() - began
+                self.stats.batches += 1
+                self.stats.samples += batch.size
+                self.stats.bytes += batch.nbytes
+                return batch
+            if batch is None and run.queue.is_over:
+                self.stats.waited_s += time.perf_counter() - began
+                return None
+            wait.because("batch", lambda: self._why_no_batch(run, wait.seconds))
+
+    def _why_no_batch(self, run: _Run, seconds: float) -> str:
+        return (
+            f"{run.reader.waiting_for} of {self.name!r}; none came for {seconds:.0f} s. Is a producer running "
+            f"(`penstock inspect {self.name}`)? If it never will: `penstock epochs close {self.name} {run.reader.epoch}`"
+        )
+
+    def _begin(self, place: Place, epoch: int) -> _Run:
+        assert self._keeper is not None and self._arena is not None
+        queue = Prefetch(self._prefetch_bytes)
+        reader = EpochReader(
+            place, self._keeper, epoch, queue, self._arena,
+            batch_size=self.batch_size, notify=self._notify, fast=self._fast,
+        )
+        thread = threading.Thread(target=reader.run, name=f"penstock-reader-{self.group}", daemon=True)
+        self._run = self._parts.run = _Run(reader, queue, thread)
+        thread.start()
+        return self._run
+
+    def _finish(self, place: Place, epoch: int) -> bool:
+        """Ends an epoch that was read to its end; whether the iteration goes on into the next one (a feed)."""
+        assert self._run is not None
+        self._run.thread.join()
+        self.stats.bad_entries += self._run.reader.bad_entries
+        self._run = self._parts.run = None
+        self._cursor = max(self._cursor, epoch)
+        manifest = find_manifest(self._client, place.stream, epoch)
+        if manifest is not None and manifest.state == ABANDONED:
+            self._notify(f"epoch {epoch} of {self.name!r} was abandoned by its producer: it ends with what was there")
+        if self._policy == "on_next" or self._handed is None:
+            place.close_epochs(epoch)
+        else:
+            place.unclosed.add(epoch)
+        return manifest is not None and manifest.kind == FEED
+
+    def _raise_keepers_error(self) -> None:
+        assert self._keeper is not None
+        if self._keeper.error is not None:
+            raise self._keeper.error
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Acknowledges the batch in hand ('on_next'), hands back what was not handed out, and leaves the group."""
+        if self._policy == "on_next":
+            self._acknowledge_handed()
+        self._leave()
+
+    def _leave(self) -> None:
+        place = self._place
+        if place is not None and self._run is not None:
+            place.unclosed.add(self._run.reader.epoch)
+        self._closing()
+        self._run = None
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._leave()
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What has to be ended with a loader, also one that nobody closed."""
+
+    client: Client
+    place: Place | None = None
+    keeper: Keeper | None = None
+    run: _Run | None = None
+
+
+def _shut(parts: _Parts) -> None:
+    """Ends threads, closes epochs that are settled by now, hands back, signs off; at the latest when the program ends."""
+    if parts.run is not None:
+        parts.run.queue.stop()
+        parts.run.thread.join(timeout=5)
+    if parts.keeper is not None:
+        parts.keeper.stop()
+    try:
+        if parts.place is not None:
+            with suppress(EpochIncomplete):  # whoever iterates next is told
+                for epoch in sorted(parts.place.unclosed):
+                    parts.place.close_epochs(epoch)
+            parts.place.leave()
+    except PenstockError:
+        pass  # the server is gone: the leases lapse by themselves
+    parts.client.close()
+
+
+def default_member() -> str:
+    """Host and process: two processes of a host are two members; a restarted container is the same one."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", gethostname())[:80] or "host"
+    return f"{host}-{getpid()}"
+
+

@@ -1,0 +1,216 @@
+"""Batches, and the assembler that has received samples land in them in place.
+
+Where bytes come from is the reader's; who is owed an acknowledgement travels along as spans. No Redis here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.format.block import Column
+from penstock_common.format.dtypes import BYTES, numpy_dtype
+from penstock_common.format.ragged import Ragged
+from penstock_common.format.spec import Spec
+
+from penstock_consumer.pipeline.arena import Arena
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One delivered entry this member holds, and how many of its samples it still owes an acknowledgement for."""
+
+    partition: int
+    epoch: int
+    shard: int
+    entry_id: bytes
+    owed: int
+    is_lost: bool = False
+    """Someone else holds the entry now: what was not handed out of it must not be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive rows of a batch: offsets [lo, hi) of one shard, from one entry."""
+
+    lease: Lease
+    lo: int
+    hi: int
+
+
+class Batch(dict[str, Any]):
+    """Samples by tensor: ``batch["x"]`` is ``[n, *shape]``, a ragged tensor is a `Ragged`. All of one epoch."""
+
+    __slots__ = ("epoch", "spans")
+
+    def __init__(self, values: dict[str, Any], epoch: int, spans: Sequence[Span]) -> None:
+        super().__init__(values)
+        self.epoch = epoch
+        """The epoch all samples are of."""
+        self.spans = spans
+        """Where the rows come from, in order; what an acknowledgement is made of."""
+
+    @property
+    def size(self) -> int:
+        """Samples in the batch."""
+        return sum(span.hi - span.lo for span in self.spans)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes."""
+        return sum(int(value.nbytes) for value in self.values())
+
+    def identities(self) -> Iterator[tuple[int, int, int]]:
+        """(epoch, shard, offset) of each row: the name of a sample for ever."""
+        for span in self.spans:
+            for offset in range(span.lo, span.hi):
+                yield self.epoch, span.lease.shard, offset
+
+    def without_lost(self) -> Batch | None:
+        """The batch less the rows of entries that someone else holds now; None if no row is left."""
+        if not any(span.lease.is_lost for span in self.spans):
+            return self
+        keep = np.concatenate([np.full(span.hi - span.lo, not span.lease.is_lost) for span in self.spans])
+        if not keep.any():
+            return None
+        rows = np.flatnonzero(keep)
+        values = {name: _take(value, rows) for name, value in self.items()}
+        return Batch(values, self.epoch, [span for span in self.spans if not span.lease.is_lost])
+
+
+def _take(value: Any, rows: NDArray[np.int64]) -> Any:
+    if isinstance(value, Ragged):
+        return Ragged.concatenate([value[row : row + 1] for row in rows.tolist()])
+    return value[rows]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A batch being filled."""
+
+    arrays: dict[str, NDArray[Any]]
+    ragged: dict[str, list[Ragged]]
+    filled: int = 0
+    spans: list[Span] = field(default_factory=list)
+
+
+class Assembler:
+    """Fills batches of ``batch_size`` samples; finished ones are taken with `take`.
+
+    A whole entry of fixed-size tensors is placed with `targets` (where its bytes should go) and `accept`; anything
+    else (ragged tensors, some rows of an entry) goes through `append`.
+    """
+
+    def __init__(self, spec: Spec, batch_size: int, arena: Arena, epoch: int) -> None:
+        self._spec, self._batch_size, self._arena, self._epoch = spec, batch_size, arena, epoch
+        self._fixed = [tensor for tensor in spec if not tensor.is_ragged]
+        self._opened: deque[_Open] = deque()
+        self._ready: deque[Batch] = deque()
+
+    def targets(self, name: str, count: int) -> list[NDArray[Any]]:
+        """Rows, in order, where ``count`` samples of a fixed-size tensor go; nothing is taken until `accept`."""
+        pieces: list[NDArray[Any]] = []
+        for opened in self._room_for(count):
+            rows = min(count, self._batch_size - opened.filled)
+            pieces.append(opened.arrays[name][opened.filled : opened.filled + rows])
+            count -= rows
+        return pieces
+
+    def accept(self, count: int, spans: Sequence[Span], ragged: dict[str, Ragged]) -> None:
+        """Takes ``count`` samples whose fixed tensors now lie in their `targets`."""
+        done = 0
+        rest = deque(spans)
+        for opened in list(self._room_for(count)):
+            rows = min(count - done, self._batch_size - opened.filled)
+            for name, parts in opened.ragged.items():
+                parts.append(ragged[name][done : done + rows])
+            opened.spans += _split(rest, rows)
+            opened.filled += rows
+            done += rows
+        while self._opened and self._opened[0].filled == self._batch_size:
+            self._ready.append(self._finish(self._opened.popleft()))
+
+    def append(self, columns: dict[str, Column], rows: NDArray[np.int64], spans: Sequence[Span]) -> None:
+        """Copies some rows of a decoded entry in."""
+        count = len(rows)
+        for tensor in self._fixed:
+            values = columns[tensor.name].values[rows]
+            done = 0
+            for piece in self.targets(tensor.name, count):
+                piece[...] = values[done : done + len(piece)]
+                done += len(piece)
+        ragged = {
+            name: _take(as_ragged(column), rows) for name, column in columns.items() if column.shapes is not None
+        }
+        self.accept(count, spans, ragged)
+
+    def flush(self) -> None:
+        """Ends the batch being filled, however small."""
+        for opened in self._opened:
+            if opened.filled:
+                self._ready.append(self._finish(opened))
+        self._opened.clear()
+
+    def take(self) -> Batch | None:
+        """The next finished batch."""
+        return self._ready.popleft() if self._ready else None
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a batch is begun."""
+        return any(opened.filled for opened in self._opened)
+
+    def _room_for(self, count: int) -> Iterator[_Open]:
+        """The begun batches, and as many more as ``count`` samples need."""
+        room = 0
+        index = 0
+        while room < count:
+            if index == len(self._opened):
+                self._opened.append(self._fresh())
+            room += self._batch_size - self._opened[index].filled
+            yield self._opened[index]
+            index += 1
+
+    def _fresh(self) -> _Open:
+        arrays = {
+            t.name: self._arena.array((self._batch_size, *(dim or 0 for dim in t.shape)), numpy_dtype(t.dtype))
+            for t in self._fixed
+        }
+        return _Open(arrays, {t.name: [] for t in self._spec if t.is_ragged})
+
+    def _finish(self, opened: _Open) -> Batch:
+        whole = opened.filled == self._batch_size
+        values: dict[str, Any] = {}
+        for tensor in self._spec:
+            if tensor.is_ragged:
+                values[tensor.name] = Ragged.concatenate(opened.ragged[tensor.name])
+            else:
+                array = opened.arrays[tensor.name]
+                values[tensor.name] = array if whole else array[: opened.filled]
+        return Batch(values, self._epoch, opened.spans)
+
+
+def as_ragged(column: Column) -> Ragged:
+    """A ragged column as batches hold it."""
+    assert column.shapes is not None
+    return Ragged(column.values, column.shapes, is_bytes=column.spec.dtype == BYTES)
+
+
+def _split(rest: deque[Span], rows: int) -> list[Span]:
+    """Takes the spans of the next ``rows`` rows off the left."""
+    taken: list[Span] = []
+    while rows:
+        span = rest.popleft()
+        size = span.hi - span.lo
+        if size > rows:
+            rest.appendleft(Span(span.lease, span.lo + rows, span.hi))
+            span = Span(span.lease, span.lo, span.lo + rows)
+            size = rows
+        taken.append(span)
+        rows -= size
+    return taken

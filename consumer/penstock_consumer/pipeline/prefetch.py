@@ -1,0 +1,96 @@
+"""The queue between the reader's thread and the training loop, bounded in bytes; errors pass through it.
+
+What is put in is the reader's business, how long a trainer waits is counted by the loader.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from penstock_consumer.pipeline.batch import Batch
+
+
+class Stopped(Exception):
+    """Raised in the reader's thread when nobody will take what it brings."""
+
+
+class Prefetch:
+    """One producer thread, one consumer thread."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._batches: deque[tuple[Batch, int]] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._ended = False
+        self._error: BaseException | None = None
+        self._stopped = False
+
+    # --- the reader's side ---
+
+    def put(self, batch: Batch) -> None:
+        """Adds a batch; bounds nothing itself: the reader asks `wait_for_room` before it reads more."""
+        with self._changed:
+            nbytes = batch.nbytes
+            self._batches.append((batch, nbytes))
+            self._bytes += nbytes
+            self._changed.notify_all()
+
+    def wait_for_room(self, pending_bytes: int, timeout_s: float) -> bool:
+        """Whether more may be read: less than the limit is waiting, or nothing at all. Raises Stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._has_room(pending_bytes), timeout_s)
+            if self._stopped:
+                raise Stopped
+            return self._has_room(pending_bytes)
+
+    def _has_room(self, pending_bytes: int) -> bool:
+        return not self._batches or self._bytes + pending_bytes < self._limit
+
+    def end(self, error: BaseException | None = None) -> None:
+        """No more batches will come; an error is raised in the training loop after those that are there."""
+        with self._changed:
+            self._ended, self._error = True, error
+            self._changed.notify_all()
+
+    # --- the training loop's side ---
+
+    def get(self, timeout_s: float) -> Batch | None:
+        """The next batch; None if there is none within the timeout or `is_over`. Raises the reader's error."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._batches or self._ended, timeout_s)
+            if self._batches:
+                batch, nbytes = self._batches.popleft()
+                self._bytes -= nbytes
+                self._changed.notify_all()
+                return batch
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            return None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every batch was taken and no more will come."""
+        with self._changed:
+            return self._ended and not self._batches and self._error is None
+
+    def stop(self) -> None:
+        """Tells the reader's thread to end."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped
+
+    def drain(self) -> list[Batch]:
+        """What nobody was handed."""
+        with self._changed:
+            left = [batch for batch, _ in self._batches]
+            self._batches.clear()
+            self._bytes = 0
+            return left

@@ -1,0 +1,165 @@
+"""Receiving entries: an EntrySink that checks each header and has payloads land straight in the batch's arrays.
+
+Anything wrong with an entry is remembered and reported when the entry ends; the connection stays in step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.errors import BadEntry
+from penstock_common.format.block import Column
+from penstock_common.format.header import Header, parse_header
+from penstock_common.format.limits import MAX_FIELD_BYTES, MAX_HEADER_BYTES
+from penstock_common.format.ragged import Ragged
+from penstock_common.format.spec import META, Spec
+from penstock_common.format.wire import check_values, decode_column, verify
+from penstock_common.stream.channel import SKIP, Skip
+from penstock_common.stream.ledger import runs
+
+from penstock_consumer.pipeline.batch import Assembler, Lease, Span, as_ragged
+
+_META = META.encode()
+
+
+class Place(Protocol):
+    """What the receiver must know of where it reads."""
+
+    def check(self, header: Header) -> None:
+        """Raises BadEntry unless the header's identity lies inside the manifest."""
+
+    def wanted(self, header: Header) -> NDArray[np.bool_] | None:
+        """Which offsets of [first, end) are wanted; None = all."""
+
+
+@dataclass(slots=True)
+class Received:
+    """What became of one entry."""
+
+    entry_id: bytes
+    nbytes: int
+    lease: Lease | None
+    """None if nothing of it was wanted, or it is bad."""
+    error: BadEntry | None = None
+    is_missing: bool = False
+
+
+class Receiver:
+    """Receives the entries of one partition and epoch into an assembler."""
+
+    def __init__(
+        self, spec: Spec, assembler: Assembler, place: Place, partition: int, report: Callable[[Received], None]
+    ) -> None:
+        self._spec, self._assembler, self._place, self._partition = spec, assembler, place, partition
+        self._report = report
+        self._ragged = any(tensor.is_ragged for tensor in spec)
+        self.begin(b"")
+
+    def begin(self, entry_id: bytes) -> None:
+        """An entry starts."""
+        self._entry_id = entry_id
+        self._header: Header | None = None
+        self._error: BadEntry | None = None
+        self._wanted: NDArray[np.bool_] | None = None
+        self._pending: list[tuple[bytes, int | None]] = []
+        self._received: list[Any] = []
+        self._scratch: dict[bytes, NDArray[np.uint8]] = {}
+        self._nbytes = 0
+
+    def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
+        """Where a field goes: the header to `value`, whole fixed tensors into batches, all else into scratch memory."""
+        self._nbytes += nbytes
+        if self._error is not None:
+            return SKIP
+        if self._header is None:
+            if name == _META and nbytes <= MAX_HEADER_BYTES:
+                return None
+            self._error = BadEntry(f"the first field is {name[:40]!r} of {nbytes} bytes, expected 'meta'")
+            return SKIP
+        if not self._pending or self._pending[0][0] != name:
+            expected = self._pending[0][0].decode() if self._pending else "no more"
+            self._error = BadEntry(f"field {name[:40]!r}, expected {expected}")
+            return SKIP
+        _, announced = self._pending.pop(0)
+        if nbytes > MAX_FIELD_BYTES or (announced is not None and announced != nbytes):
+            self._error = BadEntry(f"field {name.decode()!r} has {nbytes} bytes, expected {announced}")
+            return SKIP
+        return self._views(name, nbytes, announced is not None)
+
+    def _views(self, name: bytes, nbytes: int, is_fixed: bool) -> Sequence[memoryview]:
+        assert self._header is not None
+        text = name.decode()
+        if is_fixed and self._wanted is None and text in self._spec.names:
+            rows = self._assembler.targets(text, self._header.count)
+            views = [row.reshape(-1).view(np.uint8).data for row in rows]
+        else:
+            self._scratch[name] = np.empty(nbytes, dtype=np.uint8)
+            views = [self._scratch[name].data]
+        self._received += views
+        return views
+
+    def value(self, name: bytes, data: bytes) -> None:
+        """The header."""
+        try:
+            header = parse_header(data, self._spec)
+            self._place.check(header)
+            self._wanted = self._place.wanted(header)
+            self._pending = header.fields()
+            self._header = header
+        except BadEntry as error:
+            self._error = error
+
+    def missing(self, entry_id: bytes) -> None:
+        """The entry is listed but gone."""
+        self._report(Received(entry_id, 0, None, is_missing=True))
+
+    def end(self) -> None:
+        """All fields are there: verify, then let the batches have it."""
+        lease: Lease | None = None
+        if self._error is None:
+            try:
+                lease = self._complete()
+            except BadEntry as error:
+                self._error = error
+        self._report(Received(self._entry_id, self._nbytes, lease, self._error))
+        self._received, self._scratch = [], {}
+
+    def _complete(self) -> Lease | None:
+        header = self._header
+        if header is None or self._pending:
+            missing = ", ".join(name.decode() for name, _ in self._pending) or "meta"
+            raise BadEntry(f"fields are missing: {missing}")
+        verify(header, self._received)
+        offsets = self._offsets(header)
+        wanted = np.ones(len(offsets), dtype=bool) if self._wanted is None else self._wanted[offsets - header.first]
+        lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, int(wanted.sum()))
+        spans = [Span(lease, lo, hi) for lo, hi in runs(offsets[wanted])]
+        if self._wanted is None:
+            ragged = self._ragged_parts(header)
+            for tensor in self._spec:
+                if not tensor.is_ragged and tensor.dtype == "bool":
+                    for row in self._assembler.targets(tensor.name, header.count):
+                        check_values(tensor, row.reshape(-1).view(np.uint8))
+            self._assembler.accept(header.count, spans, ragged)
+        elif lease.owed:
+            self._assembler.append(self._columns(header), np.flatnonzero(wanted), spans)
+        return lease
+
+    def _offsets(self, header: Header) -> NDArray[np.int64]:
+        every = np.arange(header.first, header.end, dtype=np.int64)
+        return np.delete(every, np.array(header.holes, dtype=np.int64) - header.first) if header.holes else every
+
+    def _columns(self, header: Header) -> dict[str, Column]:
+        values: dict[bytes, Any] = dict(self._scratch)
+        return {tensor.name: decode_column(header, tensor, values) for tensor in self._spec}
+
+    def _ragged_parts(self, header: Header) -> dict[str, Ragged]:
+        if not self._ragged:
+            return {}
+        values: dict[bytes, Any] = dict(self._scratch)
+        return {t.name: as_ragged(decode_column(header, t, values)) for t in self._spec if t.is_ragged}

@@ -1,0 +1,325 @@
+"""Shared reading: a thread that takes one epoch's entries from a consumer group and lays them into batches.
+
+At least once; entries taken over yield only their unsettled samples. No order is promised (design.md section 4).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.errors import BadEntry, EpochNotFound, PenstockError, ServerUnavailable
+from penstock_common.format.header import Header
+from penstock_common.stream.channel import Channel, ReplyError
+from penstock_common.stream.connection import open_channel
+from penstock_common.stream.entries import fetch_command, list_pending, read_group_command
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.ledger import acknowledge, bury, settled_bits
+from penstock_common.stream.manifest import Manifest, load_manifest
+from penstock_common.stream.roster import load_roster, server_ms
+from penstock_common.waiting import Notify
+
+from penstock_consumer.group import Place
+from penstock_consumer.keeper import Claimed, Keeper
+from penstock_consumer.pipeline.arena import Arena
+from penstock_consumer.pipeline.batch import Assembler
+from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
+from penstock_consumer.receive import Received, Receiver
+
+AHEAD = 2
+"""Requests under way at once: the server prepares the next reply while this one is received."""
+REQUEST_BYTES = 1_000_000
+"""Payload asked for at once: enough to hide a round trip, and the server copies all of it into its reply buffer."""
+MOST_ENTRIES = 64
+BLOCK_MS = 100
+"""How long an idle read waits: finite, because an epoch may end without another entry."""
+RECONNECT_S = 30.0
+
+
+class EpochReader:
+    """Reads one epoch of one group, and what is left over of earlier ones, into a prefetch queue."""
+
+    def __init__(
+        self,
+        place: Place,
+        keeper: Keeper,
+        epoch: int,
+        queue: Prefetch,
+        arena: Arena,
+        *,
+        batch_size: int,
+        notify: Notify,
+        fast: bool | None = None,
+    ) -> None:
+        self.place, self.keeper, self.epoch, self.queue = place, keeper, epoch, queue
+        self._arena, self._batch_size, self._notify, self._fast = arena, batch_size, notify, fast
+        self.bad_entries = 0
+        self.waiting_for = f"the first samples of epoch {epoch}"
+        self._manifest = load_manifest(place.client, place.stream, epoch)
+        self._assembler = self._assembler_of(epoch)
+        self._received: list[Received] = []
+        self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
+        self._channel: Channel | None = None
+        self._asked: deque[PartitionKeys] = deque()
+        self._entry_bytes = float(REQUEST_BYTES)
+
+    def run(self) -> None:
+        """The thread's body: everything ends in the queue, errors too."""
+        try:
+            self._read()
+            self.queue.end()
+        except Stopped:
+            self._drain()
+            self.queue.end()
+        except BaseException as error:
+            self.queue.end(error)
+        finally:
+            if self._channel is not None:
+                self._channel.close()
+
+    @property
+    def _partitions(self) -> tuple[PartitionKeys, ...]:
+        return self.place.stream.partitions
+
+    # --- the loop ---
+
+    def _read(self) -> None:
+        turn, empty = 0, 0
+        while True:
+            if self.keeper.claims:
+                empty = 0
+                if not self._asked:
+                    self._fetch_claims()
+            elif self.queue.wait_for_room(len(self._asked) * REQUEST_BYTES, 0 if self._asked else 0.2):
+                turn = self._ask(turn, idle=empty >= len(self._partitions))
+            if not self._asked:
+                continue
+            if self._take_answer():
+                empty = 0
+                continue
+            empty += 1
+            if empty < len(self._partitions) or self._asked:
+                continue
+            # every partition answered "nothing", to requests made after the manifest was read
+            if self._manifest.is_ended and self._is_over():
+                return
+            self._manifest = self._load(self.epoch)
+            if self._manifest.is_ended:
+                empty = 0
+            self._say_what_is_missing()
+
+    def _say_what_is_missing(self) -> None:
+        done, sizes = len(self._manifest.done), self._manifest.sizes
+        produced = "" if sizes is None else f" ({done} of {len(sizes)} shards are done)"
+        self.waiting_for = f"more samples of epoch {self.epoch}{produced}"
+
+    def _ask(self, turn: int, *, idle: bool) -> int:
+        """Keeps `AHEAD` requests under way, partition after partition; an idle reader asks one and lets it wait."""
+        count = max(1, min(MOST_ENTRIES, int(REQUEST_BYTES / max(self._entry_bytes, 1))))
+        block = max(10, BLOCK_MS // len(self._partitions)) if idle else None
+        who, commands = self.place.who, []
+        while len(self._asked) < (1 if idle else AHEAD):
+            partition = self._partitions[turn % len(self._partitions)]
+            turn += 1
+            commands.append(read_group_command(partition, self.epoch, who.group, who.member, count, block))
+            self._asked.append(partition)
+        try:
+            self._connected().send(commands)
+        except ServerUnavailable as error:
+            self._reconnect(error)
+        return turn
+
+    def _take_answer(self) -> int:
+        """Receives one answer into batches; returns the number of entries in it."""
+        partition = self._asked.popleft()
+        self._received.clear()
+        broken: ServerUnavailable | None = None
+        try:
+            self._connected().read_entries(self._receivers[partition.number])
+        except ReplyError as error:
+            raise EpochNotFound(
+                f"epoch {self.epoch} of {self.place.stream.name!r} was released, or its group dropped, while it was read "
+                f"({error.error})"
+            ) from None
+        except ServerUnavailable as error:
+            broken = error
+        taken = list(self._received)
+        self._settle_received(taken, self._manifest, partition)  # before recovery asks what is held
+        if broken is not None:
+            self._reconnect(broken)
+        self._emit(self._assembler)
+        return len(taken)
+
+    def _settle_received(self, received: list[Received], manifest: Manifest, partition: PartitionKeys) -> None:
+        """Books what arrived: leases for good entries, dead letters for bad ones."""
+        for one in received:
+            if one.lease is not None and one.lease.owed:
+                self.place.holdings.add(one.lease)
+                self._entry_bytes += (one.nbytes - self._entry_bytes) * 0.2
+            elif one.is_missing:
+                self._bury(manifest, partition, one.entry_id, "payload lost: the entry was deleted while it was pending")
+            elif one.error is not None:
+                self._bury(manifest, partition, one.entry_id, f"{type(one.error).__name__}: {one.error}")
+            elif one.lease is not None:  # every sample of it was settled before: only the entry itself is due
+                self._finish_entry(manifest, partition, one.entry_id)
+
+    def _bury(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
+        self.bad_entries += 1
+        self._notify(f"entry {entry_id.decode()} of epoch {manifest.epoch} is a dead letter: {reason[:300]}")
+        bury(self.place.client, partition, manifest, self.place.who.group, entry_id, reason[:500])
+
+    def _finish_entry(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes) -> None:
+        acknowledge(self.place.client, partition, manifest, self.place.who.group, [entry_id], {})
+
+    def _emit(self, assembler: Assembler) -> None:
+        while (batch := assembler.take()) is not None:
+            self.queue.put(batch)
+
+    # --- what the dead left, and this member's own past ---
+
+    def _drain(self) -> None:
+        """Receives what is under way before the end, so that it can be handed back at once."""
+        try:
+            while self._asked:
+                self._take_answer()
+        except (PenstockError, Stopped):
+            self._asked.clear()
+
+    def _fetch_claims(self) -> None:
+        """Fetches claimed entries by id and hands them in batches of their own; they may be of earlier epochs."""
+        claims: list[Claimed] = []
+        while self.keeper.claims:
+            claims.append(self.keeper.claims.popleft())
+        for epoch in sorted({claim.epoch for claim in claims}):
+            manifest = self._manifest if epoch == self.epoch else self._load(epoch)
+            assembler = self._assembler_of(epoch)
+            for claim in (claim for claim in claims if claim.epoch == epoch):
+                self._fetch(claim, manifest, assembler)
+            assembler.flush()
+            self._emit(assembler)
+            if epoch != self.epoch:
+                self.place.unclosed.add(epoch)
+
+    def _fetch(self, claim: Claimed, manifest: Manifest, assembler: Assembler) -> None:
+        partition = self._partitions[claim.partition]
+        receiver = self._receiver(assembler, manifest, partition, self.place.who.group)
+        while not self.queue.wait_for_room(0, 0.2):
+            self._emit(assembler)
+        while True:
+            self._received.clear()
+            try:
+                channel = self._connected()
+                channel.send([fetch_command(partition, claim.epoch, claim.entry_id)])
+                if channel.read_entries(receiver) == 0:
+                    self._received.append(Received(claim.entry_id, 0, None, is_missing=True))
+                break
+            except ServerUnavailable as error:
+                self._reconnect(error)
+        self._settle_received(list(self._received), manifest, partition)
+        self._emit(assembler)
+
+    # --- the end ---
+
+    def _is_over(self) -> bool:
+        """Nothing undelivered: whether all that is unsettled is held here, handed, or by someone who proved to live."""
+        self._assembler.flush()
+        self._emit(self._assembler)
+        began_ms = server_ms(self.place.client)
+        while True:
+            if self.keeper.claims:
+                return False
+            if self.queue.is_stopped:
+                raise Stopped
+            others = self._others()
+            if not others:
+                return True
+            roster = load_roster(self.place.client, self._partitions[0])
+            group = self.place.who.group
+            living = {member for (g, member), seen in roster.members.items() if g == group and seen > began_ms}
+            if others <= living:
+                return True
+            silent = ", ".join(sorted(others - living))
+            self.waiting_for = f"entries of epoch {self.epoch} that {silent} was given: a lease has to lapse"
+            if "~released" in others:
+                self.keeper.look()
+            time.sleep(0.05)
+
+    def _others(self) -> set[str]:
+        """Names of members that hold entries of this epoch."""
+        group, me = self.place.who.group, self.place.who.member
+        holders = set()
+        for partition in self._partitions:
+            for entry in list_pending(self.place.client, partition, self.epoch, group):
+                holders.add(entry.member)
+        return holders - {me}
+
+    # --- parts ---
+
+    def _load(self, epoch: int) -> Manifest:
+        return load_manifest(self.place.client, self.place.stream, epoch)
+
+    def _assembler_of(self, epoch: int) -> Assembler:
+        assert self.place.stream.spec is not None
+        return Assembler(self.place.stream.spec, self._batch_size, self._arena, epoch)
+
+    def _receiver(
+        self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys, settled_for: str | None
+    ) -> Receiver:
+        assert self.place.stream.spec is not None
+        where = _Where(self.place, manifest, partition, settled_for)
+        return Receiver(self.place.stream.spec, assembler, where, partition.number, self._received.append)
+
+    def _connected(self) -> Channel:
+        if self._channel is None:
+            self._channel = open_channel(self.place.client, fast=self._fast)
+        return self._channel
+
+    def _reconnect(self, error: ServerUnavailable) -> None:
+        """What was asked for and not received is pending under this name: found by id, not by reading again."""
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = None
+        self._asked.clear()
+        began, turn = time.monotonic(), 0
+        self._notify(f"the connection broke while reading ({error}); trying again for {RECONNECT_S:.0f} s")
+        while True:
+            try:
+                self._connected()
+                self.keeper.recover()
+                return
+            except ServerUnavailable:
+                if time.monotonic() - began > RECONNECT_S or self.queue.is_stopped:
+                    raise
+            turn += 1
+            time.sleep(min(0.05 * 2**turn, 1.0))
+
+
+@dataclass(slots=True)
+class _Where:
+    """What a receiver checks identities against."""
+
+    place: Place
+    manifest: Manifest
+    partition: PartitionKeys
+    settled_for: str | None
+    """The group whose settled samples are left out: for entries that were delivered before."""
+
+    def check(self, header: Header) -> None:
+        stream, manifest = self.place.stream, self.manifest
+        if header.stream != stream.id or header.epoch != manifest.epoch:
+            raise BadEntry(f"entry of stream {header.stream} epoch {header.epoch}, found in {stream.id} {manifest.epoch}")
+        if stream.partition_of(header.shard) != self.partition or header.end > manifest.shard_size(header.shard):
+            raise BadEntry(f"shard {header.shard} offsets {header.first}-{header.end - 1} are not in the manifest")
+
+    def wanted(self, header: Header) -> NDArray[np.bool_] | None:
+        if self.settled_for is None:
+            return None
+        settled = settled_bits(
+            self.place.client, self.partition, self.manifest.epoch, self.settled_for, header.shard,
+            header.first, header.end,
+        )  # fmt: skip
+        return ~settled if settled.any() else None
