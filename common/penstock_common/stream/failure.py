@@ -1,0 +1,137 @@
+"""Foreign exceptions (redis-py, sockets) become Penstock's errors here, each one line: what was found, what to do.
+
+No connections are made here. Flow control (WatchError, an EXEC that answers nil) is no failure and passes untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import redis
+from redis import exceptions as foreign
+
+from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable, Unauthorized
+
+START_ONE = "start one with `penstock server`, or set PENSTOCK_URL"
+
+
+class ReplyError(PenstockError, RuntimeError):
+    """The server answered a command with an error; `error` is redis-py's exception, for callers that can mend it."""
+
+    def __init__(self, error: foreign.ResponseError, where: str) -> None:
+        self.error, self.where = error, where
+        super().__init__(f"Redis at {where} refused a command: {_text(error)}")
+
+
+def redacted(url: str) -> str:
+    """The URL as it may be shown: without the password, whether in front of the host or among the options."""
+    head, _, tail = url.rpartition("@")
+    scheme, _, user = head.partition("://")
+    shown = f"{scheme}://{user.partition(':')[0]}@{tail}" if head else url
+    try:
+        parts = urlsplit(shown)
+    except ValueError:  # brackets without an end, for one: show no options, they may hold a password
+        return shown.partition("?")[0]
+    kept = [
+        option for option in parts.query.split("&") if not option.lower().startswith(("password=", "ssl_password="))
+    ]
+    return urlunsplit(parts._replace(query="&".join(kept))) if parts.query else shown
+
+
+def address(client: redis.Redis) -> str:
+    """The URL of a client's server, without its password."""
+    pool = client.connection_pool
+    kwargs: dict[str, Any] = pool.connection_kwargs
+    user = f"{kwargs['username']}@" if kwargs.get("username") else ""
+    if kwargs.get("path"):
+        return f"unix://{user}{kwargs['path']}"
+    secure = "s" if issubclass(pool.connection_class, redis.SSLConnection) else ""
+    host = kwargs.get("host") or getattr(pool, "service_name", None) or "localhost"
+    base = f"redis{secure}://{user}{f'[{host}]' if ':' in host else host}:{kwargs.get('port', 6379)}"
+    return f"{base}/{kwargs['db']}" if kwargs.get("db") else base
+
+
+@contextmanager
+def translated(where: str | redis.Redis) -> Iterator[None]:
+    """Turn redis-py's and the socket's exceptions inside the block into Penstock's; keep files out of the block."""
+    try:
+        yield
+    except (foreign.RedisError, OSError) as error:
+        failure = translate(error, where)
+        if failure is None:
+            raise
+        raise failure from error
+
+
+def translate(error: BaseException, where: str | redis.Redis) -> PenstockError | None:
+    """The Penstock error for `error`, or None when it is one already, or none of the server's business."""
+    place = where if isinstance(where, str) else address(where)
+    # 1. ours, or no failure at all
+    if isinstance(error, PenstockError):
+        return None
+    # 2. the server said no to us; redis-py makes these ConnectionErrors, so they come first
+    if isinstance(error, foreign.BusyLoadingError):
+        return ServerUnavailable(f"Redis at {place} is still loading its data: wait until it has, then try again")
+    if isinstance(error, foreign.AuthenticationError | foreign.AuthenticationWrongNumberOfArgsError):
+        return Unauthorized(
+            f"Redis at {place} refused the login ({_text(error)}): "
+            "put user and password into the URL, as in redis://user:password@host:6379"
+        )
+    # 3. no usable connection
+    if isinstance(error, foreign.TimeoutError | TimeoutError):
+        hint = ", or without TLS (then write redis://)" if place.startswith("rediss:") else ""
+        return ServerUnavailable(
+            f"Redis at {place} does not answer ({_text(error)}): is it stopped, overloaded, behind a firewall{hint}?"
+        )
+    if isinstance(error, foreign.ConnectionError | OSError):
+        return _unreachable(error, place)
+    if isinstance(error, foreign.InvalidResponse):
+        return ServerUnavailable(
+            f"what answers at {place} does not speak the Redis protocol ({_text(error)}): check host and port"
+        )
+    # 4. the server said no to one command
+    if isinstance(error, foreign.ResponseError):
+        return _refused(error, place)
+    return None
+
+
+def _unreachable(error: BaseException, place: str) -> PenstockError:
+    text = _text(error)
+    if "WRONG_VERSION_NUMBER" in text or "UNEXPECTED_EOF" in text:
+        return ServerUnavailable(f"no TLS is spoken at {place} ({text}): write redis:// if the server has none")
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return ServerUnavailable(
+            f"the certificate shown at {place} is not trusted ({text}): name its CA with ?ssl_ca_certs=FILE in the URL"
+        )
+    if "max number of clients" in text or isinstance(error, foreign.MaxConnectionsError):
+        return ServerUnavailable(f"Redis at {place} takes no more clients ({text}): raise its maxclients")
+    if "while reading" in text or "closed" in text or "reset" in text or "Broken pipe" in text:
+        return ServerUnavailable(
+            f"Redis at {place} closed the connection ({text}): see its log, then try again (rediss:// if it wants TLS)"
+        )
+    return ServerUnavailable(f"no Redis answers at {place} ({text}): {START_ONE}")
+
+
+def _refused(error: foreign.ResponseError, place: str) -> PenstockError:
+    text = _text(error)
+    if isinstance(error, foreign.NoPermissionError) or text.startswith("NOPERM"):
+        return Unauthorized(f"Redis at {place} does not permit this user a command ({text}): extend the user's ACL")
+    if isinstance(error, foreign.ReadOnlyError):
+        return ServerUnsuitable(f"Redis at {place} is a read-only replica: connect to its primary")
+    if isinstance(error, foreign.OutOfMemoryError):
+        return ServerUnsuitable(
+            f"Redis at {place} is above its maxmemory and takes no writes: raise maxmemory, or release epochs"
+        )
+    if text.lower().startswith(("unknown command", "err unknown command", "unknown subcommand")):
+        return ServerUnsuitable(f"Redis at {place} lacks a command ({text}): use Redis 6.2, Valkey 7.2 or newer")
+    if isinstance(error, foreign.MovedError | foreign.ClusterError | foreign.ClusterCrossSlotError):
+        return ServerUnsuitable(f"Redis at {place} is a cluster node ({text}): connect to a server that owns the keys")
+    return ReplyError(error, place)
+
+
+def _text(error: BaseException) -> str:
+    """One line, whatever the exception carries."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
