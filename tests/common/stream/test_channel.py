@@ -1,0 +1,272 @@
+"""Both channels keep the contract on both servers at hand, and the fast parser agrees with redis-py's on any bytes."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Iterator, Sequence
+
+import pytest
+import redis
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from redis._parsers import _RESP2Parser
+from redis._parsers.encoders import Encoder
+from redis.exceptions import BusyLoadingError, InvalidResponse, ResponseError
+
+from penstock_common.stream.channel import SKIP, Channel, PlainChannel, Reply, Skip, _deliver, _entries
+from penstock_common.stream.connection import connect, open_channel
+from penstock_common.stream.fast import FastChannel, PlainWire
+from penstock_common.stream.resp import BUFFER_BYTES, Reader
+from penstock_common.stream.server import EmbeddedServer
+from tests.contracts.channel import ChannelContract, RecordingSink
+
+
+@pytest.fixture
+def client(server: EmbeddedServer) -> Iterator[redis.Redis]:
+    """A foreign client with redis-py's own defaults (RESP3 in some versions): channels must not depend on them."""
+    with redis.Redis(port=server.port) as connected:
+        yield connected
+
+
+class TestPlainChannel(ChannelContract):
+    """The fallback, with hiredis where it is installed."""
+
+    @pytest.fixture
+    def channel(self, client: redis.Redis) -> Iterator[Channel]:
+        """An open channel of the kind under test."""
+        channel = open_channel(client, fast=False)
+        assert isinstance(channel, PlainChannel)
+        yield channel
+        channel.close()
+
+
+class TestPlainChannelWithoutHiredis(ChannelContract):
+    """The fallback as it is on a bare redis-py."""
+
+    @pytest.fixture
+    def channel(self, client: redis.Redis) -> Iterator[Channel]:
+        """An open channel of the kind under test."""
+        pool = client.connection_pool
+        kwargs = {**pool.connection_kwargs, "parser_class": _RESP2Parser}
+        other = redis.Redis(connection_pool=redis.ConnectionPool(**kwargs))
+        channel = open_channel(other, fast=False)
+        yield channel
+        channel.close()
+        other.close()
+
+
+class TestFastChannel(ChannelContract):
+    """The default."""
+
+    @pytest.fixture
+    def channel(self, client: redis.Redis) -> Iterator[Channel]:
+        """An open channel of the kind under test."""
+        channel = open_channel(client)
+        assert isinstance(channel, FastChannel)
+        yield channel
+        channel.close()
+
+
+@pytest.fixture(scope="module")
+def unix_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis]:
+    """A client of a server of its own, which listens on a unix socket too."""
+    path = tmp_path_factory.mktemp("unix") / "s"
+    with EmbeddedServer(extra={"unixsocket": str(path)}), connect(f"unix://{path}") as connected:
+        yield connected
+
+
+class TestFastChannelOverUnixSocket(ChannelContract):
+    """The same socket calls, another family."""
+
+    @pytest.fixture
+    def client(self, unix_client: redis.Redis) -> redis.Redis:
+        """The contract's client."""
+        return unix_client
+
+    @pytest.fixture
+    def channel(self, client: redis.Redis) -> Iterator[Channel]:
+        """An open channel of the kind under test."""
+        channel = open_channel(client, fast=True)
+        yield channel
+        channel.close()
+
+
+# --- the parser against redis-py's, on bytes cut anywhere -------------------------------------------------------------
+
+
+class CutWire(PlainWire):
+    """A socket that brings no more at a time than it is told, as a network may."""
+
+    def __init__(self, sock: socket.socket, cuts: Sequence[int]) -> None:
+        super().__init__(sock)
+        self._cuts, self._turn = cuts, 0
+
+    def receive(self, view: memoryview) -> int:
+        """No more than the next cut."""
+        self._turn += 1
+        return super().receive(view[: self._cuts[self._turn % len(self._cuts)]])
+
+
+class OracleConnection:
+    """As much of a connection as redis-py's parser asks for."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.socket_timeout = None
+        self.encoder = Encoder("utf-8", "strict", False)
+
+
+def encode(reply: Reply) -> bytes:
+    """The reply as a server sends it."""
+    match reply:
+        case None:
+            return b"$-1\r\n"
+        case int():
+            return b":%d\r\n" % reply
+        case bytes():
+            return b"$%d\r\n%b\r\n" % (len(reply), reply)
+        case ResponseError():
+            return b"-%b\r\n" % str(reply).encode()
+        case list():
+            return b"*%d\r\n" % len(reply) + b"".join(map(encode, reply))
+
+
+def same(left: Reply, right: Reply) -> bool:
+    """Equal in value and type; errors by class and text."""
+    if isinstance(left, ResponseError):
+        return type(left) is type(right) and str(left) == str(right)
+    if isinstance(left, list):
+        return isinstance(right, list) and len(left) == len(right) and all(map(same, left, right))
+    return type(left) is type(right) and left == right
+
+
+values = st.one_of(
+    st.none(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.binary(max_size=60),
+    st.sampled_from([b"\r\n" * 40, b"x" * (BUFFER_BYTES + 1), b"y" * 20_000, b"OK"]),
+    st.sampled_from(["ERR no", "NOGROUP none", "OOM command not allowed", "MOVED 1 127.0.0.1:1"]).map(ResponseError),
+)
+replies = st.recursive(values, lambda inner: st.lists(inner, max_size=5), max_leaves=12)
+cuts = st.lists(st.integers(1, 40) | st.just(BUFFER_BYTES), min_size=1, max_size=20)
+
+
+field = st.tuples(
+    st.binary(max_size=12) | st.just(b"a\r\n$1\r\nb") | st.sampled_from([b"x", b"meta", b"skipped"]),
+    st.binary(max_size=60) | st.just(b"z" * 40_000),
+).map(list)
+fields = st.lists(field, min_size=1, max_size=3).map(lambda pairs: list(itertools.chain.from_iterable(pairs)))
+entry = st.tuples(st.integers(0, 2**64 - 1).map(b"%d-0".__mod__), st.none() | fields).map(list)
+
+
+class SplittingSink(RecordingSink):
+    """Takes some fields as bytes, skips some, and has the others written into two halves of a room."""
+
+    def __init__(self) -> None:
+        super().__init__(self._split)
+        self.rooms: list[bytearray] = []
+
+    def _split(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
+        if name in (b"meta", b"skipped"):
+            return SKIP if name == b"skipped" else None
+        self.rooms.append(bytearray(nbytes))
+        view = memoryview(self.rooms[-1])
+        return [view[: nbytes // 2], view[nbytes // 2 :]]
+
+
+class TestParser:
+    """The fast parser against redis-py's, on bytes cut anywhere, sane or not."""
+
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.lists(replies, min_size=1, max_size=4), cuts)
+    @example([[ResponseError("LOADED no error class")], b""], [1])
+    def test_it_reads_what_redis_py_reads(self, sent: list[Reply], cuts: list[int]) -> None:
+        """The oracle is the library everyone uses."""
+        stream = b"".join(map(encode, sent))
+        ours, theirs = socket.socketpair(), socket.socketpair()
+        with ours[0], ours[1], theirs[0], theirs[1]:
+            for pair in (ours, theirs):
+                pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+                pair[0].setblocking(False)
+            if len(stream) > 150_000:  # would need a thread; smaller streams show the same
+                return
+            ours[0].sendall(stream)
+            theirs[0].sendall(stream)
+            oracle = _RESP2Parser(4096)
+            oracle.on_connect(OracleConnection(theirs[1]))
+            reader = Reader(CutWire(ours[1], cuts), _RESP2Parser.parse_error)
+            for _ in sent:
+                assert same(reader.reply(), oracle.read_response())
+
+    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.lists(entry, max_size=3), st.booleans(), cuts)
+    def test_entries_cut_anywhere_arrive_whole(self, sent: list[list[Reply]], xread: bool, cuts: list[int]) -> None:
+        """Both the quick and the careful way through a header must see what the plain channel sees."""
+        reply: Reply = [[b"key", list(sent)]] if xread else list(sent)
+        stream = encode(reply) + encode(b"next")
+        near, far = socket.socketpair()
+        with near, far:
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+            near.sendall(stream)
+            reader = Reader(CutWire(far, cuts), _RESP2Parser.parse_error)
+            quick, careful = SplittingSink(), SplittingSink()
+            found = reader.entries(quick)
+            assert reader.reply() == b"next"
+        for one in _entries(reply):
+            _deliver(one, careful)
+        assert (found, quick.events) == (len(sent), careful.events)
+        assert quick.rooms == careful.rooms
+
+    @pytest.mark.parametrize(
+        "hostile",
+        [
+            b"$999999999999\r\n",
+            b"$-2\r\n",
+            b"*99999999\r\n",
+            b"$abc\r\n",
+            b":\r\n",
+            b"\r\n",
+            b"%1\r\n",
+            b"*1\r\n" * 40,
+            b"$3\r\nabcdef\r\n",
+            b"+" + b"x" * 70_000,
+        ],
+    )
+    def test_insane_replies_are_refused_instead_of_obeyed(self, hostile: bytes) -> None:
+        """A broken or hostile server must not make a trainer allocate gigabytes, recurse or wait for ever."""
+        for read in (Reader.reply, lambda reader: reader.entries(RecordingSink())):
+            near, far = socket.socketpair()
+            with near, far:
+                near.sendall(hostile)
+                near.close()
+                with pytest.raises(InvalidResponse):
+                    read(Reader(PlainWire(far), _RESP2Parser.parse_error))
+
+    @pytest.mark.parametrize(
+        "hostile",
+        [
+            b"*1\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\nx\r\n$9999999999\r\n",
+            b"*1\r\n*2\r\n$3\r\n1-1\r\n*3\r\n$1\r\nx\r\n",
+            b"*2\r\n*3\r\n$3\r\n1-1\r\n",
+            b"*1\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\nx\r\n$3\r\nabcdef\r\n",
+            b":1\r\n",
+            b"+OK\r\n",
+        ],
+    )
+    def test_replies_that_are_no_entries_are_refused(self, hostile: bytes) -> None:
+        """A payload one byte longer than announced would shift all that follows."""
+        near, far = socket.socketpair()
+        with near, far:
+            near.sendall(hostile)
+            near.close()
+            with pytest.raises(InvalidResponse):
+                Reader(PlainWire(far), _RESP2Parser.parse_error).entries(RecordingSink())
+
+    def test_a_loading_server_is_no_value(self) -> None:
+        """redis-py counts it as a connection failure, and so do we."""
+        near, far = socket.socketpair()
+        with near, far:
+            near.sendall(b"-LOADING Redis is loading the dataset in memory\r\n")
+            with pytest.raises(BusyLoadingError):
+                Reader(PlainWire(far), _RESP2Parser.parse_error).reply()

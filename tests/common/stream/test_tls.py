@@ -1,0 +1,155 @@
+"""Both channels keep their contract over TLS, and a wrong certificate or scheme gets its own line."""
+
+from __future__ import annotations
+
+import select
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import redis
+
+from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.stream import connection
+from penstock_common.stream.channel import Channel
+from penstock_common.stream.connection import connect, open_channel
+from penstock_common.stream.fast import FastChannel
+from penstock_common.stream.server import EmbeddedServer, find_servers
+from tests.contracts.channel import ChannelContract
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
+
+
+class TlsFront:
+    """TLS in front of any server, for builds that have none: one thread per connection, bytes passed both ways."""
+
+    def __init__(self, port: int, certificate: Path, key: Path) -> None:
+        self._port = port
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate, key)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop accepting; connections end with their clients."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                plain, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
+
+    def _serve(self, plain: socket.socket) -> None:
+        with (
+            plain,
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", self._port)) as back,
+            self._context.wrap_socket(plain, server_side=True) as front,
+        ):
+            while True:
+                ready = [front] if front.pending() else select.select([front, back], [], [])[0]
+                for source, sink in ((front, back), (back, front)):
+                    if source in ready:
+                        data = source.recv(65536)
+                        if not data:
+                            return
+                        sink.sendall(data)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    outputs = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *names, *outputs], check=True, capture_output=True)
+    return certificate, key
+
+
+@contextmanager
+def tls_server(certificate: Path, key: Path) -> Iterator[int]:
+    """The TLS port of a server whose build speaks it; skips where none does."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
+    files = {"tls-cert-file": str(certificate), "tls-key-file": str(key), "tls-ca-cert-file": str(certificate)}
+    for executable in find_servers():
+        try:
+            server = EmbeddedServer(executable, extra={"tls-port": str(port), "tls-auth-clients": "no", **files})
+        except PenstockError:
+            continue
+        with server:
+            yield port
+            return
+    pytest.skip("no redis-server here is built with TLS")
+
+
+@contextmanager
+def tls_front(certificate: Path, key: Path) -> Iterator[int]:
+    """The port of a TLS front before a server that need not speak it."""
+    with EmbeddedServer() as server, closing(TlsFront(server.port, certificate, key)) as front:
+        yield front.port
+
+
+@pytest.fixture(scope="module", params=[tls_server, tls_front])
+def tls_port(request: pytest.FixtureRequest, certificate: tuple[Path, Path]) -> Iterator[int]:
+    """Both kinds of TLS, where both can be had."""
+    with request.param(*certificate) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def client(tls_port: int, certificate: tuple[Path, Path]) -> Iterator[redis.Redis]:
+    """A client that trusts the certificate."""
+    with connect(f"rediss://localhost:{tls_port}?ssl_ca_certs={certificate[0]}") as connected:
+        yield connected
+
+
+class TestFastChannelOverTls(ChannelContract):
+    """No sendmsg, no recvmsg_into: another wire, the same promises."""
+
+    @pytest.fixture
+    def channel(self, client: redis.Redis) -> Iterator[Channel]:
+        """An open channel of the kind under test."""
+        with closing(open_channel(client, fast=True)) as channel:
+            assert isinstance(channel, FastChannel)
+            yield channel
+
+
+def test_the_plain_channel_speaks_tls_too(client: redis.Redis) -> None:
+    """A site with TLS and an unknown redis-py must still get its data."""
+    with closing(open_channel(client, fast=False)) as channel:
+        channel.send([[b"SET", b"k", memoryview(bytes(1_000_000))], [b"STRLEN", b"k"]])
+        assert [channel.read(), channel.read()] == [b"OK", 1_000_000]
+
+
+def test_an_untrusted_certificate_names_the_option_that_trusts_it(tls_port: int) -> None:
+    """Self-signed certificates are the rule in private clusters."""
+    with pytest.raises(ServerUnavailable, match=r"not trusted .*ssl_ca_certs"):
+        connect(f"rediss://localhost:{tls_port}")
+
+
+def test_plain_talk_to_a_tls_port_says_that_tls_may_be_wanted(tls_port: int) -> None:
+    """One letter in the URL is the whole mistake."""
+    with pytest.raises(ServerUnavailable, match="rediss://"):
+        connect(f"redis://localhost:{tls_port}")
+
+
+def test_tls_talk_to_a_plain_port_says_that_there_may_be_no_tls(
+    any_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same letter, the other way round: Redis waits for the rest of a line that never ends."""
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT_S", 0.3)
+    with pytest.raises(ServerUnavailable, match="without TLS"):
+        connect(f"rediss://localhost:{any_server.port}")
