@@ -21,6 +21,8 @@ from penstock_common.format.spec import META, Spec
 from penstock_common.format.wire import check_values, decode_column, verify
 from penstock_common.stream.channel import SKIP, Skip
 from penstock_common.stream.ledger import runs
+from penstock_common.stream.manifest import Manifest
+from penstock_common.stream.streams import Stream
 
 from penstock_consumer.pipeline.batch import Assembler, Lease, Span, as_ragged
 
@@ -35,6 +37,14 @@ class Place(Protocol):
 
     def wanted(self, header: Header) -> NDArray[np.bool_] | None:
         """Which offsets of [first, end) are wanted; None = all."""
+
+
+def check_identity(header: Header, stream: Stream, manifest: Manifest) -> None:
+    """Raises BadEntry unless the header names this stream and epoch, and offsets that the manifest has."""
+    if header.stream != stream.id or header.epoch != manifest.epoch:
+        raise BadEntry(f"entry of stream {header.stream} epoch {header.epoch}, found in {stream.id} {manifest.epoch}")
+    if header.end > manifest.shard_size(header.shard):
+        raise BadEntry(f"shard {header.shard} offsets {header.first}-{header.end - 1} are not in the manifest")
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from penstock_consumer.keeper import Claimed, Keeper
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
-from penstock_consumer.receive import Received, Receiver
+from penstock_consumer.receive import Received, Receiver, check_identity
 
 AHEAD = 2
 """Requests under way at once: the server prepares the next reply while this one is received."""
@@ -309,11 +309,9 @@ class _Where:
     """The group whose settled samples are left out: for entries that were delivered before."""
 
     def check(self, header: Header) -> None:
-        stream, manifest = self.place.stream, self.manifest
-        if header.stream != stream.id or header.epoch != manifest.epoch:
-            raise BadEntry(f"entry of stream {header.stream} epoch {header.epoch}, found in {stream.id} {manifest.epoch}")
-        if stream.partition_of(header.shard) != self.partition or header.end > manifest.shard_size(header.shard):
-            raise BadEntry(f"shard {header.shard} offsets {header.first}-{header.end - 1} are not in the manifest")
+        check_identity(header, self.place.stream, self.manifest)
+        if self.place.stream.partition_of(header.shard) != self.partition:
+            raise BadEntry(f"shard {header.shard} belongs to another partition")
 
     def wanted(self, header: Header) -> NDArray[np.bool_] | None:
         if self.settled_for is None:
