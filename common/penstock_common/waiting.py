@@ -1,4 +1,4 @@
-"""Waits that explain themselves: within 5 s a line says for what, again when the reason changes, and a timeout ends them.
+"""Waits that explain themselves: within 5 s a line says for what, again when the reason changes; a timeout ends them.
 
 What is waited for is known to the caller; where lines go is the caller's to choose.
 """
@@ -28,7 +28,9 @@ def to_stderr(text: str) -> None:
 class Wait:
     """One wait of one caller. Call `because` each time round the loop; `over` when it ends."""
 
-    def __init__(self, notify: Notify = to_stderr, timeout_s: float | None = None, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, notify: Notify = to_stderr, timeout_s: float | None = None, clock: Clock = time.monotonic
+    ) -> None:
         self._notify = notify
         self._clock = clock
         self._timeout_s = timeout_s

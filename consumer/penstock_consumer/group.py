@@ -23,7 +23,6 @@ from penstock_common.stream.roster import (
     server_ms,
 )
 from penstock_common.stream.streams import Stream, read_counters
-
 from penstock_consumer.ledger import Holdings, plan_acknowledgement
 from penstock_consumer.pipeline.batch import Batch
 
@@ -76,19 +75,29 @@ class Place:
                 "stop them first, or use another group"
             )
         whole = [epoch for epoch in roster.epochs if epoch not in roster.trimmed]
-        reset_group(self.client, self.stream, self.who.group, start if isinstance(start, int) else min(whole, default=0))
+        reset_group(
+            self.client, self.stream, self.who.group, start if isinstance(start, int) else min(whole, default=0)
+        )
 
     def next_epoch(self, after: int) -> int | None:
         """The group's lowest epoch above ``after`` that it has not settled; None if there is none yet.
 
         Raises GroupFinished once every planned epoch was read.
         """
-        closed = {epoch for group, epoch in load_roster(self.client, self.stream.partitions[0]).closed if group == self.who.group}
+        closed = {
+            epoch
+            for group, epoch in load_roster(self.client, self.stream.partitions[0]).closed
+            if group == self.who.group
+        }
         for epoch in retained_epochs(self.client, self.stream):
             if epoch >= self.first and epoch > after and epoch not in closed:
                 return epoch
         following, final, _ = read_counters(self.client, self.stream)
-        if final is not None and following >= final and max(after + 1, self.first, max(closed, default=-1) + 1) >= final:
+        if (
+            final is not None
+            and following >= final
+            and max(after + 1, self.first, max(closed, default=-1) + 1) >= final
+        ):
             raise GroupFinished(self.finished())
         return None
 

@@ -16,7 +16,6 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Pending, claim, list_pending
 from penstock_common.stream.roster import Membership, beat, load_roster
 from penstock_common.waiting import Notify
-
 from penstock_consumer.ledger import Holdings
 from penstock_consumer.reclaim import Key, Sighting, plan_reclaim
 
@@ -118,8 +117,8 @@ class Keeper:
             for epoch in roster.epochs:
                 if record is None or epoch < record.first or (self._who.group, epoch) in roster.closed:
                     continue
-                for entry in list_pending(self._client, partition, epoch, self._who.group):
-                    found.append(((partition.number, epoch, entry.entry_id), entry))
+                pending = list_pending(self._client, partition, epoch, self._who.group)
+                found += [((partition.number, epoch, entry.entry_id), entry) for entry in pending]
         return found
 
     def _claim(self, claims: list[tuple[Key, Pending]], min_idle_ms: int) -> None:

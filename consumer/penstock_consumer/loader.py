@@ -28,7 +28,6 @@ from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.roster import Membership
 from penstock_common.stream.streams import Stream, absence, await_event, find_stream, last_event
 from penstock_common.waiting import Notify, Wait, to_stderr
-
 from penstock_consumer.group import Place
 from penstock_consumer.keeper import Keeper
 from penstock_consumer.pipeline.arena import Arena
@@ -255,15 +254,16 @@ class Loader:
         wait = Wait(self._notify, self._timeout_s)
         began = time.perf_counter()
         while True:
-            batch = run.queue.get(POLL_S)
+            queued = run.queue.get(POLL_S)
             self._raise_keepers_error()
-            if batch is not None and (batch := batch.without_lost()) is not None:
+            batch = None if queued is None else queued.without_lost()
+            if batch is not None:
                 self.stats.waited_s += time.perf_counter() - began
                 self.stats.batches += 1
                 self.stats.samples += batch.size
                 self.stats.bytes += batch.nbytes
                 return batch
-            if batch is None and run.queue.is_over:
+            if run.queue.is_over:
                 self.stats.waited_s += time.perf_counter() - began
                 return None
             wait.because("batch", lambda: self._why_no_batch(run, wait.seconds))
@@ -271,15 +271,22 @@ class Loader:
     def _why_no_batch(self, run: _Run, seconds: float) -> str:
         return (
             f"{run.reader.waiting_for} of {self.name!r}; none came for {seconds:.0f} s. Is a producer running "
-            f"(`penstock inspect {self.name}`)? If it never will: `penstock epochs close {self.name} {run.reader.epoch}`"
+            f"(`penstock inspect {self.name}`)? If none will: `penstock epochs close {self.name} {run.reader.epoch}`"
         )
 
     def _begin(self, place: Place, epoch: int) -> _Run:
-        assert self._keeper is not None and self._arena is not None
+        assert self._keeper is not None
+        assert self._arena is not None
         queue = Prefetch(self._prefetch_bytes)
         reader = EpochReader(
-            place, self._keeper, epoch, queue, self._arena,
-            batch_size=self.batch_size, notify=self._notify, fast=self._fast,
+            place,
+            self._keeper,
+            epoch,
+            queue,
+            self._arena,
+            batch_size=self.batch_size,
+            notify=self._notify,
+            fast=self._fast,
         )
         thread = threading.Thread(target=reader.run, name=f"penstock-reader-{self.group}", daemon=True)
         self._run = self._parts.run = _Run(reader, queue, thread)
@@ -343,7 +350,7 @@ class _Parts:
 
 
 def _shut(parts: _Parts) -> None:
-    """Ends threads, closes epochs that are settled by now, hands back, signs off; at the latest when the program ends."""
+    """Ends threads, closes epochs that are settled by now, hands back, signs off; at the latest at program end."""
     if parts.run is not None:
         parts.run.queue.stop()
         parts.run.thread.join(timeout=5)
@@ -364,5 +371,3 @@ def default_member() -> str:
     """Host and process: two processes of a host are two members; a restarted container is the same one."""
     host = re.sub(r"[^A-Za-z0-9.-]", "-", gethostname())[:80] or "host"
     return f"{host}-{getpid()}"
-
-

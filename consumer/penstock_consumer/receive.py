@@ -23,7 +23,6 @@ from penstock_common.stream.channel import SKIP, Skip
 from penstock_common.stream.ledger import runs
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
-
 from penstock_consumer.pipeline.batch import Assembler, Lease, Span, as_ragged
 
 _META = META.encode()

@@ -1,4 +1,4 @@
-"""Replay: a retained epoch once more, in its canonical order, without a group. The same bytes as the first time, every time.
+"""Replay: a retained epoch once more, in its canonical order, without a group: the same bytes every time.
 
 Order comes from the shard indexes; a lease on the roster keeps the epoch while it is read.
 """
@@ -27,7 +27,6 @@ from penstock_common.stream.manifest import Manifest, load_manifest
 from penstock_common.stream.roster import end_replay, hold_for_replay
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.waiting import Notify, to_stderr
-
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler, Batch
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
@@ -93,7 +92,7 @@ class Replay:
 
     def __len__(self) -> int:
         """Batches in an iteration."""
-        return -(-self.samples // self.batch_size)
+        return (self.samples + self.batch_size - 1) // self.batch_size
 
     def __iter__(self) -> Iterator[Batch]:
         """The epoch from its first sample; the last batch may be smaller."""
@@ -164,16 +163,20 @@ class Replay:
             partition, end = self.stream.partition_of(shard), 0
             for record in index_records(self._client, partition, self.epoch, shard):
                 if record.first != end:
-                    raise ReplayTruncated(f"shard {shard} of epoch {self.epoch} has no record of offsets {end}-{record.first - 1}")
+                    raise ReplayTruncated(
+                        f"shard {shard} of epoch {self.epoch} has no record of offsets {end}-{record.first - 1}"
+                    )
                 end = record.end
                 yield partition, record
             if end != self._manifest.shard_size(shard):
-                raise ReplayTruncated(f"shard {shard} of epoch {self.epoch} ends at {end}, planned are {self._manifest.shard_size(shard)}")
+                raise ReplayTruncated(
+                    f"shard {shard} of epoch {self.epoch} ends at {end}, planned are {self._manifest.shard_size(shard)}"
+                )
 
     def _truncated(self, record: Record) -> str:
         return (
-            f"epoch {self.epoch} of {self.stream.name!r} is no longer whole: entry {record.entry_id.decode()} was removed "
-            "(retention needs its room); replay a later epoch, or give the stream a larger budget"
+            f"epoch {self.epoch} of {self.stream.name!r} is no longer whole: entry {record.entry_id.decode()} was "
+            "removed (retention needs its room); replay a later epoch, or give the stream a larger budget"
         )
 
     # --- the lease ---

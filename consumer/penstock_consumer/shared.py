@@ -22,7 +22,6 @@ from penstock_common.stream.ledger import acknowledge, bury, settled_bits
 from penstock_common.stream.manifest import Manifest, load_manifest
 from penstock_common.stream.roster import load_roster, server_ms
 from penstock_common.waiting import Notify
-
 from penstock_consumer.group import Place
 from penstock_consumer.keeper import Claimed, Keeper
 from penstock_consumer.pipeline.arena import Arena
@@ -142,8 +141,8 @@ class EpochReader:
             self._connected().read_entries(self._receivers[partition.number])
         except ReplyError as error:
             raise EpochNotFound(
-                f"epoch {self.epoch} of {self.place.stream.name!r} was released, or its group dropped, while it was read "
-                f"({error.error})"
+                f"epoch {self.epoch} of {self.place.stream.name!r} was released, or its group dropped, "
+                f"while it was read ({error.error})"
             ) from None
         except ServerUnavailable as error:
             broken = error
@@ -161,7 +160,9 @@ class EpochReader:
                 self.place.holdings.add(one.lease)
                 self._entry_bytes += (one.nbytes - self._entry_bytes) * 0.2
             elif one.is_missing:
-                self._bury(manifest, partition, one.entry_id, "payload lost: the entry was deleted while it was pending")
+                self._bury(
+                    manifest, partition, one.entry_id, "payload lost: the entry was deleted while it was pending"
+                )
             elif one.error is not None:
                 self._bury(manifest, partition, one.entry_id, f"{type(one.error).__name__}: {one.error}")
             elif one.lease is not None:  # every sample of it was settled before: only the entry itself is due

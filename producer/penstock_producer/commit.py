@@ -29,7 +29,6 @@ from penstock_common.stream.entries import (
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, Wait, to_stderr
-
 from penstock_producer.room import RoomKeeper
 
 RECONNECT_S = 30.0
@@ -129,8 +128,8 @@ class Committer:
             )
         if end < block.first:
             raise ShardMismatch(
-                f"shard {self._shard} of epoch {self._manifest.epoch} is committed up to {end}, the next block starts at "
-                f"{block.first}: the server lost data; abandon the epoch and produce it again"
+                f"shard {self._shard} of epoch {self._manifest.epoch} is committed up to {end}, the next block "
+                f"starts at {block.first}: the server lost data; abandon the epoch and produce it again"
             )
         if end >= block.end:
             return None

@@ -15,7 +15,6 @@ from penstock_common.stream.manifest import begun_shards, find_manifest, retaine
 from penstock_common.stream.release import release_epoch, unlink_epoch
 from penstock_common.stream.roster import Roster, load_roster, server_ms
 from penstock_common.stream.streams import Stream
-
 from penstock_producer.retention import EpochFacts, is_replayed, plan_release, plan_trim, trimming_groups
 
 SLACK_SHARE = 0.05
@@ -60,7 +59,11 @@ class Janitor:
         manifest = find_manifest(self._client, self._stream, epoch)
         if not groups or manifest is None:
             return 0
-        mine = [s for s in begun_shards(self._client, self._stream, manifest) if self._stream.partition_of(s) == self._partition]
+        mine = [
+            s
+            for s in begun_shards(self._client, self._stream, manifest)
+            if self._stream.partition_of(s) == self._partition
+        ]
         freed = 0
         for shard, end in index_ends(self._client, self._partition, epoch, mine).items():
             floor = self._floors.get((epoch, shard), 0)

@@ -7,7 +7,6 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.roster import load_roster
 from penstock_common.stream.streams import Stream
-
 from penstock_producer.backpressure import Room, largest_block, reason_to_wait
 from penstock_producer.janitor import Janitor
 from penstock_producer.retention import owing_groups

@@ -13,7 +13,6 @@ from penstock_common.errors import ShardMismatch
 from penstock_common.format.block import BlockBuilder, check_rows
 from penstock_common.format.limits import MAX_HOLES, MAX_SHARD_SAMPLES
 from penstock_common.format.spec import Spec
-
 from penstock_producer.commit import Committer
 
 LINGER_S = 1.0
@@ -131,5 +130,3 @@ class ShardWriter:
             self.close()
         else:
             self.abort()
-
-

@@ -26,7 +26,6 @@ from penstock_common.stream.manifest import (
 from penstock_common.stream.streams import Stream, create_stream, fix_spec, load_stream
 from penstock_common.stream.suitability import require_suitable
 from penstock_common.waiting import Notify, to_stderr
-
 from penstock_producer.commit import Committer
 from penstock_producer.shard import ShardWriter
 
@@ -99,7 +98,7 @@ class Writer:
     # --- the endless feed ---
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Adds a sample to the stream's endless feed; see `EpochWriter.write`. Exactly once within this writer's life."""
+        """Adds a sample to the stream's endless feed (see `EpochWriter.write`), exactly once in this writer's life."""
         self._feeding(sample).write(sample)
         self._feed_count += 1
 
@@ -127,7 +126,9 @@ class Writer:
     def _is_stretch_over(self, feed: ShardWriter) -> bool:
         if feed.position >= SHARD_SAMPLES - MAX_STEP or feed.bytes_written > self.stream.partition_budget * FEED_SHARE:
             return True
-        return self._feed_count % SEAL_CHECK == SEAL_CHECK - 1 and is_sealed(self._client, self.stream, self._feed_epoch)
+        return self._feed_count % SEAL_CHECK == SEAL_CHECK - 1 and is_sealed(
+            self._client, self.stream, self._feed_epoch
+        )
 
     def _end_feed(self) -> None:
         feed, self._feed = self._feed, None
@@ -197,7 +198,7 @@ MAX_STEP = 1 << 16
 
 
 class EpochWriter:
-    """One epoch being written. Leaving the ``with`` block well closes its manifest; an error abandons what it opened."""
+    """One epoch being written. Leaving the ``with`` block well closes its manifest; an error abandons it."""
 
     def __init__(self, writer: Writer, manifest: Manifest, *, owns: bool) -> None:
         self._writer, self._manifest, self._owns = writer, manifest, owns

@@ -102,11 +102,17 @@ class OwnsConnection:
 
     def _check(self) -> None:
         if self.broken:
-            raise ServerUnavailable(f"this connection to Redis at {self._where} is closed: open another")
+            raise self._closed()
+
+    def _closed(self) -> ServerUnavailable:
+        return ServerUnavailable(f"this connection to Redis at {self._where} is closed: open another")
 
     def _fail(self, error: BaseException) -> None:
         """Close, and raise what a user can act on; returns where `error` itself says it best."""
+        closed_meanwhile = self.broken  # by another thread, which is how a wait is ended; errors then vary
         self.close()
+        if closed_meanwhile and isinstance(error, Exception):
+            raise self._closed() from error
         failure = translate(error, self._where)
         if failure is not None:
             raise failure from error

@@ -29,7 +29,7 @@ class ControlClient(redis.Redis):
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """See redis.Redis."""
         try:
-            return super().execute_command(*args, **options)
+            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
         except (redis.RedisError, OSError) as error:
             _raise_translated(error, self)
             raise
@@ -53,7 +53,7 @@ class ControlPipeline(Pipeline):
     def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
         """See redis.client.Pipeline."""
         try:
-            return super().immediate_execute_command(*args, **options)
+            return super().immediate_execute_command(*args, **options)  # type: ignore[no-untyped-call]
         except (redis.RedisError, OSError) as error:
             _raise_translated(error, self)
             raise

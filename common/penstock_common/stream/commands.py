@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 from hashlib import sha1
-from typing import Any
+from typing import Any, TypeAlias
 
-import redis
 from redis.exceptions import NoScriptError
 
 Key = str
 Arg = str | bytes | int
 
-Client = redis.Redis
-"""A control connection, as `connection.connect` makes it; replies are bytes."""
+Client: TypeAlias = Any
+"""A control connection, as `connection.connect` makes it. redis-py declares every reply `bytes | str`, though here they
+are bytes: so the client is Any, and each reply's type is said where it is read."""
 
 
 @cache
@@ -38,11 +38,6 @@ def run_script(client: Client, script: str, keys: Sequence[Key], args: Iterable[
 def decoded(reply: dict[bytes, bytes]) -> dict[str, str]:
     """A hash reply as text."""
     return {key.decode(): value.decode() for key, value in reply.items()}
-
-
-def pairs(flat: Sequence[Any]) -> dict[bytes, Any]:
-    """A flat field, value, field, value reply as a dict."""
-    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def is_script_error(error: Exception, word: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from redis.exceptions import OutOfMemoryError, ResponseError
 
@@ -62,10 +62,8 @@ def look_commands(partition: PartitionKeys, epoch: int, shard: int) -> list[Comm
 def read_look(replies: Sequence[Reply]) -> Progress:
     """The answer to `look_commands`; raises the first error among them."""
     raise_errors(replies)
-    _, newest, state, held = replies
-    end = _end_of(newest[0][0]) if isinstance(newest, list) and newest else 0  # type: ignore[index]
-    assert state is None or isinstance(state, bytes)
-    return Progress(end, state or b"", int(held or 0))  # type: ignore[arg-type]
+    newest, state, held = cast("tuple[list[Any], bytes | None, bytes | None]", tuple(replies[1:]))
+    return Progress(_end_of(newest[0][0]) if newest else 0, state or b"", int(held or 0))
 
 
 def raise_errors(replies: Iterable[Reply]) -> None:
@@ -184,7 +182,9 @@ def list_pending(
     ]
 
 
-def claim(client: Client, partition: PartitionKeys, epoch: int, who: tuple[str, str], pending: Pending, min_idle_ms: int) -> bool:
+def claim(
+    client: Client, partition: PartitionKeys, epoch: int, who: tuple[str, str], pending: Pending, min_idle_ms: int
+) -> bool:
     """Takes one entry over, counting the delivery, if it was idle that long; payload is fetched by id later."""
     group, member = who
     reply = client.xclaim(
@@ -197,7 +197,7 @@ def claim(client: Client, partition: PartitionKeys, epoch: int, who: tuple[str, 
 def trim_entries(
     client: Client, partition: PartitionKeys, generation: str, epoch: int, records: Sequence[Record]
 ) -> int:
-    """Removes entries that every group has settled; returns the bytes freed. Refused (0) if a group joined meanwhile."""
+    """Removes entries every group has settled; returns the bytes freed. Refused (0) if a group joined meanwhile."""
     if not records:
         return 0
     args = [part for record in records for part in (record.entry_id, record.nbytes)]
@@ -209,5 +209,3 @@ def group_counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[s
     """Per group of an entries key: pending, last delivered id, entries-read and lag where the server knows them."""
     groups = client.xinfo_groups(partition.entries(epoch))
     return {info["name"].decode(): info for info in groups}
-
-

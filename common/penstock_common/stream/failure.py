@@ -108,7 +108,13 @@ def _unreachable(error: BaseException, place: str) -> PenstockError:
         )
     if "max number of clients" in text or isinstance(error, foreign.MaxConnectionsError):
         return ServerUnavailable(f"Redis at {place} takes no more clients ({text}): raise its maxclients")
-    if "while reading" in text or "closed" in text or "reset" in text or "Broken pipe" in text:
+    if (
+        "while reading" in text
+        or "while writing" in text
+        or "closed" in text
+        or "reset" in text
+        or "Broken pipe" in text
+    ):
         return ServerUnavailable(
             f"Redis at {place} closed the connection ({text}): see its log, then try again (rediss:// if it wants TLS)"
         )

@@ -8,7 +8,16 @@ from __future__ import annotations
 from penstock_common.errors import EpochAbandoned
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import index_ends
-from penstock_common.stream.manifest import ABANDONED, OPEN, Manifest, begun_shards, find_manifest, load_manifest, open_epoch, retained_epochs
+from penstock_common.stream.manifest import (
+    ABANDONED,
+    OPEN,
+    Manifest,
+    begun_shards,
+    find_manifest,
+    load_manifest,
+    open_epoch,
+    retained_epochs,
+)
 from penstock_common.stream.scripts import CLOSE_AS_COMMITTED, FINISH_FEED_SHARD, TAKE_SHARD
 from penstock_common.stream.streams import Stream
 
@@ -16,7 +25,7 @@ FEED = "feed"
 
 
 def join_feed(client: Client, stream: Stream) -> tuple[Manifest, int]:
-    """An open, unsealed epoch of the feed and a shard of it for one writer; opens the next epoch where there is none."""
+    """An open, unsealed epoch of the feed and a shard of it for one writer; opens the next if there is none."""
     for epoch, state in retained_epochs(client, stream).items():
         if state != OPEN:
             continue

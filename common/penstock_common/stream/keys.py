@@ -26,7 +26,7 @@ class BadName(PenstockError, ValueError):
 
 def checked_name(kind: str, name: str) -> str:
     """The name itself, if it may be part of a key; raises BadName."""
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not _NAME.match(name):
         raise BadName(f"{kind} name {name!r}: use 1 to 100 letters, digits, '.', '_', '-', not starting with '_'")
     return name
 
@@ -110,7 +110,8 @@ def name_in_meta_key(key: bytes) -> str:
 def search_tags(name: str, stream_id: str, count: int) -> list[str]:
     """One tag per partition such that partition p hashes into the p-th of ``count`` equal slot ranges.
 
-    Consecutive numbers as tags clump on few nodes of a cluster (design.md section 6), so numbers are tried until one fits.
+    Consecutive numbers as tags clump on few nodes of a cluster (design.md section 6), so numbers are tried
+    until one fits.
     """
     tags: list[str] = []
     number = 0

@@ -25,7 +25,7 @@ def acknowledge(
     client: Client, partition: PartitionKeys, manifest: Manifest, group: str, ids: Sequence[bytes],
     ranges: Mapping[int, Ranges],
 ) -> bool:  # fmt: skip
-    """XACKs entries all of whose samples are settled and sets the samples' bits, per shard; a set, so it may be repeated.
+    """XACKs entries all of whose samples are settled and sets the samples' bits; a set, so it may be repeated.
 
     False where the epoch is no longer live: then nothing is written.
     """
@@ -49,7 +49,9 @@ def bury(
     return bool(run_script(client, BURY, keys, [manifest.live_state, group, entry_id, reason]) >= 0)
 
 
-def settled_bits(client: Client, partition: PartitionKeys, epoch: int, group: str, shard: int, lo: int, hi: int) -> NDArray[np.bool_]:
+def settled_bits(
+    client: Client, partition: PartitionKeys, epoch: int, group: str, shard: int, lo: int, hi: int
+) -> NDArray[np.bool_]:
     """For each offset of [lo, hi) whether the group has settled it."""
     raw: bytes = client.getrange(partition.ledger(epoch, group, shard), lo // 8, max(hi - 1, 0) // 8)
     bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8)).astype(bool)

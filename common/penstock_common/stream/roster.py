@@ -241,5 +241,3 @@ def require_group(client: Client, stream: Stream, group: str) -> GroupRecord:
         there = ", ".join(roster.groups) or "none"
         raise GroupNotFound(f"stream {stream.name!r} has no group {group!r}; groups there: {there}")
     return roster.groups[group]
-
-

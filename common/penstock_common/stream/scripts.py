@@ -28,7 +28,8 @@ return 1
 
 JOIN_GROUP = """
 -- KEYS roster entries.. | ARGV group member incarnation declared first raise force ordered_epochs..
--- member '' only declares. Returns {'epochs'} when the caller knew not every epoch, {'lost', lo, hi}, or {'joined', first, was_new}
+-- member '' only declares. Returns {'epochs'} when the caller knew not every epoch, {'lost', lo, hi},
+-- or {'joined', first, was_new}
 local group, member, incarnation, declared = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 local first, raise, force = tonumber(ARGV[5]), ARGV[6] == '1', ARGV[7] == '1'
 local given, lowest, whole = {}, nil, 0
@@ -71,7 +72,7 @@ return {'joined', record.first, new}
 """
 
 RESET_GROUP = """
--- KEYS roster entries.. | ARGV group first epochs.. : the group reads again from epoch `first`; its ledgers go by UNLINK
+-- KEYS roster entries.. | ARGV group first epochs.. : the group reads again from epoch `first`
 local text = redis.call('HGET', KEYS[1], 'g:' .. ARGV[1])
 if not text then return redis.error_reply('PENSTOCK no group') end
 local record = cjson.decode(text)
@@ -191,7 +192,7 @@ return n
 """
 
 BURY = """
--- KEYS state entries dead | ARGV live_state group id reason : a dead letter of this group, acknowledged and kept by name
+-- KEYS state entries dead | ARGV live_state group id reason : a dead letter of this group, kept by its id
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -1 end
 redis.call('XACK', KEYS[2], ARGV[2], ARGV[3])
 redis.call('HSET', KEYS[3], ARGV[3], ARGV[4])
@@ -239,7 +240,8 @@ end
 TRIM = (
     _MARK_LOST
     + """
--- KEYS roster entries | ARGV gen epoch id1 bytes1 .. : XDEL of what every group has settled; -1 if the roster changed meanwhile
+-- KEYS roster entries | ARGV gen epoch id1 bytes1 .. : XDEL of what every group has settled
+-- Returns the bytes freed, -1 if the roster changed since it was read.
 if (redis.call('HGET', KEYS[1], 'gen') or '0') ~= ARGV[1] then return -1 end
 redis.call('HSET', KEYS[1], 't:' .. ARGV[2], '1')
 mark_lost(KEYS[1], tonumber(ARGV[2]))
@@ -256,7 +258,8 @@ return freed
 RETIRE = (
     _MARK_LOST
     + """
--- KEYS roster state | ARGV gen epoch manifest_id : first step of a release; the keys are unlinked after it. gen '' = whatever
+-- KEYS roster state | ARGV gen epoch manifest_id : first step of a release; the keys are unlinked after it
+-- gen '' = whatever the roster is.
 if ARGV[1] ~= '' and (redis.call('HGET', KEYS[1], 'gen') or '0') ~= ARGV[1] then return -1 end
 redis.call('SET', KEYS[2], 'gone:' .. ARGV[3])
 mark_lost(KEYS[1], tonumber(ARGV[2]))
@@ -281,7 +284,7 @@ return bytes
 )
 
 FINISH_SHARD = """
--- KEYS manifest events epochs | ARGV manifest_id epoch shard size : the epoch is produced when every planned shard is done
+-- KEYS manifest events epochs | ARGV manifest_id epoch shard size : produced once every planned shard is done
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return redis.error_reply('PENSTOCK epoch has another manifest') end
 if redis.call('HSETNX', KEYS[1], 'd:' .. ARGV[3], ARGV[4]) == 1 then redis.call('HINCRBY', KEYS[1], 'done', 1) end
 local state = redis.call('HGET', KEYS[1], 'state')
@@ -329,7 +332,8 @@ if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return redis.error_reply('P
 redis.call('HSET', KEYS[1], 'sealed', '1')
 if redis.call('HSETNX', KEYS[1], 'd:' .. ARGV[3], ARGV[4]) == 1 then redis.call('HINCRBY', KEYS[1], 'done', 1) end
 local taken = tonumber(redis.call('HGET', KEYS[1], 'next_shard'))
-if redis.call('HGET', KEYS[1], 'state') ~= 'open' or tonumber(redis.call('HGET', KEYS[1], 'done')) < taken then return 0 end
+local done = tonumber(redis.call('HGET', KEYS[1], 'done'))
+if redis.call('HGET', KEYS[1], 'state') ~= 'open' or done < taken then return 0 end
 local sizes = {}
 for shard = 0, taken - 1 do sizes[shard + 1] = redis.call('HGET', KEYS[1], 'd:' .. shard) end
 redis.call('HSET', KEYS[1], 'shards', taken, 'sizes', '[' .. table.concat(sizes, ',') .. ']', 'state', 'produced')

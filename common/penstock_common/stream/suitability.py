@@ -12,7 +12,7 @@ from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, list_st
 
 RESERVE_SHARE = 0.1
 RESERVE_BYTES = 16 << 20
-"""Memory kept free for acknowledgements, joining groups and job queues, which the server refuses or rq dies of under OOM."""
+"""Memory kept free for acknowledgements, joining groups and job queues: under OOM the server refuses, and rq dies."""
 
 
 def require_suitable(client: Client, stream: Stream) -> None:

@@ -17,7 +17,6 @@ from penstock_common.format.block import Column
 from penstock_common.format.dtypes import BYTES, numpy_dtype
 from penstock_common.format.ragged import Ragged
 from penstock_common.format.spec import Spec
-
 from penstock_consumer.pipeline.arena import Arena
 
 
@@ -144,9 +143,7 @@ class Assembler:
             for piece in self.targets(tensor.name, count):
                 piece[...] = values[done : done + len(piece)]
                 done += len(piece)
-        ragged = {
-            name: _take(as_ragged(column), rows) for name, column in columns.items() if column.shapes is not None
-        }
+        ragged = {name: _take(as_ragged(column), rows) for name, column in columns.items() if column.shapes is not None}
         self.accept(count, spans, ragged)
 
     def flush(self) -> None:
