@@ -1,0 +1,126 @@
+"""Jobs as the dispatcher sees them: puts shards into the queue, finds the lost, hears of the failed.
+
+When which epoch is due is ``production``'s; what a job says is ``task``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rq import Queue, Worker
+from rq.exceptions import NoSuchJobError
+from rq.job import Job, JobStatus, Retry
+from rq.registry import StartedJobRegistry
+from rq.serializers import JSONSerializer
+
+from penstock_common.stream.connection import connect
+from penstock_producer.jobs import FUNCTION, RETRIES, ShardJob
+from penstock_producer.task import ShardTask
+from penstock_producer.worker import open_queue, return_jobs
+
+RESULT_TTL_S = 600
+FAILURE_TTL_S = 86_400
+LOST_AFTER = 2
+"""A shard's job that is neither queued nor running at so many looks in a row is put into the queue again."""
+
+
+@dataclass
+class Reports:
+    """What the jobs of some shards have noted."""
+
+    nbytes: int = 0
+    workers: set[str] = field(default_factory=set)
+    waits: str = ""
+    """Why one of them waits, if one does."""
+
+
+class Dispatcher:
+    """One queue, as a producer of jobs."""
+
+    def __init__(self, queue_url: str, name: str) -> None:
+        self._queue: Queue = open_queue(connect(queue_url), name)
+        self._missed: dict[str, int] = {}
+
+    def enqueue(self, tasks: Iterable[ShardTask], *, at_front: bool = False) -> None:
+        """Queues one job per task, in order."""
+        jobs = [
+            Queue.prepare_data(
+                FUNCTION,
+                kwargs=task.model_dump(mode="json"),
+                job_id=task.job_id,
+                timeout=-1,
+                result_ttl=RESULT_TTL_S,
+                failure_ttl=FAILURE_TTL_S,
+                description=f"shard {task.shard} of epoch {task.epoch} of {task.stream!r}",
+                retry=Retry(max=RETRIES, enqueue_at_front=True),
+                at_front=at_front,
+            )
+            for task in tasks
+        ]
+        if jobs:
+            self._queue.enqueue_many(jobs)
+
+    def known(self) -> set[str]:
+        """Ids of the jobs that are queued, just taken, or running."""
+        registry = StartedJobRegistry(queue=self._queue, job_class=ShardJob)
+        running = {job_id for job_id, _ in registry.get_job_and_execution_ids(cleanup=False)}
+        return {*self._queue.get_job_ids(), *running}
+
+    def requeue_lost(self, tasks: Iterable[ShardTask], known: set[str]) -> int:
+        """Queues unfinished shards whose job vanished: a worker died just as it took one, or the queue was emptied."""
+        lost = []
+        for task in tasks:
+            missed = 0 if task.job_id in known else self._missed.get(task.job_id, 0) + 1
+            self._missed[task.job_id] = missed
+            if missed >= LOST_AFTER:
+                lost.append(task)
+                self._missed[task.job_id] = 0
+        self.enqueue(lost, at_front=True)
+        return len(lost)
+
+    def clean(self) -> None:
+        """Puts jobs of workers that are not heard of any more back into the queue; workers do the same."""
+        StartedJobRegistry(queue=self._queue, job_class=ShardJob).cleanup()
+
+    def return_jobs(self, worker_name: str, reason: str) -> None:
+        """Puts a dead worker's job back at once."""
+        return_jobs(self._queue, worker_name, reason)
+
+    def failure(self, job_ids: set[str]) -> tuple[str, str] | None:
+        """(what, why) of the first of these jobs that failed for good."""
+        for job_id in self._queue.failed_job_registry.get_job_ids(cleanup=False):
+            if job_id in job_ids and (job := self._fetch(job_id)) and job.get_status(refresh=False) == JobStatus.FAILED:
+                return str(job.description), str(job.meta.get("error", "it failed"))
+        return None
+
+    def reports(self, job_ids: Iterable[str]) -> Reports:
+        """What these jobs have noted so far."""
+        wanted = list(job_ids)
+        reports = Reports()
+        for job in ShardJob.fetch_many(wanted, connection=self._queue.connection, serializer=JSONSerializer):
+            meta: dict[str, Any] = job.meta if job else {}
+            reports.nbytes += int(meta.get("bytes", 0))
+            reports.workers |= set(meta.get("workers", []))
+            reports.waits = reports.waits or str(meta.get("waits", ""))
+        return reports
+
+    def count_workers(self) -> int:
+        """Workers that listen to this queue, wherever they are."""
+        return Worker.count(queue=self._queue)
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        """Takes jobs out of the queue; running ones go on."""
+        for job_id in job_ids:
+            self._queue.remove(job_id)
+
+    def close(self) -> None:
+        """Gives the connection back."""
+        self._queue.connection.close()
+
+    def _fetch(self, job_id: str) -> Job | None:
+        try:
+            return ShardJob.fetch(job_id, connection=self._queue.connection, serializer=JSONSerializer)
+        except NoSuchJobError:
+            return None

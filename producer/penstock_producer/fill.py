@@ -1,0 +1,236 @@
+"""Fills one shard from a source: goes on where it was left, numbers every sample, records the bad ones in their place.
+
+One function per shape of source. Which items a shard has is ``order``'s; who calls this is ``workbench``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock_common.errors import PenstockError, SampleError, SpecMismatch
+from penstock_producer.shard import ShardWriter
+from penstock_producer.sources.plan import sample_rng
+from penstock_producer.sources.protocol import BatchSource, IterSource, Source
+
+HOPELESS = 100
+"""So many bad samples before the first good one are no accident: the source, the transform or a package is broken."""
+
+
+class TooManyBad(PenstockError, ValueError):
+    """So many samples cannot be made that going on would only hide a mistake."""
+
+
+class Stopped(BaseException):
+    """The worker was asked to stop. No Exception: user code that catches those must not swallow it."""
+
+
+@dataclass
+class Watch:
+    """Counts what happens to samples, and decides when it is enough."""
+
+    should_stop: Callable[[], bool]
+    fails_on_bad: bool = False
+    good: int = 0
+    bad: int = 0
+
+    def before_sample(self) -> None:
+        """Raises Stopped if the worker has to go."""
+        if self.should_stop():
+            raise Stopped
+
+    def saw_bad(self, error: SampleError, count: int = 1) -> str:
+        """The reason to record; raises where bad samples are not wanted, or nothing else comes."""
+        if self.fails_on_bad:
+            raise error
+        self.bad += count
+        if self.bad >= HOPELESS and not self.good:
+            raise TooManyBad(f"the first {self.bad} samples all failed, the last was {error}")
+        return str(error)
+
+
+@dataclass(frozen=True)
+class Seed:
+    """Where the random generators of an epoch's samples come from."""
+
+    seed: int
+    epoch: int
+
+    def of(self, shard: int, offset: int) -> np.random.Generator:
+        """The generator of one sample."""
+        return sample_rng(self.seed, self.epoch, shard, offset)
+
+
+def fill_samples(
+    source: Source, items: Iterable[int], writer: ShardWriter, shard: int, seed: Seed, watch: Watch
+) -> None:
+    """One item is one sample; those below the writer's position are not read again."""
+    done = writer.position
+    for offset, item in enumerate(items):
+        if offset < done:
+            continue
+        watch.before_sample()
+        try:
+            sample = source.read(int(item), seed.of(shard, offset))
+        except SampleError as error:
+            writer.quarantine(watch.saw_bad(error))
+            continue
+        with _Naming(source.key(int(item))):
+            writer.write(sample)
+        watch.good += 1
+
+
+def fill_batches(
+    source: BatchSource, items: Iterable[int], writer: ShardWriter, shard: int, seed: Seed, watch: Watch
+) -> None:
+    """One item is a known number of samples; one that was half committed is read again and its rest written."""
+    start = 0
+    for item in map(int, items):
+        first, start = start, start + source.size(item)
+        if writer.position >= start:
+            continue
+        watch.before_sample()
+        _write_rows(
+            writer,
+            partial(source.read, item, seed.of(shard, first)),
+            skip=writer.position - first,
+            count=source.size(item),
+            key=source.key(item),
+            watch=watch,
+        )
+
+
+def _write_rows(
+    writer: ShardWriter, read: Callable[[], Mapping[str, Any]], *, skip: int, count: int, key: str, watch: Watch
+) -> None:
+    try:
+        rows = read()
+    except SampleError as error:
+        reason = watch.saw_bad(error, count - skip)
+        for _ in range(count - skip):
+            writer.quarantine(reason)
+        return
+    with _Naming(key):
+        writer.write_batch({name: values[skip:] for name, values in rows.items()} if skip else rows)
+    watch.good += count - skip
+
+
+class ItemFiller:
+    """Fills shards one after the other from an iterator whose length nobody knows.
+
+    A repeated job walks the iterator again and skips as many samples as are committed: it loses and repeats no
+    offset, but an iterator that yields something else the second time is not found out.
+    """
+
+    def __init__(
+        self, source: IterSource, open_shard: Callable[[int, Mapping[str, Any]], ShardWriter], limit: int, watch: Watch
+    ) -> None:
+        self._source, self._open, self._limit, self._watch = source, open_shard, limit, watch
+        self._writer: ShardWriter | None = None
+        self._bad_before: list[str] = []
+        """Bad items before the first good one, which a stream without spec needs to begin."""
+        self.sizes: list[int] = []
+        """Of the shards that are complete."""
+        self.bytes_written = 0
+
+    def fill(self, seed: Seed, skip: int) -> None:
+        """One pass; ``skip`` samples are committed and left out."""
+        for position, item in enumerate(self._source):
+            if skip and not self._source.batched:
+                skip -= 1
+                continue
+            self._watch.before_sample()
+            try:
+                made = self._source.make(item, position, seed.of(0, position))
+            except SampleError as error:
+                if skip:
+                    skip -= 1  # of a bad batch nobody knows the size: it took one offset
+                else:
+                    self._quarantine(self._watch.saw_bad(error))
+                continue
+            with _Naming(self._source.key(position)):
+                skip = self._write(made, skip)
+        self.settle()
+        if self._writer is None:
+            raise TooManyBad(f"none of the {len(self._bad_before)} items could be made: {self._bad_before[:1]}")
+
+    def begin_at(self, done: list[int], writer: ShardWriter | None) -> None:
+        """Go on after complete shards of these sizes, in the middle of ``writer``'s."""
+        self.sizes, self._writer = list(done), writer
+
+    def settle(self) -> None:
+        """Everything given so far is committed."""
+        if self._writer is not None:
+            self._writer.settle()
+
+    def close(self) -> None:
+        """Complete the last shard."""
+        assert self._writer is not None
+        self._end_shard(self._writer)
+
+    def abort(self) -> None:
+        """Give the connection back."""
+        if self._writer is not None:
+            self._writer.abort()
+
+    def _write(self, made: Mapping[str, Any], skip: int) -> int:
+        if not self._source.batched:
+            self._current(made).write(made)
+            self._watch.good += 1
+            return 0
+        count = len(next(iter(made.values())))
+        start = min(skip, count)
+        skip -= start
+        while start < count:
+            writer = self._current({name: values[start] for name, values in made.items()})
+            stop = min(count, start + self._limit - writer.position)
+            writer.write_batch({name: values[start:stop] for name, values in made.items()})
+            self._watch.good += stop - start
+            start = stop
+        return skip
+
+    def _quarantine(self, reason: str) -> None:
+        if self._writer is None and not self.sizes:
+            self._bad_before.append(reason)
+        else:
+            self._current({}).quarantine(reason)
+
+    def _current(self, like: Mapping[str, Any]) -> ShardWriter:
+        if self._writer is not None and self._writer.position >= self._limit:
+            self._end_shard(self._writer)
+        if self._writer is None:
+            self._writer = self._open(len(self.sizes), like)
+            for reason in self._bad_before:
+                self._writer.quarantine(reason)
+            self._bad_before.clear()
+        return self._writer
+
+    def _end_shard(self, writer: ShardWriter) -> None:
+        writer.close()
+        self.bytes_written += writer.bytes_written
+        self.sizes.append(writer.position)
+        self._writer = None
+
+
+class _Naming:
+    """Adds the sample's name and what to do to a mismatch with the spec."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        if isinstance(error, SpecMismatch):
+            raise SpecMismatch(
+                error.tensor,
+                error.found,
+                error.expected,
+                f"in sample {self._key}; make samples alike (--resize, a transform), or declare a spec in which None "
+                "is a free dimension",
+            ) from None

@@ -1,0 +1,118 @@
+"""Worker processes of this machine: started, replaced when they die, their jobs given back, and ended.
+
+Knows no job and no queue: the process is ``worker``'s ``work``.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from typing import Literal
+
+from penstock_common.errors import PenstockError
+from penstock_producer.worker import WorkerOptions, work
+
+TOO_SOON_S = 3.0
+"""A worker that dies this soon after its start counts as not having started."""
+FALSE_STARTS = 3
+STOP_S = 10.0
+"""Longer than a worker's own grace; after it the process is killed, which loses nothing that was committed."""
+
+Start = Literal["spawn", "fork"]
+
+
+class FleetFailed(PenstockError, RuntimeError):
+    """Worker processes die as soon as they are started."""
+
+
+@dataclass
+class _Member:
+    process: BaseProcess
+    options: WorkerOptions
+    began: float
+
+
+class Fleet:
+    """``count`` workers. ``spawn`` starts clean interpreters; ``fork`` copies this process, its local objects too.
+
+    ``on_death(name, reason)`` is called for each that did not end by itself.
+    """
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        count: int,
+        *,
+        start: Start = "spawn",
+        on_death: Callable[[str, str], None] = lambda name, reason: None,
+    ) -> None:
+        self._options, self._on_death = options, on_death
+        self._context = get_context("fork") if start == "fork" else get_context("spawn")
+        self._members: list[_Member] = []
+        self._false_starts = 0
+        self._count = count
+        for _ in range(count):
+            self._add()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers alive."""
+        return [m.process.pid for m in self._members if m.process.pid and m.process.is_alive()]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all have ended by themselves (in a burst they do)."""
+        return not self._members
+
+    def poll(self) -> None:
+        """Replaces the dead. Call it now and then; raises FleetFailed when new ones do not live."""
+        for member in [m for m in self._members if not m.process.is_alive()]:
+            self._members.remove(member)
+            code = member.process.exitcode or 0
+            if code == 0:
+                continue
+            reason = f"worker process {member.process.pid} {_ending(code)}"
+            self._on_death(member.options.name, reason)
+            soon = time.monotonic() - member.began < TOO_SOON_S
+            self._false_starts = self._false_starts + 1 if soon and code > 0 else 0
+            if self._false_starts >= FALSE_STARTS:
+                raise FleetFailed(f"{reason} right after its start, as did others: see what it said above")
+            self._add()
+
+    def stop(self) -> None:
+        """Ends all; each gives its job back. Harmless twice."""
+        for member in self._members:
+            member.process.terminate()
+        deadline = time.monotonic() + STOP_S
+        for member in self._members:
+            member.process.join(max(0.0, deadline - time.monotonic()))
+            if member.process.is_alive():
+                member.process.kill()
+                member.process.join()
+            if member.process.exitcode:
+                self._on_death(member.options.name, "stopped")
+        self._members.clear()
+
+    def _add(self) -> None:
+        options = self._options.named()
+        process = self._context.Process(target=work, args=(options,), daemon=True)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the worker ignores it
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns of forks beside threads; the child leaves the parent's locks and connections alone
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        self._members.append(_Member(process, options, time.monotonic()))
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was killed by {signal.Signals(-code).name}"

@@ -1,0 +1,140 @@
+"""The one function that jobs may name, and the Job class that refuses every other before anything is imported.
+
+What the function does is ``workbench``'s; the process it runs in is ``worker``'s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rq.exceptions import NoSuchJobError
+from rq.job import Job, Retry, get_current_job
+
+from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable, SourceError
+from penstock_common.waiting import to_stderr
+from penstock_producer.fill import Stopped
+from penstock_producer.task import ShardTask
+from penstock_producer.workbench import Made, SourceChanged, Workbench
+
+FUNCTION = "penstock_producer.jobs.produce_shard"
+"""The name every job carries."""
+RETRIES = 4
+"""Runs beyond the first, for what another try may mend: a lost connection, a dead worker, a host without files."""
+PAUSES_S = (0.0, 0.5, 2.0, 5.0)
+"""Before a failed job goes back to the queue; rq's own intervals would need its scheduler process."""
+MENDED_BY_RETRY = (ServerUnavailable, SourceError, OSError, MemoryError)
+ENDLESS = 1 << 30
+
+_bench: Workbench | None = None
+
+
+def set_workbench(bench: Workbench) -> None:
+    """Say with what this process does its jobs."""
+    global _bench  # noqa: PLW0603 - rq calls a function by name: it has no other way to reach the process's state
+    _bench = bench
+
+
+def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
+    """Writes what is missing of one shard; a shard that finds no room goes to the back of the queue."""
+    assert _bench is not None, "produce_shard runs in a penstock worker only"
+    task = ShardTask.parse(arguments)
+    job = get_current_job()
+    assert job is not None
+    made = Made()
+    note = _Note(job)
+    try:
+        _bench.produce(task, made, note.waits, lambda: note.keep(made))
+    except BudgetFull:
+        return Retry(max=ENDLESS)
+    finally:
+        note.keep(made)
+    return {"good": made.good, "bad": made.bad}
+
+
+class _Note:
+    """What the dispatcher wants to know of a job, in the job's meta: who did it, how many bytes, what it waits for."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._bytes_before = int(job.meta.get("bytes", 0))
+        job.meta["workers"] = sorted({*job.meta.get("workers", []), job.worker_name})
+        job.meta.pop("waits", None)
+        _save_meta(job)
+
+    def waits(self, text: str) -> None:
+        self._job.meta["waits"] = text
+        _save_meta(self._job)
+
+    def keep(self, made: Made) -> None:
+        self._job.meta["bytes"] = self._bytes_before + made.nbytes
+        self._job.meta.pop("waits", None)
+        _save_meta(self._job)
+
+
+class ShardJob(Job):
+    """A job that can only be `produce_shard` with JSON arguments: no other function, no callbacks, no web hooks."""
+
+    def restore(self, raw_data: Any) -> Any:
+        """Refuse what is not ours while it is loaded: for rq it is then no job at all, and is passed over."""
+        try:
+            super().restore(raw_data)
+            reason = _refusal(self)
+        except NoSuchJobError:
+            raise
+        except Exception as error:
+            reason = f"it cannot be read ({type(error).__name__})"
+        if reason:
+            to_stderr(f"refused job {self.id}: {reason}; this worker only runs {FUNCTION}")
+            raise NoSuchJobError(f"refused: {reason}")
+
+    @property
+    def func(self) -> Callable[..., Any]:
+        """Never imported by name."""
+        return produce_shard
+
+    @property
+    def success_callback(self) -> None:
+        """None whatever the job says."""
+        return
+
+    @property
+    def failure_callback(self) -> None:
+        """None whatever the job says."""
+        return
+
+    @property
+    def stopped_callback(self) -> None:
+        """None whatever the job says."""
+        return
+
+    def send_webhooks(self, *_: Any, **__: Any) -> None:
+        """None whatever the job says."""
+
+    def judge(self, error: BaseException) -> None:
+        """Notes why a run failed, and whether another run may help; rq then does what ``retries_left`` says."""
+        text = " ".join(str(error).split()) or type(error).__name__
+        self.meta["error"] = text if isinstance(error, PenstockError) else f"{type(error).__name__}: {text}"
+        _save_meta(self)
+        left = self.retries_left or 0
+        if isinstance(error, Stopped):
+            self.retries_left = left + 1  # not its fault
+        elif not isinstance(error, MENDED_BY_RETRY) or isinstance(error, SourceChanged):
+            self.retries_left = 0
+        else:
+            time.sleep(PAUSES_S[max(0, min(len(PAUSES_S) - 1, RETRIES - left))])
+
+
+def _refusal(job: Job) -> str:
+    try:
+        name, instance, arguments = job.func_name, job.instance, job.args
+    except Exception:
+        return "its data is not JSON"
+    if name != FUNCTION:
+        return f"it names the function {name!r}"
+    return "it carries an object or positional arguments" if instance is not None or arguments else ""
+
+
+def _save_meta(job: Job) -> None:
+    job.save_meta()  # type: ignore[no-untyped-call]

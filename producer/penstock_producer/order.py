@@ -1,0 +1,72 @@
+"""One epoch of one source in its order, cut into shards: planned by the dispatcher, found again by every worker.
+
+The permutation and the cut are ``sources/plan``'s; reading and writing are ``fill``'s.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_producer.sources.plan import cut, cut_batches, in_order, items_of, permutation
+from penstock_producer.sources.protocol import AnySource, BatchSource, Source
+
+SHARDS_PER_WORKER = 8
+"""Workers end an epoch together when each has several shards to take; fewer leave the last one running alone."""
+LARGEST_DEFAULT = 4096
+"""Samples: at 1 to 10 ms each a job of some seconds, the most that is made again when a worker dies uncommitted."""
+
+
+def default_shard_samples(samples: int, workers: int) -> int:
+    """Samples per shard when the user does not say."""
+    return min(max(1, math.ceil(samples / (max(1, workers) * SHARDS_PER_WORKER))), LARGEST_DEFAULT)
+
+
+def count_samples(source: Source | BatchSource) -> int:
+    """Samples of one epoch."""
+    if source.unit == "batch":
+        return sum(source.size(item) for item in range(len(source)))
+    return len(source)
+
+
+def is_sized(source: AnySource) -> bool:
+    """Whether an epoch's shards are known before it is read."""
+    return source.unit != "item"
+
+
+class EpochOrder:
+    """Which items lie in which shard."""
+
+    def __init__(
+        self, source: Source | BatchSource, *, seed: int, epoch: int, shuffle: bool, shard_samples: int
+    ) -> None:
+        self._source, self._shard_samples = source, shard_samples
+        self._order = permutation(len(source), seed, epoch) if shuffle else in_order(len(source))
+
+    @cached_property
+    def _item_sizes(self) -> list[int] | None:
+        source = self._source
+        return [source.size(int(item)) for item in self._order] if source.unit == "batch" else None
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        """Items per shard."""
+        if self._item_sizes is None:
+            return cut(len(self._order), self._shard_samples)
+        return cut_batches(self._item_sizes, self._shard_samples)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Samples per shard: what the manifest plans."""
+        if self._item_sizes is None:
+            return self._counts
+        ends = np.cumsum(self._counts)
+        starts = [0, *ends[:-1]]
+        return [sum(self._item_sizes[a:b]) for a, b in zip(starts, ends, strict=True)]
+
+    def items(self, shard: int) -> NDArray[np.int64]:
+        """The source's indices in one shard, in order."""
+        return items_of(self._order, self._counts, shard)

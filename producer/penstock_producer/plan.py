@@ -1,0 +1,82 @@
+"""What a production is to make, and which epochs that is: a new run takes the next ones, a repeated run goes on.
+
+Carrying it out is ``production``'s; the order within an epoch is ``order``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock_common.errors import PenstockError
+from penstock_common.stream.commands import Client
+from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, retained_epochs
+from penstock_common.stream.streams import Stream, read_counters
+from penstock_producer.sources.config import SourceConfig
+from penstock_producer.task import OnError
+
+AHEAD = 2
+"""Epochs produced at once: the second keeps workers busy while the first one's last shards end."""
+
+
+class EpochFailed(PenstockError, RuntimeError):
+    """An epoch cannot be completed; it was abandoned, and the text names the shard and the reason."""
+
+
+class ProductionPlan(BaseModel):
+    """What the user asks for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stream: str
+    source: SourceConfig
+    epochs: Annotated[int, Field(gt=0)] = 1
+    seed: Annotated[int, Field(ge=0)] = 0
+    shuffle: bool = True
+    shard_samples: Annotated[int, Field(gt=0, le=1 << 20)] | None = None
+    """None: order.default_shard_samples."""
+    on_error: OnError = "quarantine"
+    ahead: Annotated[int, Field(gt=0)] = AHEAD
+    spec: Mapping[str, Any] | None = None
+    """Declared tensors; None takes the source's, or the first sample's."""
+    partitions: int | None = None
+    budget_bytes: int | None = None
+    block_bytes: int | None = None
+
+
+def plan_fingerprint(fingerprint: str, shuffle: bool) -> str:
+    """What the manifest carries: of the source, and of its order."""
+    return fingerprint if shuffle else f"{fingerprint}-in-order"
+
+
+def find_epochs(
+    client: Client, stream: Stream, fingerprint: str, seed: int, epochs: int
+) -> tuple[list[int], Manifest | None]:
+    """The numbers of the epochs to produce, and the manifest of the one to go on with, if there is one.
+
+    An earlier run of the same source and seed that was broken off is continued up to the number of epochs it had
+    announced; so the same command started again does what it would have done.
+    """
+    following, final, _ = read_counters(client, stream)
+    states = retained_epochs(client, stream)
+    unfinished = [
+        manifest
+        for epoch, state in states.items()
+        if state not in (PRODUCED, ABANDONED)
+        and (manifest := find_manifest(client, stream, epoch)) is not None
+        and _is_same(manifest, fingerprint, seed)
+    ]
+    if unfinished:
+        last = max(final or 0, unfinished[-1].epoch + 1)
+        mine = {manifest.epoch for manifest in unfinished}
+        return [e for e in range(unfinished[0].epoch, last) if e in mine or e >= following], unfinished[0]
+    newest = find_manifest(client, stream, following - 1) if following else None
+    if newest and final and final > following and newest.state == PRODUCED and _is_same(newest, fingerprint, seed):
+        return list(range(following, final)), newest
+    return list(range(following, following + epochs)), None
+
+
+def _is_same(manifest: Manifest, fingerprint: str, seed: int) -> bool:
+    return manifest.kind == "epoch" and manifest.fingerprint == fingerprint and manifest.seed == seed

@@ -1,0 +1,307 @@
+"""The producer's main loop: opens epochs, has their shards made, watches, and ends when all is produced or one failed.
+
+Jobs are ``dispatch``'s, processes ``fleet``'s, showing progress the caller's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from penstock_common.errors import SourceError
+from penstock_common.stream.manifest import (
+    ABANDONED,
+    PRODUCED,
+    Manifest,
+    abandon_epoch,
+    find_manifest,
+    retained_epochs,
+)
+from penstock_common.stream.streams import await_event, last_event, set_plan
+from penstock_common.waiting import Notify, to_stderr
+from penstock_producer.dispatch import Dispatcher
+from penstock_producer.fill import Seed
+from penstock_producer.fleet import Fleet, Start
+from penstock_producer.order import EpochOrder, count_samples, default_shard_samples, is_sized
+from penstock_producer.plan import EpochFailed, ProductionPlan, find_epochs, plan_fingerprint
+from penstock_producer.progress import EpochProgress, Progress, Summary, bad_reasons, look
+from penstock_producer.sources.open import open_source, pin
+from penstock_producer.sources.protocol import BatchSource, Source
+from penstock_producer.task import ShardTask
+from penstock_producer.workbench import first_good
+from penstock_producer.worker import WorkerOptions
+from penstock_producer.writer import Writer
+
+TICK_MS = 200
+CARE_S = 5.0
+"""How often lost jobs are looked for."""
+STALL_S = 2.0
+"""Without progress for so long, the reason is looked up and told."""
+SHOWN_BAD = 5
+
+
+class Production:
+    """One run over a plan's epochs. Use it in a ``with`` block, and go through `run` to the end.
+
+    ``workers`` local processes take part; 0 leaves all to `penstock worker` elsewhere. Raises SourceError at once for
+    a source that cannot be read.
+    """
+
+    def __init__(
+        self,
+        plan: ProductionPlan,
+        options: WorkerOptions,
+        *,
+        workers: int,
+        start: Start = "spawn",
+        notify: Notify = to_stderr,
+    ) -> None:
+        self._plan, self._notify, self._began = plan, notify, time.monotonic()
+        self._source = open_source(plan.source)
+        self._config = pin(plan.source, self._source).model_dump(mode="json")
+        self._fingerprint = plan_fingerprint(self._source.fingerprint, plan.shuffle)
+        spec = plan.spec if plan.spec is not None else self._source.spec
+        self._writer = Writer(
+            plan.stream, url=options.url, spec=spec, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
+            block_bytes=plan.block_bytes, info=self._source.info, notify=notify,
+        )  # fmt: skip
+        self._client = self._writer.client
+        self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan.seed, plan.epochs)
+        self.epochs = tuple(self._todo)
+        """Numbers of the epochs this run produces."""
+        if earlier is not None:
+            notify(f"going on with epoch{_ranges(self._todo)} of {plan.stream!r}, which an earlier run left unfinished")
+        self._shard_samples = self._choose_shard_samples(earlier, workers)
+        self._dispatcher = Dispatcher(options.queue_url, options.queue)
+        self._live: dict[int, list[ShardTask]] = {}
+        self._finished: list[EpochProgress] = []
+        self._job_ids: set[str] = set()
+        self._fleet: Fleet | None = None
+        self._told_bad = 0
+        self._cared = self._moved = time.monotonic()
+        self._moved_done = -1
+        self._require_spec()
+        self._start_fleet(options, workers, start)
+
+    # --- going through it ---
+
+    def run(self) -> Iterator[Progress]:
+        """Progress several times a second, until all epochs are produced. Raises EpochFailed, having abandoned it."""
+        set_plan(self._client, self._writer.stream, self.epochs[-1] + 1)
+        try:
+            while True:
+                event = last_event(self._client, self._writer.stream.keys)
+                self._open_epochs(self._plan.ahead)
+                progress = self._look()
+                yield progress
+                if not self._live and not self._todo:
+                    return
+                self._check_failures(progress)
+                self._care()
+                await_event(self._client, self._writer.stream.keys, event, TICK_MS)
+        except EpochFailed:
+            self.abandon()
+            raise
+
+    def enqueue_all(self) -> None:
+        """Opens all epochs and queues all jobs, for workers elsewhere; nobody then watches over them."""
+        set_plan(self._client, self._writer.stream, self.epochs[-1] + 1)
+        self._open_epochs(len(self._todo))
+
+    def summary(self) -> Summary:
+        """After `run`: what was made."""
+        reports = self._dispatcher.reports(self._job_ids)
+        return Summary(
+            stream=self._plan.stream,
+            epochs=self.epochs,
+            samples=sum(epoch.done for epoch in self._finished),
+            bad=sum(epoch.bad for epoch in self._finished),
+            nbytes=reports.nbytes,
+            seconds=time.monotonic() - self._began,
+            workers=tuple(sorted(reports.workers)),
+        )
+
+    def abandon(self) -> None:
+        """Declares that what is unfinished will not come, so that trainers end."""
+        states = retained_epochs(self._client, self._writer.stream)
+        for epoch in self._live:
+            if states.get(epoch) not in (PRODUCED, ABANDONED, None):
+                abandon_epoch(self._client, self._writer.stream, epoch)
+        final = self._todo[0] if self._todo else self.epochs[-1] + 1
+        set_plan(self._client, self._writer.stream, final)
+
+    def close(self) -> None:
+        """Ends the workers, takes unfinished jobs out of the queue. What is committed stands; a later run goes on."""
+        try:
+            self._dispatcher.cancel(task.job_id for tasks in self._live.values() for task in tasks)
+        finally:
+            if self._fleet is not None:
+                self._fleet.stop()
+            self._dispatcher.close()
+            self._source.close()
+            self._client.close()
+
+    def leave(self) -> None:
+        """As `close`, but leaves the jobs in the queue."""
+        self._live.clear()
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # --- opening ---
+
+    def _choose_shard_samples(self, earlier: Manifest | None, workers: int) -> int:
+        if self._plan.shard_samples:
+            return self._plan.shard_samples
+        if earlier is not None and earlier.sizes:
+            return max(earlier.sizes)  # cuts as it was cut, whatever the number of workers now
+        source = self._source
+        if source.unit == "item":
+            return 1
+        return default_shard_samples(count_samples(source), workers or os.cpu_count() or 1)
+
+    def _require_spec(self) -> None:
+        """Makes one sample here: a broken transform shows at once, and workers need not agree on a spec."""
+        source, epoch = self._source, self.epochs[0]
+        if self._writer.stream.spec is None and source.unit != "item":
+            items = self._order(source, epoch).items(0)
+            self._writer.require_spec(first_good(source, items, Seed(self._plan.seed, epoch), 0))
+
+    def _start_fleet(self, options: WorkerOptions, workers: int, start: Start) -> None:
+        if not workers:
+            return
+        if not is_sized(self._source) and workers > 1:
+            workers = 1  # an iterator is read by one job
+        owned = WorkerOptions(
+            url=options.url, queue_url=options.queue_url, queue=options.queue, owner=os.getpid(),
+            room_wait_s=options.room_wait_s,
+        )  # fmt: skip
+        self._fleet = Fleet(owned, workers, start=start, on_death=self._on_death)
+
+    def _on_death(self, name: str, reason: str) -> None:
+        if reason != "stopped":
+            self._notify(f"{reason}; another takes its place and goes on with its shard")
+        self._dispatcher.return_jobs(name, reason)
+
+    def _order(self, source: Source | BatchSource, epoch: int) -> EpochOrder:
+        plan = self._plan
+        return EpochOrder(source, seed=plan.seed, epoch=epoch, shuffle=plan.shuffle, shard_samples=self._shard_samples)
+
+    def _open_epochs(self, ahead: int) -> None:
+        while self._todo and len(self._live) < ahead:
+            epoch = self._todo.pop(0)
+            sizes = None if self._source.unit == "item" else self._order(self._source, epoch).sizes
+            opened = self._writer.epoch(epoch, seed=self._plan.seed, sizes=sizes, fingerprint=self._fingerprint)
+            manifest = opened.manifest
+            tasks = [self._task(manifest, shard) for shard in range(1 if sizes is None else len(sizes))]
+            self._live[epoch] = tasks
+            self._job_ids |= {task.job_id for task in tasks}
+            known = self._dispatcher.known()
+            self._dispatcher.enqueue(t for t in tasks if t.shard not in manifest.done and t.job_id not in known)
+
+    def _task(self, manifest: Manifest, shard: int) -> ShardTask:
+        return ShardTask(
+            stream=self._plan.stream,
+            stream_id=self._writer.stream.id,
+            epoch=manifest.epoch,
+            manifest_id=manifest.id,
+            shard=shard,
+            source=self._config,
+            fingerprint=self._source.fingerprint,
+            seed=self._plan.seed,
+            shuffle=self._plan.shuffle,
+            shard_samples=self._shard_samples,
+            on_error=self._plan.on_error,
+        )
+
+    # --- watching ---
+
+    def _look(self) -> Progress:
+        current: list[EpochProgress] = []
+        for epoch in list(self._live):
+            manifest = find_manifest(self._client, self._writer.stream, epoch)
+            if manifest is None or manifest.state == ABANDONED:
+                raise EpochFailed(f"epoch {epoch} of {self._plan.stream!r} was abandoned or removed by someone else")
+            seen = look(self._client, self._writer.stream, manifest)
+            current.append(seen)
+            if manifest.state == PRODUCED:
+                self._finished.append(seen)
+                del self._live[epoch]
+        finished = [epoch for epoch in self._finished if epoch not in current]
+        progress = Progress(
+            epochs=tuple(sorted([*finished, *current], key=lambda seen: seen.epoch)),
+            samples=self._planned(),
+            pids=tuple(self._fleet.pids) if self._fleet else (),
+        )
+        return self._explained(progress)
+
+    def _planned(self) -> int | None:
+        source = self._source
+        return None if source.unit == "item" else count_samples(source) * len(self.epochs)
+
+    def _explained(self, progress: Progress) -> Progress:
+        """Adds what the eye cannot see: why nothing moves, which samples were bad."""
+        now = time.monotonic()
+        if progress.done != self._moved_done:
+            self._moved, self._moved_done = now, progress.done
+        waits = self._why_still() if self._live and now - self._moved >= STALL_S else ""
+        new_bad: list[str] = []
+        if progress.bad > self._told_bad:
+            if self._told_bad < SHOWN_BAD:
+                newest = max(seen.epoch for seen in progress.epochs if seen.bad)
+                new_bad = bad_reasons(self._client, self._writer.stream, newest, SHOWN_BAD)
+            self._told_bad = progress.bad
+        return Progress(progress.epochs, progress.samples, waits, progress.pids, tuple(new_bad))
+
+    def _why_still(self) -> str:
+        unfinished = [task.job_id for tasks in self._live.values() for task in tasks][:256]
+        waits = self._dispatcher.reports(unfinished).waits.removeprefix("waiting: ")
+        if waits or self._dispatcher.count_workers():
+            return waits
+        return "no worker takes jobs: start `penstock worker`"
+
+    def _check_failures(self, progress: Progress) -> None:
+        failed = self._dispatcher.failure(self._job_ids)
+        if failed:
+            what, why = failed
+            raise EpochFailed(f"{what}: {why}")
+        for seen in progress.epochs:
+            if seen.samples and seen.bad * 2 > seen.samples:
+                reasons = bad_reasons(self._client, self._writer.stream, seen.epoch, 1)
+                raise EpochFailed(
+                    f"epoch {seen.epoch} of {self._plan.stream!r}: {seen.bad} of {seen.samples} samples are bad, "
+                    f"e.g. {reasons[0] if reasons else 'unknown'}"
+                )
+
+    def _care(self) -> None:
+        if self._fleet is not None:
+            self._fleet.poll()
+        if time.monotonic() - self._cared < CARE_S:
+            return
+        self._cared = time.monotonic()
+        self._dispatcher.clean()
+        for epoch, tasks in self._live.items():
+            known = self._dispatcher.known()
+            manifest = find_manifest(self._client, self._writer.stream, epoch)
+            if manifest is not None:
+                self._dispatcher.requeue_lost((t for t in tasks if t.shard not in manifest.done), known)
+
+
+def refuse_path(dataset: object) -> None:
+    """A string has a length and items, and is no dataset."""
+    if isinstance(dataset, str | os.PathLike):
+        raise SourceError(
+            f"{str(dataset)!r} is a name, not a dataset: for a folder of images use `penstock produce images DIR`, "
+            "for an import name `penstock produce dataset module:attribute`"
+        )
+
+
+def _ranges(epochs: list[int]) -> str:
+    return f" {epochs[0]}" if len(epochs) == 1 else f"s {epochs[0]}-{epochs[-1]}"

@@ -1,0 +1,229 @@
+"""One worker process: takes jobs from one queue and does them in this process, so that sources stay open and warm.
+
+Starting, counting and replacing such processes is ``fleet``'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+from rq import Queue, SimpleWorker
+from rq.exceptions import NoSuchJobError, StopRequested
+from rq.executions import Execution
+from rq.job import Job, JobStatus
+from rq.registry import StartedJobRegistry
+from rq.serializers import JSONSerializer
+from rq.timeouts import BaseDeathPenalty
+
+from penstock_common.errors import BudgetFull, PenstockError
+from penstock_common.stream.connection import connect
+from penstock_common.waiting import to_stderr
+from penstock_producer.fill import Stopped
+from penstock_producer.jobs import ShardJob, set_workbench
+from penstock_producer.workbench import ROOM_WAIT_S, Workbench
+
+QUEUE = "penstock"
+"""Where jobs wait unless --queue says otherwise."""
+HEARTBEAT_TTL_S = 15
+"""A worker unheard of for so long is dead and its job goes to another; a mistake does no harm, commits are exactly-once."""
+HEARTBEAT_S = 3.0
+MAINTENANCE_S = 5
+"""How often somebody looks for the jobs of the dead; rq's default is ten minutes."""
+WORKER_TTL_S = 30
+STOP_GRACE_S = 3.0
+"""After SIGTERM a sample may take so long; then it is cut short and made again by another worker."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """All a worker process has to know."""
+
+    url: str
+    queue_url: str
+    queue: str = QUEUE
+    name: str = ""
+    """Of this process among all workers; see `new_name`."""
+    burst: bool = False
+    """End when the queue is empty."""
+    owner: int = 0
+    """Process without which this one is of no use: it ends when that is gone. 0: none."""
+    is_chatty: bool = False
+    """Tell of failed jobs on stderr; a dispatcher's own workers leave that to it."""
+    room_wait_s: float = ROOM_WAIT_S
+
+    def named(self) -> WorkerOptions:
+        """The same for one new process."""
+        return replace(self, name=f"{socket.gethostname()}.{secrets.token_hex(4)}")
+
+
+def open_queue(connection: Any, name: str) -> Queue:
+    """The queue, whose jobs are JSON and ours."""
+    return Queue(name, connection=connection, job_class=ShardJob, serializer=JSONSerializer)
+
+
+def work(options: WorkerOptions) -> None:
+    """The whole life of one worker process: until SIGTERM, until its owner is gone, or in a burst until all is done."""
+    try:
+        stopping = threading.Event()
+        bench = Workbench(options.url, should_stop=stopping.is_set, room_wait_s=options.room_wait_s)
+        set_workbench(bench)
+        queue = open_queue(connect(options.queue_url), options.queue)
+        worker = ShardWorker(queue, options, stopping)
+        threading.Thread(target=_watch_owner, args=(options.owner,), daemon=True).start()
+        worker.work(burst=options.burst, logging_level="ERROR")
+        bench.close()
+    except PenstockError as error:
+        to_stderr(f"worker: {error}")
+        raise SystemExit(1) from None
+
+
+class ShardWorker(SimpleWorker):
+    """rq's in-process worker with heartbeats while it works, and an end that gives its job back."""
+
+    job_class = ShardJob
+
+    def __init__(self, queue: Queue, options: WorkerOptions, stopping: threading.Event) -> None:
+        self.death_penalty_class = _Endless
+        super().__init__(
+            [queue],
+            name=options.name,
+            connection=queue.connection,
+            job_class=ShardJob,
+            serializer=JSONSerializer,
+            worker_ttl=WORKER_TTL_S,
+            maintenance_interval=MAINTENANCE_S,
+            job_monitoring_interval=HEARTBEAT_TTL_S,
+            log_job_description=False,
+        )
+        self._options, self._stopping = options, stopping
+        self.log = logging.getLogger("penstock.worker")  # rq's own tells of every job
+
+    # --- waiting for jobs ---
+
+    def subscribe(self) -> None:
+        """No commands from outside: whoever can write to the queue can do no more than waste time."""
+
+    def dequeue_job_and_maintain_ttl(self, timeout: int | None, max_idle_time: int | None = None) -> Any:
+        """As rq's, but it looks every second whether to stop: an interrupted BLMOVE may have moved a job already."""
+        while not self._stopping.is_set():
+            found = super().dequeue_job_and_maintain_ttl(timeout, None if timeout is None else 1)
+            if found is not None or timeout is None:
+                return found
+        raise StopRequested
+
+    def get_heartbeat_ttl(self, job: Job) -> int:
+        """Short, because a heartbeat comes every few seconds whatever the job does."""
+        return HEARTBEAT_TTL_S
+
+    # --- doing one ---
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        """In this process, heard of all the time."""
+        with self._beating(job):
+            super().execute_job(job, queue)
+
+    @contextmanager
+    def _beating(self, job: Job) -> Iterator[None]:
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(HEARTBEAT_S):
+                try:
+                    self.maintain_heartbeats(job)
+                except Exception as error:  # the next one may get through
+                    self.log.debug("heartbeat: %s", error)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def handle_exception(self, job: Job, *exc_info: Any) -> None:
+        """Decides whether the job is tried again, and says what happened."""
+        error: BaseException = exc_info[1]
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if isinstance(job, ShardJob):
+            job.judge(error)
+        if self._options.is_chatty and not isinstance(error, Stopped | BudgetFull):
+            again = "; it is tried again" if job.retries_left else ""
+            to_stderr(f"{job.description}: {job.meta.get('error')}{again}")
+
+    # --- ending ---
+
+    def _install_signal_handlers(self) -> None:
+        signal.signal(signal.SIGTERM, self.request_stop)
+        signal.signal(signal.SIGALRM, _cut_short)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is its owner's, who then sends SIGTERM
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        """Stops after the current sample, whose shard goes back to the queue."""
+        self._stopping.set()
+        self._stop_requested = True
+        if self.get_state() == "busy":
+            signal.setitimer(signal.ITIMER_REAL, STOP_GRACE_S)
+
+
+class _Endless(BaseDeathPenalty):
+    """No time limit, and no use of SIGALRM: a shard takes as long as it takes."""
+
+    def setup_death_penalty(self) -> None:
+        pass
+
+    def cancel_death_penalty(self) -> None:
+        pass
+
+
+def _cut_short(signum: int, frame: FrameType | None) -> None:
+    raise Stopped
+
+
+def _watch_owner(owner: int) -> None:
+    """An owner killed with -9 tells nobody."""
+    tick = threading.Event()
+    while owner and os.getppid() == owner:
+        tick.wait(0.5)
+    if owner:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def return_jobs(queue: Queue, worker_name: str, reason: str) -> int:
+    """Puts what a dead worker was doing back to the front of the queue, at once; returns how many jobs."""
+    registry = StartedJobRegistry(queue=queue, job_class=ShardJob)
+    returned = 0
+    for job_id, execution_id in registry.get_job_and_execution_ids(cleanup=False):
+        try:
+            execution = Execution.fetch(execution_id, job_id, queue.connection)
+            job = ShardJob.fetch(job_id, connection=queue.connection, serializer=JSONSerializer)
+        except (ValueError, NoSuchJobError):
+            continue
+        if execution.worker_name == worker_name:
+            _return(queue, job, execution, reason)
+            returned += 1
+    return returned
+
+
+def _return(queue: Queue, job: Job, execution: Execution, reason: str) -> None:
+    job.meta["error"] = reason
+    with queue.connection.pipeline() as pipe:
+        execution.delete(job, pipe)
+        if job.should_retry:
+            job.retry(queue, pipe)
+        else:
+            job.set_status(JobStatus.FAILED, pipeline=pipe)
+            job.save(pipeline=pipe)
+            queue.failed_job_registry.add(job, ttl=job.failure_ttl, exc_string=reason, pipeline=pipe)
+        pipe.execute()
