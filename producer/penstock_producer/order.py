@@ -67,6 +67,10 @@ class EpochOrder:
         starts = [0, *ends[:-1]]
         return [sum(self._item_sizes[a:b]) for a, b in zip(starts, ends, strict=True)]
 
+    def first(self, count: int) -> NDArray[np.int64]:
+        """The source's first indices of the epoch."""
+        return self._order[:count]
+
     def items(self, shard: int) -> NDArray[np.int64]:
         """The source's indices in one shard, in order."""
         return items_of(self._order, self._counts, shard)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -23,7 +24,7 @@ from penstock_common.stream.manifest import (
 from penstock_common.stream.streams import await_event, last_event, set_plan
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.dispatch import Dispatcher
-from penstock_producer.fill import Seed
+from penstock_producer.fill import HOPELESS, Seed
 from penstock_producer.fleet import Fleet, Start
 from penstock_producer.order import EpochOrder, count_samples, default_shard_samples, is_sized
 from penstock_producer.plan import EpochFailed, ProductionPlan, find_epochs, plan_fingerprint
@@ -80,11 +81,18 @@ class Production:
         self._finished: list[EpochProgress] = []
         self._job_ids: set[str] = set()
         self._fleet: Fleet | None = None
-        self._told_bad = 0
+        self._bad_seen = 0
+        self._bad_told: set[str] = set()
         self._cared = self._moved = time.monotonic()
         self._moved_done = -1
         self._require_spec()
         self._start_fleet(options, workers, start)
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """None where only reading tells."""
+        source = self._source
+        return None if source.unit == "item" else count_samples(source)
 
     # --- going through it ---
 
@@ -171,7 +179,7 @@ class Production:
         """Makes one sample here: a broken transform shows at once, and workers need not agree on a spec."""
         source, epoch = self._source, self.epochs[0]
         if self._writer.stream.spec is None and source.unit != "item":
-            items = self._order(source, epoch).items(0)
+            items = self._order(source, epoch).first(HOPELESS)
             self._writer.require_spec(first_good(source, items, Seed(self._plan.seed, epoch), 0))
 
     def _start_fleet(self, options: WorkerOptions, workers: int, start: Start) -> None:
@@ -243,8 +251,8 @@ class Production:
         return self._explained(progress)
 
     def _planned(self) -> int | None:
-        source = self._source
-        return None if source.unit == "item" else count_samples(source) * len(self.epochs)
+        per_epoch = self.samples_per_epoch
+        return None if per_epoch is None else per_epoch * len(self.epochs)
 
     def _explained(self, progress: Progress) -> Progress:
         """Adds what the eye cannot see: why nothing moves, which samples were bad."""
@@ -252,13 +260,17 @@ class Production:
         if progress.done != self._moved_done:
             self._moved, self._moved_done = now, progress.done
         waits = self._why_still() if self._live and now - self._moved >= STALL_S else ""
-        new_bad: list[str] = []
-        if progress.bad > self._told_bad:
-            if self._told_bad < SHOWN_BAD:
-                newest = max(seen.epoch for seen in progress.epochs if seen.bad)
-                new_bad = bad_reasons(self._client, self._writer.stream, newest, SHOWN_BAD)
-            self._told_bad = progress.bad
-        return Progress(progress.epochs, progress.samples, waits, progress.pids, tuple(new_bad))
+        return replace(progress, waits=waits, new_bad=self._new_bad(progress))
+
+    def _new_bad(self, progress: Progress) -> tuple[str, ...]:
+        if progress.bad == self._bad_seen or len(self._bad_told) >= SHOWN_BAD:
+            return ()
+        self._bad_seen = progress.bad
+        newest = max(seen.epoch for seen in progress.epochs if seen.bad)
+        reasons = bad_reasons(self._client, self._writer.stream, newest, SHOWN_BAD)
+        new = tuple(reason for reason in reasons if reason not in self._bad_told)
+        self._bad_told.update(new)
+        return new
 
     def _why_still(self) -> str:
         unfinished = [task.job_id for tasks in self._live.values() for task in tasks][:256]

@@ -35,7 +35,7 @@ from penstock_producer.workbench import ROOM_WAIT_S, Workbench
 QUEUE = "penstock"
 """Where jobs wait unless --queue says otherwise."""
 HEARTBEAT_TTL_S = 15
-"""A worker unheard of for so long is dead and its job goes to another; a mistake does no harm, commits are exactly-once."""
+"""A worker unheard of for so long is dead, its job goes to another; a mistake does no harm: commits are exact."""
 HEARTBEAT_S = 3.0
 MAINTENANCE_S = 5
 """How often somebody looks for the jobs of the dead; rq's default is ten minutes."""

@@ -23,6 +23,9 @@ class Entry(NamedTuple):
 
 
 COMMANDS: dict[str, Entry] = {
+    "run": Entry("penstock.cli.run", "start server, workers and a training command together"),
+    "produce": Entry("penstock.cli.produce", "make epochs of a source with worker processes"),
+    "worker": Entry("penstock.cli.worker", "do the jobs of penstock produce, here or on another host"),
     "server": Entry("penstock.cli.server", "run a private redis-server in the foreground"),
 }
 """In the order of ``penstock --help``."""

@@ -1,0 +1,151 @@
+"""``penstock run SOURCE ... -- COMMAND``: a server, workers and a training command, started and ended together."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.sources import add_sources, options_of, plan_of, worker_count
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+    from penstock_producer.worker import WorkerOptions
+
+NAME = "run"
+HELP = "start server, workers and a training command together"
+
+_END_S = 10.0
+"""How long a trainer may take to end when it is asked to."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A source's parser that leaves what follows ``--`` to the command."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """See the class."""
+        given: Sequence[str] = list(args or ())
+        at = given.index("--") if "--" in given else len(given)
+        found, rest = super().parse_known_args(given[:at], namespace)
+        found.command = list(given[at + 1 :])
+        if not found.command and not rest:
+            self.error("no command; write it after --, as in: penstock run images photos/ -- python train.py")
+        return found, rest
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    add_sources(parser, _Parser)
+    parser.epilog = "example:\n  penstock run images photos/ --resize 224x224 --epochs 3 -- python train.py"
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """The command's own exit code; 1 if the production failed, and the command was ended for it."""
+    from penstock_producer.production import Production
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with _server(args, console) as options:
+            plan = plan_of(args)
+            with Production(plan, options, workers=worker_count(args), notify=console.notice) as production:
+                amount = production.samples_per_epoch
+                each = f" of {amount:,} samples" if amount is not None else ""
+                console.notice(
+                    f"making {plan.epochs} epoch{'s' if plan.epochs > 1 else ''}{each} for stream {plan.stream!r}; "
+                    f"running {shlex.join(args.command)}"
+                )
+                return _Session(console, options, args.command).run(production)
+    except KeyboardInterrupt:
+        console.notice("ended")
+        return 130
+
+
+@contextlib.contextmanager
+def _server(args: argparse.Namespace, console: Console) -> Iterator[WorkerOptions]:
+    """The server that --url or PENSTOCK_URL names, else one of our own."""
+    from penstock_common.settings import Settings
+    from penstock_common.stream.server import EmbeddedServer
+
+    if args.url or "url" in Settings.from_environment().model_fields_set:
+        yield options_of(args)
+        return
+    with EmbeddedServer() as server:
+        console.notice(f"{server.name} {server.version} at {server.url}, for this run only")
+        options = options_of(args)
+        queue_url = options.queue_url if args.queue_url else server.url
+        yield dataclasses.replace(options, url=server.url, queue_url=queue_url)
+
+
+class _Session:
+    """The command and the production beside it."""
+
+    def __init__(self, console: Console, options: WorkerOptions, command: list[str]) -> None:
+        self._console, self._options, self._command = console, options, command
+        self._failure: BaseException | None = None
+        self._stopping = threading.Event()
+
+    def run(self, production: Any) -> int:
+        """Starts both; ends when the command does, or when the production fails."""
+        child = self._start()
+        producer = threading.Thread(target=self._produce, args=(production, child), daemon=True)
+        producer.start()
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:
+            self._end(child)
+            raise
+        finally:
+            self._stopping.set()
+            producer.join()
+        if self._failure is not None:
+            raise self._failure
+        return code if code >= 0 else 128 - code
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        from penstock_common.errors import PenstockError
+        from penstock_common.settings import child_environment
+
+        urls = {"PENSTOCK_URL": self._options.url, "PENSTOCK_QUEUE_URL": self._options.queue_url}
+        try:
+            return subprocess.Popen(self._command, env=child_environment(urls))
+        except OSError as error:
+            raise PenstockError(f"cannot start {self._command[0]!r}: {error.strerror}") from None
+
+    def _produce(self, production: Any, child: subprocess.Popen[bytes]) -> None:
+        from penstock.cli.production import ProductionView, tell
+
+        try:
+            with self._console.progress() as shown:
+                view = ProductionView(self._console, shown)
+                for look in production.run():
+                    view.update(look)
+                    if self._stopping.is_set():
+                        return
+            tell(_OnStderr(self._console), production.summary(), False)  # type: ignore[arg-type]
+        except Exception as error:
+            self._failure = error
+            if child.poll() is None:
+                self._console.notice(f"penstock: the production failed, so {self._command[0]} is ended")
+            self._end(child)
+
+    @staticmethod
+    def _end(child: subprocess.Popen[bytes]) -> None:
+        child.terminate()
+        try:
+            child.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+class _OnStderr:
+    """Stdout belongs to the command that runs beside us."""
+
+    def __init__(self, console: Console) -> None:
+        self.line = console.notice

@@ -1,0 +1,163 @@
+"""The options that `produce` and `run` share: which source, which stream, how many epochs and workers.
+
+What they mean is the producer's; a command's own options are in its file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli import byte_size
+
+if TYPE_CHECKING:
+    from penstock_producer.plan import ProductionPlan
+    from penstock_producer.sources.config import SourceConfig
+    from penstock_producer.worker import WorkerOptions
+
+DEFAULT_STREAM = "train"
+_NAME = "module:attribute; the current folder is importable"
+
+
+def add_sources(parser: argparse.ArgumentParser, kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> None:
+    """One sub-command per kind of source."""
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="SOURCE", parser_class=kind)
+    images = kinds.add_parser("images", help="a folder or a zip of images; sub-folders are classes")
+    _add_images(images)
+    dataset = kinds.add_parser("dataset", help="an object with a length and items, or equally long arrays")
+    dataset.add_argument("name", help=_NAME)
+    keras = kinds.add_parser("keras", help="a Keras Sequence or PyDataset")
+    keras.add_argument("name", help=_NAME)
+    generator = kinds.add_parser("generator", help="an iterable, or a function giving one; read by one worker")
+    generator.add_argument("name", nargs="?", help=_NAME)
+    generator.add_argument(
+        "--pair", action="append", metavar="TENSOR=NAME", default=[], help="instead: several, walked in step"
+    )
+    generator.add_argument("--batched", action="store_true", help="items are batches")
+    generator.add_argument("--limit", type=_count, metavar="N", help="end the pass after N items")
+    for sub in (images, dataset, generator):
+        sub.add_argument("--transform", metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])")
+    for sub in (images, dataset, keras, generator):
+        sub.formatter_class = argparse.RawDescriptionHelpFormatter
+        _add_production(sub)
+
+
+def _add_images(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="DIR", help="folder, or file ending in .zip")
+    labels = parser.add_mutually_exclusive_group()
+    labels.add_argument("--label", metavar="MODULE:FUNCTION", help="label of a relative path (default: its folder)")
+    labels.add_argument("--labels", metavar="FILE", help="labels in CSV, TSV or JSON-lines, by relative path")
+    parser.add_argument("--skip-unlabelled", action="store_true", help="leave out images that --labels does not name")
+    parser.add_argument("--resize", type=_size, metavar="HxW", help="224x224, or 256 for the shorter side")
+    parser.add_argument("--crop", type=_size, metavar="HxW", help="cut from the centre, after resizing")
+    parser.add_argument("--mode", choices=("rgb", "gray", "gray16"), default="rgb", help="default: %(default)s")
+
+
+def _add_production(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("production").add_argument
+    add("--stream", default=DEFAULT_STREAM, help="default: %(default)s")
+    add("--epochs", type=_count, default=1, help="default: %(default)s")
+    add("--workers", type=_not_negative, metavar="N", help="local processes (default: one per core; 0: only others)")
+    add("--seed", type=_not_negative, default=0, help="of order and augmentation (default: %(default)s)")
+    add("--no-shuffle", action="store_true", help="keep the source's order")
+    add("--shard-samples", type=_count, metavar="N", help="samples of one job (default: 8 jobs a worker, at most 4096)")
+    add("--on-error", choices=("quarantine", "fail"), default="quarantine", help="bad samples (default: %(default)s)")
+    add("--spec", type=_spec, metavar="JSON", help="""e.g. '{"x": ["uint8", [null, null, 3]]}'; null is a free size""")
+    add("--budget", type=byte_size, metavar="SIZE", help="bytes the stream may hold (default: 1gb)")
+    add("--partitions", type=_count, metavar="P", help="of a new stream (default: 1)")
+    add("--url", help="the server that holds the streams (default: PENSTOCK_URL, else localhost:6379)")
+    add_queue(parser)
+
+
+def add_queue(parser: argparse.ArgumentParser) -> None:
+    """Where jobs are."""
+    parser.add_argument(
+        "--queue-url", help="the server that holds the jobs (default: PENSTOCK_QUEUE_URL, else the same)"
+    )
+    parser.add_argument("--queue", default="penstock", metavar="NAME", help="of jobs (default: %(default)s)")
+
+
+def plan_of(args: argparse.Namespace) -> ProductionPlan:
+    """What the options ask for."""
+    from penstock_producer.plan import ProductionPlan
+
+    return ProductionPlan(
+        stream=args.stream,
+        source=_source_of(args),
+        epochs=args.epochs,
+        seed=args.seed,
+        shuffle=not args.no_shuffle,
+        shard_samples=args.shard_samples,
+        on_error=args.on_error,
+        spec=args.spec,
+        partitions=args.partitions,
+        budget_bytes=args.budget,
+    )
+
+
+def options_of(args: argparse.Namespace) -> WorkerOptions:
+    """Where streams and jobs are."""
+    from penstock_common.settings import Settings, child_environment
+    from penstock_producer.worker import WorkerOptions
+
+    given = {"PENSTOCK_URL": args.url, "PENSTOCK_QUEUE_URL": args.queue_url}
+    settings = Settings.from_environment(child_environment({name: url for name, url in given.items() if url}))
+    return WorkerOptions(url=settings.url, queue_url=settings.queue_url, queue=args.queue)
+
+
+def worker_count(args: argparse.Namespace) -> int:
+    """Local workers asked for."""
+    return args.workers if args.workers is not None else os.cpu_count() or 1
+
+
+def _source_of(args: argparse.Namespace) -> SourceConfig:
+    from penstock_producer.sources.config import parse_config
+
+    config: dict[str, Any] = {"kind": args.kind}
+    if args.kind == "images":
+        names: tuple[str, ...] = ("path", "label", "labels", "resize", "crop", "mode", "transform")
+        config["unlabelled"] = "skip" if args.skip_unlabelled else "refuse"
+    elif args.kind == "generator":
+        names = ("name", "batched", "limit", "transform")
+        config["pairs"] = dict(_pair(text) for text in args.pair) or None
+    else:
+        names = ("name", "transform") if args.kind == "dataset" else ("name",)
+    return parse_config(config | {name: getattr(args, name) for name in names})
+
+
+def _pair(text: str) -> tuple[str, str]:
+    from penstock_common.errors import SourceError
+
+    tensor, sign, name = text.partition("=")
+    if not sign:
+        raise SourceError(f"--pair {text!r}: write TENSOR=module:attribute")
+    return tensor, name
+
+
+def _size(text: str) -> int | tuple[int, int]:
+    numbers = [int(part) if part.isdecimal() else 0 for part in text.lower().split("x")]
+    if not 1 <= len(numbers) <= 2 or 0 in numbers:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 224x224 (height x width) or 224")
+    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+def _not_negative(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return int(text)
+
+
+def _spec(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+        return {str(name): (dtype, tuple(shape)) for name, (dtype, shape) in found.items()}
+    except (ValueError, AttributeError, TypeError):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a spec like {{"x": ["uint8", [28, 28, 1]]}}') from None
