@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupBusy, GroupFinished
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import list_pending
-from penstock_common.stream.ledger import acknowledge, uncovered
+from penstock_common.stream.ledger import uncovered
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
+from penstock_common.stream.outbox import Outbox
 from penstock_common.stream.ranges import format_ranges, parse_ranges
 from penstock_common.stream.roster import (
     Membership,
@@ -30,7 +31,7 @@ ALIVE_MS = 30_000
 """A member that renewed within a lease may be living: its group is not reset under it."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Place:
     """One member of one group of one stream."""
 
@@ -41,6 +42,11 @@ class Place:
     """First epoch the group reads."""
     unclosed: set[int] = field(default_factory=set)
     """Epochs iterated here that were not fully settled yet: others held some of them."""
+
+    _known: dict[int, Manifest] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._outbox = Outbox(self.client)
 
     @property
     def stream(self) -> Stream:
@@ -122,13 +128,12 @@ class Place:
         for number, due in plan_acknowledgement(batch).items():
             partition = self.stream.partitions[number]
             if known is not None:
-                acknowledge(self.client, partition, known, self.who.group, due.ids, due.ranges)
+                self._outbox.acknowledge(partition, known, self.who.group, due.ids, due.ranges)
             self.holdings.remove(number, batch.epoch, due.ids)
-
-    _known: dict[int, Manifest] = field(default_factory=dict)
 
     def close_epochs(self, ended: int) -> None:
         """Closes for the group what its ledger covers by now; raises EpochIncomplete for what nobody will deliver."""
+        self._outbox.flush()
         self.unclosed.add(ended)
         for epoch in sorted(self.unclosed):
             if self._close(epoch):
@@ -157,6 +162,8 @@ class Place:
 
     def leave(self) -> None:
         """Hands back what is held and signs off."""
+        self._outbox.flush()
+        self._outbox.close()
         for partition in self.stream.partitions:
             leave(self.client, self.who, partition, self.holdings.ids(partition.number))
 

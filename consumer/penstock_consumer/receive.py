@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry
 from penstock_common.format.block import Column
+from penstock_common.format.dtypes import BOOL
 from penstock_common.format.header import Header, parse_header
 from penstock_common.format.limits import MAX_FIELD_BYTES, MAX_HEADER_BYTES
 from penstock_common.format.ragged import Ragged
@@ -144,19 +145,26 @@ class Receiver:
             missing = ", ".join(name.decode() for name, _ in self._pending) or "meta"
             raise BadEntry(f"fields are missing: {missing}")
         verify(header, self._received)
-        offsets = self._offsets(header)
-        wanted = np.ones(len(offsets), dtype=bool) if self._wanted is None else self._wanted[offsets - header.first]
-        lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, int(wanted.sum()))
-        spans = [Span(lease, lo, hi) for lo, hi in runs(offsets[wanted])]
         if self._wanted is None:
-            ragged = self._ragged_parts(header)
-            for tensor in self._spec:
-                if not tensor.is_ragged and tensor.dtype == "bool":
-                    for row in self._assembler.targets(tensor.name, header.count):
-                        check_values(tensor, row.reshape(-1).view(np.uint8))
-            self._assembler.accept(header.count, spans, ragged)
-        elif lease.owed:
+            return self._accept(header)
+        offsets = self._offsets(header)
+        wanted = self._wanted[offsets - header.first]
+        lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, int(wanted.sum()))
+        if lease.owed:
+            spans = [Span(lease, lo, hi) for lo, hi in runs(offsets[wanted])]
             self._assembler.append(self._columns(header), np.flatnonzero(wanted), spans)
+        return lease
+
+    def _accept(self, header: Header) -> Lease:
+        """The whole entry; its fixed tensors lie in the batches already."""
+        for tensor in self._spec:
+            if tensor.dtype == BOOL and not tensor.is_ragged:
+                for row in self._assembler.targets(tensor.name, header.count):
+                    check_values(tensor, row.reshape(-1).view(np.uint8))
+        ragged = self._ragged_parts(header)
+        lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, header.count)
+        ranges = runs(self._offsets(header)) if header.holes else [(header.first, header.end)]
+        self._assembler.accept(header.count, [Span(lease, lo, hi) for lo, hi in ranges], ragged)
         return lease
 
     def _offsets(self, header: Header) -> NDArray[np.int64]:

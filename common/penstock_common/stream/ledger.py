@@ -29,6 +29,13 @@ def acknowledge(
 
     False where the epoch is no longer live: then nothing is written.
     """
+    return bool(run_script(client, ACK, *acknowledgement(partition, manifest, group, ids, ranges)) >= 0)
+
+
+def acknowledgement(
+    partition: PartitionKeys, manifest: Manifest, group: str, ids: Sequence[bytes], ranges: Mapping[int, Ranges]
+) -> tuple[list[str], list[Arg]]:
+    """Keys and arguments of the acknowledging script."""
     epoch = manifest.epoch
     keys = [partition.state(epoch), partition.entries(epoch)]
     args: list[Arg] = [manifest.live_state, group, len(ids), *ids]
@@ -37,7 +44,7 @@ def acknowledge(
         args.append(len(spans))
         for lo, hi in spans:
             args += [lo, hi]
-    return bool(run_script(client, ACK, keys, args) >= 0)
+    return keys, args
 
 
 def bury(

@@ -84,7 +84,7 @@ class Batch(dict[str, Any]):
 
 def _take(value: Any, rows: NDArray[np.int64]) -> Any:
     if isinstance(value, Ragged):
-        return Ragged.concatenate([value[row : row + 1] for row in rows.tolist()])
+        return value.take(rows)
     return value[rows]
 
 

@@ -1,0 +1,100 @@
+"""The outbox: acknowledgements sent without making the training loop wait for each answer.
+
+An acknowledgement sets bits and removes pending ids, so after a broken connection it is simply sent again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from penstock_common.errors import ServerUnavailable
+from penstock_common.stream.channel import Channel, Command
+from penstock_common.stream.commands import Client, sha_of
+from penstock_common.stream.connection import open_channel
+from penstock_common.stream.failure import ReplyError, address
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.ledger import Ranges, acknowledgement
+from penstock_common.stream.manifest import Manifest
+from penstock_common.stream.scripts import ACK
+
+UNANSWERED = 8
+"""Acknowledgements under way at once: what a crash of the server may lose of them is handed out again."""
+RECONNECT_S = 30.0
+
+
+class Outbox:
+    """Sends acknowledgements in order on a connection of its own; `flush` waits until all are answered."""
+
+    def __init__(self, client: Client, *, fast: bool | None = None) -> None:
+        self._client, self._fast = client, fast
+        self._channel: Channel | None = None
+        self._unanswered: deque[Command] = deque()
+
+    def acknowledge(
+        self,
+        partition: PartitionKeys,
+        manifest: Manifest,
+        group: str,
+        ids: Sequence[bytes],
+        ranges: Mapping[int, Ranges],
+    ) -> None:
+        """See `ledger.acknowledge`; raises ServerUnavailable if the server stays away."""
+        keys, args = acknowledgement(partition, manifest, group, ids, ranges)
+        parts = [part if isinstance(part, bytes) else str(part).encode() for part in (*keys, *args)]
+        command = (b"EVALSHA", sha_of(ACK), b"%d" % len(keys), *parts)
+        while len(self._unanswered) >= UNANSWERED:
+            self._read_one()
+        self._unanswered.append(command)
+        try:
+            self._connected().send([command])
+        except ServerUnavailable as error:
+            self._send_again(error)
+
+    def flush(self) -> None:
+        """Returns once every acknowledgement is on the server."""
+        while self._unanswered:
+            self._read_one()
+
+    def close(self) -> None:
+        """Gives the connection back."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _read_one(self) -> None:
+        try:
+            reply = self._connected().read()
+        except ServerUnavailable as error:
+            self._send_again(error)
+            return
+        if isinstance(reply, NoScriptError) or "NOSCRIPT" in str(reply):  # restarted, or SCRIPT FLUSH
+            self._send_again(None)
+            return
+        if isinstance(reply, ResponseError):
+            raise ReplyError(reply, address(self._client))
+        self._unanswered.popleft()
+
+    def _connected(self) -> Channel:
+        if self._channel is None:
+            self._client.script_load(ACK)
+            self._channel = open_channel(self._client, fast=self._fast)
+        return self._channel
+
+    def _send_again(self, error: ServerUnavailable | None) -> None:
+        """Everything unanswered once more, on a new connection."""
+        began, pause = time.monotonic(), 0.05
+        while True:
+            self.close()
+            try:
+                if self._unanswered:
+                    self._connected().send(list(self._unanswered))
+                return
+            except ServerUnavailable as again:
+                if time.monotonic() - began > RECONNECT_S:
+                    raise again from error
+            time.sleep(pause)
+            pause = min(pause * 2, 1.0)
