@@ -1,0 +1,125 @@
+"""What an audit reports: counts of samples per group and epoch, findings in words, and the verdict.
+
+Values only; ``judgement`` fills them, ``audit`` is what callers ask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class GroupAudit:
+    """One group in one epoch, in samples."""
+
+    delivered: int = 0
+    """Acknowledged: trained on."""
+    pending: int = 0
+    """Given to a member and not acknowledged."""
+    unread: int = 0
+    """In the stream, not given to anyone yet."""
+    dead: int = 0
+    """In entries this group could not read, or an operator buried."""
+    released: int = 0
+    """Removed before this group read them, while it held no data: it had left."""
+    lost: int = 0
+    """None of these: nobody will ever deliver them."""
+
+
+@dataclass(slots=True)
+class EpochAudit:
+    """One epoch, in samples."""
+
+    epoch: int
+    state: str
+    planned: int | None
+    produced: int = 0
+    """Committed, holes not counted."""
+    bad: int = 0
+    """Holes: samples that the source could not make."""
+    duplicate: int = 0
+    """Identities that stand in more than one entry."""
+    lost: int = 0
+    """Identities lost to a group at least; without any group, those whose payload is gone or never came."""
+    trimmed: int = 0
+    """Entries that retention removed after every group had settled them."""
+    groups: dict[str, GroupAudit] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class AuditReport:
+    """A whole stream, or one epoch of it."""
+
+    stream: str
+    epochs: list[EpochAudit]
+    released: str
+    """Ranges of epochs that were settled, released, and cannot be audited any more; empty if none."""
+
+    @property
+    def produced(self) -> int:
+        """Samples committed."""
+        return sum(epoch.produced for epoch in self.epochs)
+
+    @property
+    def bad(self) -> int:
+        """Samples that the source could not make."""
+        return sum(epoch.bad for epoch in self.epochs)
+
+    @property
+    def lost(self) -> int:
+        """Samples that some group will never be given."""
+        return sum(epoch.lost for epoch in self.epochs)
+
+    @property
+    def duplicate(self) -> int:
+        """Samples that stand in the stream twice."""
+        return sum(epoch.duplicate for epoch in self.epochs)
+
+    @property
+    def delivered(self) -> dict[str, int]:
+        """Group -> samples it acknowledged."""
+        return self._by_group("delivered")
+
+    @property
+    def pending(self) -> int:
+        """Samples given out and not acknowledged, over all groups."""
+        return sum(self._by_group("pending").values())
+
+    @property
+    def unread(self) -> int:
+        """Samples not yet given out, over all groups."""
+        return sum(self._by_group("unread").values())
+
+    @property
+    def dead(self) -> int:
+        """Samples in dead letters, over all groups."""
+        return sum(self._by_group("dead").values())
+
+    @property
+    def findings(self) -> list[str]:
+        """Everything that is not as it should be, one line each."""
+        return [f"epoch {epoch.epoch}: {text}" for epoch in self.epochs for text in epoch.findings]
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing lost, nothing twice, nothing unexplained; pending and unread samples are still to come."""
+        return not self.lost and not self.duplicate and not self.findings
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        numbers = f"lost {self.lost}, duplicate {self.duplicate}, pending {self.pending}"
+        if not self.is_clean:
+            return f"NOT CLEAN: {numbers}, {len(self.findings)} findings"
+        if not self.epochs:
+            return f"nothing to audit: no epoch of {self.stream!r} is retained"
+        owed = [f"{count} {what}" for what, count in (("pending", self.pending), ("unread", self.unread)) if count]
+        return f"clean: {numbers}" + (f" ({' and '.join(owed)} samples are still to be trained on)" if owed else "")
+
+    def _by_group(self, what: str) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for epoch in self.epochs:
+            for name, group in epoch.groups.items():
+                totals[name] = totals.get(name, 0) + getattr(group, what)
+        return totals

@@ -1,0 +1,304 @@
+"""The audit's comparison, pure: what a manifest plans against what the partitions' surveys found.
+
+Nothing is read here; ``survey`` did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.format.header import Header
+from penstock_common.stream.accounts import EpochAudit, GroupAudit
+from penstock_common.stream.entries import Record
+from penstock_common.stream.ledger import runs
+from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest
+from penstock_common.stream.survey import GroupSurvey, Held, Survey, parse_id
+
+Mask = NDArray[np.bool_]
+RANGES_NAMED = 5
+"""A finding names so many ranges and counts the rest."""
+
+
+@dataclass(slots=True)
+class _Span:
+    """Samples that one entry holds, or held."""
+
+    entry_id: bytes
+    offsets: NDArray[np.int64]
+    is_there: bool
+
+
+def judge_epoch(stream_id: str, manifest: Manifest, surveys: Iterable[Survey]) -> EpochAudit:
+    """Compares what the manifest plans with what the partitions hold."""
+    audit = EpochAudit(manifest.epoch, manifest.state, manifest.samples)
+    for survey in surveys:
+        _Judge(stream_id, manifest, survey, audit).judge()
+    return audit
+
+
+class _Judge:
+    """One partition's part of the comparison; writes into the epoch's audit."""
+
+    def __init__(self, stream_id: str, manifest: Manifest, survey: Survey, audit: EpochAudit) -> None:
+        self._stream_id, self._manifest, self._survey, self._audit = stream_id, manifest, survey, audit
+        self._epoch = manifest.epoch
+        self._indexed = {r.entry_id: (s, r) for s, records in survey.index.items() for r in records if r.entry_id}
+        seen = max((parse_id(entry_id) for entry_id in survey.held), default=(0, 0))
+        self._newest = max(seen, survey.newest)
+        self._strays: dict[int, list[_Span]] = {}
+        """Shard -> entries that no index record names, under the identity they claim."""
+        self._missing: list[tuple[int, Record]] = []
+
+    def judge(self) -> None:
+        """Everything, in the order in which it is best read."""
+        self._check_registration()
+        for entry_id, held in self._survey.held.items():
+            if entry_id in self._indexed:
+                self._check_header(held, *self._indexed[entry_id])
+            else:
+                self._name_stray(held)
+        for shard, records in self._survey.index.items():
+            self._judge_shard(shard, records)
+        self._check_bytes()
+        self._check_groups()
+
+    def _find(self, text: str) -> None:
+        self._audit.findings.append(text)
+
+    # --- what the partition knows of the epoch ---
+
+    def _check_registration(self) -> None:
+        survey, manifest = self._survey, self._manifest
+        wanted = ("abandoned" if manifest.state == ABANDONED else "live", manifest.id)
+        if manifest.state == ABANDONED and survey.state.partition(":")[0] == "none":
+            return
+        if tuple(survey.state.split(":", 1)) != wanted:
+            self._find(f"partition {survey.number} has the state {survey.state!r}, expected {':'.join(wanted)!r}")
+        if survey.roster.epochs.get(self._epoch) != manifest.id:
+            self._find(f"partition {survey.number} does not have the epoch on its roster")
+
+    def _check_bytes(self) -> None:
+        """Entries of a trimmed epoch that somebody else removed show in the bytes that retention counted."""
+        before, after = (
+            roster.epoch_bytes.get(self._epoch, 0) for roster in (self._survey.before, self._survey.roster)
+        )
+        if before != after or not self._manifest.is_ended:
+            return
+        expected = sum(r.nbytes for e, (_, r) in self._indexed.items() if e in self._survey.held)
+        expected += sum(record.nbytes for _, record in self._missing)
+        if after > expected:
+            self._find(
+                f"partition {self._survey.number} counts {after - expected} bytes more than its entries hold: entries "
+                "that every group had settled were deleted by other means than retention"
+            )
+
+    def _check_groups(self) -> None:
+        for name, group in self._survey.groups.items():
+            for shard in group.oversized:
+                self._find(f"group {name}: the ledger of shard {shard} is longer than the shard")
+            for entry_id, reason in sorted(group.dead.items()):
+                where = self._indexed.get(entry_id)
+                what = _identity(where[0], where[1]) if where else "which no index record names"
+                self._find(f"group {name}: entry {entry_id.decode()} ({what}) is a dead letter: {reason[:200]}")
+
+    # --- entries ---
+
+    def _check_header(self, held: Held, shard: int, record: Record) -> None:
+        name = f"entry {held.entry_id.decode()} ({_identity(shard, record)})"
+        if held.problem:
+            self._find(f"{name} cannot be read: {held.problem}")
+        if held.header is None:
+            return
+        header = held.header
+        said = (header.stream, header.epoch, header.shard, header.first, header.end, header.holes)
+        if said != (self._stream_id, self._epoch, shard, record.first, record.end, record.holes):
+            itself = f"stream {header.stream}, epoch {header.epoch}, {_identity(header.shard, header)}"
+            self._find(f"{name} says of itself: {itself}, {len(header.holes)} holes")
+        if held.nbytes != record.nbytes:
+            self._find(f"{name} holds {held.nbytes} bytes, its index record says {record.nbytes}")
+
+    def _name_stray(self, held: Held) -> None:
+        """An entry that no commit wrote."""
+        name, header = f"entry {held.entry_id.decode()} is in no index", held.header
+        if header is None or held.problem:
+            self._find(f"{name} and cannot be read: {held.problem}")
+            return
+        claims = f"{name}; it claims {_identity(header.shard, header)}"
+        if header.stream != self._stream_id or header.epoch != self._epoch:
+            self._find(f"{claims} of stream {header.stream} epoch {header.epoch}: it does not belong here")
+            return
+        records = self._survey.index.get(header.shard)
+        if records is None or header.end > self._limit(header.shard, records):
+            self._find(f"{claims}, which the manifest does not plan")
+            return
+        owners = [r for r in records if r.entry_id and r.first < header.end and header.first < r.end]
+        if owners:
+            self._find(f"{claims}, which entry {owners[0].entry_id.decode()} holds: a duplicate")
+        else:
+            self._find(f"{claims}, which nobody else holds")
+        span = _Span(held.entry_id, _offsets(header.first, header.end, header.holes), is_there=True)
+        self._strays.setdefault(header.shard, []).append(span)
+
+    def _limit(self, shard: int, records: list[Record]) -> int:
+        planned = self._manifest.shard_size(shard)
+        return planned if self._manifest.sizes is not None else max(planned, records[-1].end if records else 0)
+
+    # --- shards ---
+
+    def _judge_shard(self, shard: int, records: list[Record]) -> None:
+        end = max((record.end for record in records), default=0)
+        planned = self._manifest.sizes[shard] if self._manifest.sizes is not None else end
+        length = max(planned, end)
+        if end > planned:
+            self._find(f"shard {shard} is committed up to {end}, its manifest plans {planned}")
+        covered = self._check_tiling(shard, records, length)
+        if self._manifest.state == PRODUCED or shard in self._manifest.done:
+            self._name(f"shard {shard}: never committed", ~covered[:planned])
+        holes = np.zeros(length, dtype=bool)
+        for record in records:
+            holes[list(record.holes)] = True
+        self._check_quarantine(shard, holes)
+        self._audit.bad += int(holes.sum())
+        self._audit.produced += int((covered & ~holes).sum())
+
+        spans = [self._span(shard, record) for record in records if record.entry_id] + self._strays.get(shard, [])
+        copies = np.zeros(length, dtype=np.int32)
+        for span in spans:
+            copies[span.offsets] += 1
+        self._audit.duplicate += int((copies > 1).sum())
+        self._judge_groups(shard, records, spans, holes, covered, length)
+
+    def _check_tiling(self, shard: int, records: list[Record], length: int) -> Mask:
+        covered = np.zeros(length, dtype=bool)
+        at = 0
+        for record in records:
+            if record.first > at and record is not records[0]:
+                self._find(f"shard {shard}: the index has a gap, offsets {at}-{record.first - 1} are in no record")
+            elif record.first > at:
+                self._find(f"shard {shard}: the index begins at offset {record.first}")
+            elif record.first < at:
+                self._find(f"shard {shard}: the index has offsets {record.first}-{at - 1} twice")
+            if record.first + record.count + len(record.holes) != record.end:
+                self._find(f"shard {shard}: the index record {_identity(shard, record)} counts {record.count} samples")
+            covered[record.first : record.end] = True
+            at = max(at, record.end)
+        return covered
+
+    def _check_quarantine(self, shard: int, holes: Mask) -> None:
+        named = np.zeros(len(holes), dtype=bool)
+        offsets = [offset for s, offset in self._survey.quarantined if s == shard]
+        named[[offset for offset in offsets if offset < len(holes)]] = True
+        self._name(f"shard {shard}: holes without a reason in the quarantine", holes & ~named)
+        if self._manifest.is_ended:
+            self._name(f"shard {shard}: quarantined without being a hole", named & ~holes)
+
+    def _span(self, shard: int, record: Record) -> _Span:
+        is_there = record.entry_id in self._survey.held or parse_id(record.entry_id) > self._newest
+        if not is_there and not self._is_rightly_trimmed(shard, record):
+            self._missing.append((shard, record))
+            self._find(
+                f"entry {record.entry_id.decode()} ({_identity(shard, record)}) is in the index and not in the stream: "
+                "it was deleted, and not by retention"
+            )
+        elif not is_there:
+            self._audit.trimmed += 1
+        return _Span(record.entry_id, _offsets(record.first, record.end, record.holes), is_there)
+
+    def _is_rightly_trimmed(self, shard: int, record: Record) -> bool:
+        """Retention marks the epoch first, and takes what every group that holds data has settled."""
+        if self._epoch not in self._survey.roster.trimmed:
+            return False
+        offsets = _offsets(record.first, record.end, record.holes)
+        for name, group in self._survey.groups.items():
+            known = self._survey.roster.groups.get(name)
+            if known is None or not known.holds or record.entry_id in group.dead:
+                continue
+            if not _padded(group.settled[shard], record.end)[offsets].all():
+                return False
+        return True
+
+    # --- groups ---
+
+    def _judge_groups(
+        self, shard: int, records: list[Record], spans: list[_Span], holes: Mask, covered: Mask, length: int
+    ) -> None:
+        owed = ~holes if self._manifest.state == PRODUCED else covered & ~holes
+        there = np.zeros(length, dtype=bool)
+        for span in spans:
+            if span.is_there:
+                there[span.offsets] = True
+        lost = np.zeros(length, dtype=bool)
+        if self._manifest.state == ABANDONED:  # it ends with what is there: nothing is owed to anyone
+            owed[:] = False
+        for name, group in self._survey.groups.items():
+            total = self._audit.groups.setdefault(name, GroupAudit())
+            lost |= self._judge_group(shard, name, group, total, spans, owed, there, covered)
+        if not self._survey.groups:
+            trimmed = np.zeros(length, dtype=bool)
+            for span in spans:
+                trimmed[span.offsets] |= not span.is_there and self._epoch in self._survey.roster.trimmed
+            lost = owed & ~there & ~trimmed
+        self._audit.lost += int(lost.sum())
+
+    def _judge_group(
+        self, shard: int, name: str, group: GroupSurvey, total: GroupAudit, spans: list[_Span], owed: Mask, there: Mask,
+        covered: Mask,
+    ) -> Mask:  # fmt: skip
+        settled = _padded(group.settled[shard], len(owed))
+        dead, pending, unread = (np.zeros(len(owed), dtype=bool) for _ in range(3))
+        for span in spans:
+            if span.entry_id in group.dead:
+                dead[span.offsets] = True
+            elif span.is_there and span.entry_id in group.pending:
+                pending[span.offsets] = True
+            elif span.is_there and group.last_delivered is not None and parse_id(span.entry_id) > group.last_delivered:
+                unread[span.offsets] = True
+        claimed = covered.copy()
+        for span in spans:
+            claimed[span.offsets] = True
+        self._name(f"group {name}: shard {shard}: settled, though never committed", settled & ~claimed)
+        open_ = owed & ~settled
+        total.delivered += int((settled & claimed).sum())
+        for what, mask in (("dead", dead), ("pending", pending), ("unread", unread)):
+            setattr(total, what, getattr(total, what) + int((open_ & mask).sum()))
+            open_ &= ~mask
+        known = self._survey.roster.groups.get(name)
+        if known is None:  # dropped meanwhile
+            open_[:] = False
+        elif not known.holds and known.lost and known.lost[0] <= self._epoch <= known.lost[1]:
+            total.released += int((open_ & ~there).sum())
+            open_ &= there
+        total.lost += int(open_.sum())
+        self._name(f"group {name}: shard {shard}: lost", open_)
+        return open_
+
+    def _name(self, what: str, offsets: Mask) -> None:
+        """A finding that names ranges, where there are any."""
+        ranges = runs(np.flatnonzero(offsets))
+        if ranges:
+            named = ", ".join(_range(lo, hi) for lo, hi in ranges[:RANGES_NAMED])
+            more = f" and {len(ranges) - RANGES_NAMED} more ranges" if len(ranges) > RANGES_NAMED else ""
+            self._find(f"{what}: offsets {named}{more} ({int(offsets.sum())} samples)")
+
+
+def _range(lo: int, hi: int) -> str:
+    return f"{lo}" if hi - lo == 1 else f"{lo}-{hi - 1}"
+
+
+def _identity(shard: int, what: Record | Header) -> str:
+    return f"shard {shard} offsets {_range(what.first, what.end)}"
+
+
+def _offsets(first: int, end: int, holes: Iterable[int]) -> NDArray[np.int64]:
+    return np.setdiff1d(np.arange(first, end, dtype=np.int64), np.fromiter(holes, dtype=np.int64), assume_unique=True)
+
+
+def _padded(bits: Mask, length: int) -> Mask:
+    """The bits of the first ``length`` offsets."""
+    if len(bits) >= length:
+        return bits[:length]
+    return np.concatenate([bits, np.zeros(length - len(bits), dtype=bool)])

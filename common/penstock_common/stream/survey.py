@@ -1,0 +1,200 @@
+"""What the server really holds of one epoch in one partition, for the audit: ids and headers, never payloads.
+
+`audit` compares what is read here; nothing is judged in this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.errors import BadEntry
+from penstock_common.format.header import Header, parse_header
+from penstock_common.format.limits import MAX_HEADER_BYTES
+from penstock_common.format.spec import Spec
+from penstock_common.format.wire import decode
+from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.entries import Record, group_counts, index_records
+from penstock_common.stream.keys import LAST, PartitionKeys
+from penstock_common.stream.ledger import dead_letters, settled_bits
+from penstock_common.stream.roster import Roster, load_roster
+
+EntryId = tuple[int, int]
+Listed = tuple[bytes, bytes, int]
+"""Entry id, header, payload bytes."""
+
+PAGE_BYTES = 4 << 20
+"""Payload the server looks over in one call: it answers others every few milliseconds."""
+MOST_ENTRIES = 1000
+PENDING_PAGE = 10_000
+
+LIST_ENTRIES = """
+-- KEYS entries | ARGV from count most_header_bytes : {id, header, payload bytes} of each entry. No command lists ids
+-- without payloads: XRANGE inside a script copies them in the server's memory, a page at a time, but not to the wire.
+local found = {}
+for i, entry in ipairs(redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])) do
+  local fields, meta, bytes = entry[2], '', 0
+  for j = 1, #fields, 2 do
+    if j == 1 and fields[1] == 'meta' then
+      if #fields[2] <= tonumber(ARGV[3]) then meta = fields[2] end
+    elseif string.sub(fields[j], -7) ~= '.shapes' then
+      bytes = bytes + #fields[j + 1]
+    end
+  end
+  found[i] = {entry[1], meta, bytes}
+end
+return found
+"""
+
+
+def parse_id(text: bytes) -> EntryId:
+    """An entry's id as numbers, which sort as the stream does."""
+    high, _, low = text.partition(b"-")
+    return int(high), int(low or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One entry that is there."""
+
+    entry_id: bytes
+    nbytes: int
+    """Payload bytes, shapes not counted, as the index counts them."""
+    header: Header | None
+    """None where it cannot be read: then ``problem`` says why."""
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class GroupSurvey:
+    """One group in one partition of an epoch."""
+
+    last_delivered: EntryId | None
+    """None if the entries key has no such consumer group."""
+    pending: frozenset[bytes]
+    dead: dict[bytes, str]
+    settled: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+    """Shard -> one bit per offset."""
+    oversized: list[int] = field(default_factory=list)
+    """Shards whose ledger is longer than the shard."""
+
+
+@dataclass(slots=True)
+class Survey:
+    """One partition of one epoch."""
+
+    number: int
+    state: str
+    before: Roster
+    """The roster before anything else was read."""
+    roster: Roster
+    """The roster after: what was trimmed meanwhile is marked there."""
+    newest: EntryId
+    """The newest committed id when reading began: what the index has beyond it may be too new to have been seen."""
+    held: dict[bytes, Held]
+    index: dict[int, list[Record]]
+    """Shard -> records in order."""
+    quarantined: set[tuple[int, int]]
+    """(shard, offset)."""
+    groups: dict[str, GroupSurvey]
+
+
+def survey_partition(
+    client: Client, partition: PartitionKeys, epoch: int, sizes: dict[int, int | None], spec: Spec, *, deep: bool
+) -> Survey:
+    """Reads in an order in which a running epoch looks consistent: entries before the index, pending before ledgers.
+
+    ``sizes`` has the partition's shards, with the planned size or None to take what is committed.
+    """
+    before = load_roster(client, partition)
+    newest = _counts(client, partition, epoch).get(LAST, (0, 0))
+    held = {one.entry_id: one for one in _held(client, partition, epoch, spec, deep=deep)}
+    index = {shard: list(index_records(client, partition, epoch, shard)) for shard in sizes}
+    delivered = _counts(client, partition, epoch)
+    groups: dict[str, GroupSurvey] = {}
+    for name, record in before.groups.items():
+        if record.first <= epoch:
+            pending = frozenset(_pending(client, partition, epoch, name)) if name in delivered else frozenset()
+            groups[name] = GroupSurvey(delivered.get(name), pending, {})
+    for name, group in groups.items():
+        for shard, size in sizes.items():
+            length = size if size is not None else _end(index[shard])
+            group.settled[shard] = settled_bits(client, partition, epoch, name, shard, 0, length)
+            if client.strlen(partition.ledger(epoch, name, shard)) > (length + 7) // 8 and size is not None:
+                group.oversized.append(shard)
+        group.dead = dead_letters(client, partition, epoch, name)
+    bad = {_place(name) for name in client.hkeys(partition.quarantine(epoch))}
+    state: bytes | None = client.get(partition.state(epoch))
+    roster = load_roster(client, partition)
+    return Survey(partition.number, (state or b"none").decode(), before, roster, newest, held, index, bad, groups)
+
+
+def _counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, EntryId]:
+    """Group -> last delivered id."""
+    if not client.exists(partition.entries(epoch)):
+        return {}
+    return {name: parse_id(info["last-delivered-id"]) for name, info in group_counts(client, partition, epoch).items()}
+
+
+def _end(records: Sequence[Record]) -> int:
+    return records[-1].end if records else 0
+
+
+def _place(name: bytes) -> tuple[int, int]:
+    shard, _, offset = name.partition(b":")
+    return int(shard), int(offset)
+
+
+def _held(client: Client, partition: PartitionKeys, epoch: int, spec: Spec, *, deep: bool) -> Iterator[Held]:
+    start, count = b"-", 4
+    while True:
+        page = _page(client, partition, epoch, start, count)
+        problems = _checked(client, partition, epoch, spec, page) if deep else {}
+        for entry_id, meta, nbytes in page:
+            header, problem = _header(meta, spec)
+            yield Held(entry_id, nbytes, header, problems.get(entry_id, problem))
+        if len(page) < count:
+            return
+        start = b"(" + page[-1][0]
+        mean = sum(nbytes + len(meta) for _, meta, nbytes in page) // len(page)
+        count = max(1, min(MOST_ENTRIES, PAGE_BYTES // max(mean, 1)))
+
+
+def _page(
+    client: Client, partition: PartitionKeys, epoch: int, start: bytes, count: int
+) -> list[tuple[bytes, bytes, int]]:
+    reply = run_script(client, LIST_ENTRIES, [partition.entries(epoch)], [start, count, MAX_HEADER_BYTES])
+    return [(entry_id, meta, int(nbytes)) for entry_id, meta, nbytes in reply]
+
+
+def _header(meta: bytes, spec: Spec) -> tuple[Header | None, str]:
+    try:
+        return parse_header(meta, spec), ""
+    except BadEntry as error:
+        return None, f"{type(error).__name__}: {error}"[:300]
+
+
+def _checked(client: Client, partition: PartitionKeys, epoch: int, spec: Spec, page: list[Listed]) -> dict[bytes, str]:
+    """Entry id -> why it cannot be decoded; fetches the payloads."""
+    problems: dict[bytes, str] = {}
+    if not page:
+        return problems
+    for entry_id, fields in client.xrange(partition.entries(epoch), page[0][0], page[-1][0], count=len(page)):
+        try:
+            decode(list(fields.items()), spec)
+        except BadEntry as error:
+            problems[entry_id] = f"{type(error).__name__}: {error}"[:300]
+    return problems
+
+
+def _pending(client: Client, partition: PartitionKeys, epoch: int, group: str) -> Iterator[bytes]:
+    start = "-"
+    while True:
+        page = client.xpending_range(partition.entries(epoch), group, start, "+", PENDING_PAGE)
+        yield from (entry["message_id"] for entry in page)
+        if len(page) < PENDING_PAGE:
+            return
+        start = "(" + page[-1]["message_id"].decode()
