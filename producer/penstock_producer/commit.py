@@ -33,7 +33,8 @@ from penstock_producer.room import RoomKeeper
 
 RECONNECT_S = 30.0
 """How long a broken connection is tried again before the writer gives up; one lease."""
-PAUSES_S = (0.02, 0.1, 0.25, 0.5)
+PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Between looks for room: short at first, since a fast trainer empties a small budget within a few of them."""
 
 
 @dataclass(slots=True)
