@@ -27,6 +27,10 @@ COMMANDS: dict[str, Entry] = {
     "produce": Entry("penstock.cli.produce", "make epochs of a source with worker processes"),
     "worker": Entry("penstock.cli.worker", "do the jobs of penstock produce, here or on another host"),
     "server": Entry("penstock.cli.server", "run a private redis-server in the foreground"),
+    "inspect": Entry("penstock.cli.inspect", "show streams, or one stream's epochs, groups, lag and bytes"),
+    "audit": Entry("penstock.cli.audit", "compare planned, written and trained on; name what is lost or twice"),
+    "groups": Entry("penstock.cli.groups", "list a stream's groups, declare one, or drop one"),
+    "epochs": Entry("penstock.cli.epochs", "list a stream's epochs, close one as it stands, or abandon one"),
 }
 """In the order of ``penstock --help``."""
 

@@ -1,0 +1,112 @@
+"""``penstock audit``: proves that nothing was lost and nothing is there twice, or names what is."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from penstock.cli import add_json, add_url, url_of
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+    from penstock_common.stream.accounts import AuditReport, EpochAudit
+
+NAME = "audit"
+HELP = "compare planned, written and trained on; name what is lost or twice"
+
+SHOWN = 50
+"""Findings printed; --json has them all."""
+
+EPILOG = """\
+example:
+  penstock audit train
+  penstock audit train --epoch 2 --deep
+
+Counts are samples. produced: committed by producers; bad: the source could not make them. Per group: delivered =
+acknowledged by training; pending = given out, not acknowledged; unread = not given out yet; dead = in dead letters;
+lost = nobody will ever deliver them. duplicate: an identity that stands in two entries.
+
+It ends with 0 only if nothing is lost, nothing is duplicate and nothing is unexplained: every finding is one line.
+Pending and unread samples are no fault, also when no member is left: they are handed out when the group comes back.
+Dead letters, deleted entries and entries that no producer committed are. Entries that retention removed after every
+group had settled them are not. Of an abandoned epoch nothing is owed to anyone.
+
+By default payloads stay in the server: ids and headers are compared. --deep fetches them and verifies checksums.
+It may run while the stream is written and read."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("stream")
+    parser.add_argument("--epoch", type=int, metavar="N", help="only this one (default: all that are retained)")
+    parser.add_argument("--deep", action="store_true", help="fetch every payload and verify its checksum")
+    add_url(parser)
+    add_json(parser)
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """0 if clean, 1 if not."""
+    from penstock_common.stream.audit import audit_stream
+    from penstock_common.stream.connection import connect
+
+    with connect(url_of(args)) as client:
+        report = audit_stream(client, args.stream, epoch=args.epoch, deep=args.deep)
+    if args.json:
+        console.json(as_json(report))
+    else:
+        print_report(report, console)
+    return 0 if report.is_clean else 1
+
+
+def as_json(report: AuditReport) -> dict[str, object]:
+    """Totals, findings and every epoch."""
+    totals = {name: getattr(report, name) for name in ("produced", "bad", "delivered", "lost", "duplicate", "pending")}
+    return {
+        "stream": report.stream, "clean": report.is_clean, "verdict": report.verdict, **totals, "unread": report.unread,
+        "dead": report.dead, "findings": report.findings, "released": report.released,
+        "epochs": [asdict(epoch) for epoch in report.epochs],
+    }  # fmt: skip
+
+
+def print_report(report: AuditReport, console: Console) -> None:
+    """A table, the findings, and the verdict as the last line."""
+    if report.epochs:
+        head = (
+            "epoch",
+            "state",
+            "produced",
+            "bad",
+            "duplicate",
+            "group",
+            "delivered",
+            "pending",
+            "unread",
+            "dead",
+            "lost",
+        )
+        console.table([row for epoch in report.epochs for row in _rows(epoch)], head=head)
+    for finding in report.findings[:SHOWN]:
+        console.line(f"{console.style('found', 'red')}: {finding}")
+    if len(report.findings) > SHOWN:
+        console.line(f"found: {len(report.findings) - SHOWN} more, see --json")
+    for epoch in report.epochs:
+        if epoch.trimmed:
+            console.line(
+                f"epoch {epoch.epoch}: {epoch.trimmed} entries were trimmed after every group had settled them"
+            )
+    if report.released:
+        console.line(f"not audited: epochs {report.released} were released after every group had settled them")
+    console.line(console.style(report.verdict, "bold", "green" if report.is_clean else "red"))
+
+
+def _rows(epoch: EpochAudit) -> list[tuple[object, ...]]:
+    first = (epoch.epoch, epoch.state, epoch.produced, epoch.bad, epoch.duplicate)
+    if not epoch.groups:
+        return [(*first, "(none)", 0, 0, 0, 0, epoch.lost)]
+    rows: list[tuple[object, ...]] = []
+    for name, group in epoch.groups.items():
+        shown = name if not group.released else f"{name} (left; {group.released} released)"
+        rows.append((*first, shown, group.delivered, group.pending, group.unread, group.dead, group.lost))
+    return rows

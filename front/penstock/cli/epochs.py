@@ -1,0 +1,117 @@
+"""``penstock epochs``: lists epochs, closes one whose producers died as it stands, abandons one that is of no use."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from penstock.cli import add_json, add_url, url_of
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+    from penstock_common.stream.commands import Client
+
+NAME = "epochs"
+HELP = "list a stream's epochs, close one as it stands, or abandon one"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    texts = {
+        "list": "every retained epoch and how far it is",
+        "close": "declare that no more will come: trainers end the epoch when they have read what was committed",
+        "abandon": "give the epoch up: producers stop, trainers end it at once, its data may go",
+    }
+    for name, text in texts.items():
+        action = actions.add_parser(name, help=text, description=text)
+        action.add_argument("stream")
+        if name != "list":
+            action.add_argument("epoch", type=int)
+        if name == "abandon":
+            action.add_argument("--force", action="store_true", help="also an epoch that is complete")
+        add_url(action)
+        add_json(action)
+    parser.epilog = (
+        "example:\n  penstock epochs list train\n  penstock epochs close train 3\n  penstock epochs abandon train 3\n\n"
+        "Stop the producers before closing: what they commit afterwards is not part of the epoch."
+    )
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Does one of the three and says what it did."""
+    from penstock_common.stream.connection import connect
+
+    with connect(url_of(args)) as client:
+        return {"list": _list, "close": _close, "abandon": _abandon}[args.action](client, args, console)
+
+
+def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
+    from dataclasses import asdict
+
+    from penstock_common.stream.inspection import inspect_stream
+
+    view = inspect_stream(client, args.stream)
+    if args.json:
+        console.json([asdict(epoch) for epoch in view.epochs])
+    elif not view.epochs:
+        gone = f" (released: {view.released})" if view.released else ""
+        console.line(f"stream {args.stream!r} has no retained epochs{gone}")
+    else:
+        rows = [
+            (
+                e.epoch,
+                e.state,
+                f"{e.committed} of {'?' if e.planned is None else e.planned}",
+                e.bad,
+                f"{e.shards_done} of {e.shards}",
+            )
+            for e in view.epochs
+        ]
+        console.table(rows, head=("epoch", "state", "samples", "bad", "shards done"))
+    return 0
+
+
+def _close(client: Client, args: argparse.Namespace, console: Console) -> int:
+    from penstock_common.stream.feeds import close_epoch
+    from penstock_common.stream.manifest import load_manifest
+    from penstock_common.stream.streams import load_stream
+
+    stream = load_stream(client, args.stream)
+    before = load_manifest(client, stream, args.epoch)
+    samples = close_epoch(client, stream, args.epoch)
+    if args.json:
+        console.json({"stream": stream.name, "epoch": args.epoch, "closed": not before.is_ended, "samples": samples})
+    elif before.is_ended:
+        console.line(f"epoch {args.epoch} of {stream.name!r} was produced already, with {samples} samples")
+    else:
+        planned = "" if before.samples is None else f" of {before.samples} planned"
+        console.line(
+            f"epoch {args.epoch} of {stream.name!r} is closed as it stands; samples committed: {samples}{planned}"
+        )
+    return 0
+
+
+def _abandon(client: Client, args: argparse.Namespace, console: Console) -> int:
+    from penstock_common.errors import StreamConflict
+    from penstock_common.stream.manifest import ABANDONED, PRODUCED, abandon_epoch, load_manifest
+    from penstock_common.stream.streams import load_stream
+
+    stream = load_stream(client, args.stream)
+    before = load_manifest(client, stream, args.epoch)
+    if before.state == PRODUCED and not args.force:
+        raise StreamConflict(
+            f"epoch {args.epoch} of {stream.name!r} is complete, with {before.samples} samples: give --force to "
+            "abandon it all the same; groups that have not read it never will"
+        )
+    if before.state != ABANDONED:
+        abandon_epoch(client, stream, args.epoch)
+    if args.json:
+        console.json({"stream": stream.name, "epoch": args.epoch, "abandoned": before.state != ABANDONED})
+    elif before.state == ABANDONED:
+        console.line(f"epoch {args.epoch} of {stream.name!r} was abandoned before")
+    else:
+        console.line(
+            f"epoch {args.epoch} of {stream.name!r} is abandoned: it takes no more samples, and its data may go"
+        )
+    return 0

@@ -1,0 +1,127 @@
+"""``penstock groups``: lists groups, declares one before its trainer starts, drops one that will not come back."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from penstock.cli import add_json, add_url, url_of
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+    from penstock_common.stream.commands import Client
+
+NAME = "groups"
+HELP = "list a stream's groups, declare one, or drop one"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _action(actions, "list", "every group, what it has yet to read, and whether data is kept for it")
+    declare = _action(actions, "declare", "make a group: data is kept for it from now on, until it is dropped")
+    drop = _action(actions, "drop", "forget a group, what it has read, and its claim on data")
+    for parser_of_one in (declare, drop):
+        parser_of_one.add_argument("name", help="the group")
+    drop.add_argument(
+        "--force", action="store_true", help="also under members that are reading; they stop with an error"
+    )
+    parser.epilog = (
+        "example:\n  penstock groups list train\n  penstock groups declare train resnet\n"
+        "  penstock groups drop train resnet\n\n"
+        "A trainer's group needs no declaring; but what it has not read is kept only while a member is there,\n"
+        "and a declared group's until it is dropped."
+    )
+
+
+def _action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
+) -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, help=text, description=text)
+    parser.add_argument("stream")
+    add_url(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Does one of the three and says what it did."""
+    from penstock_common.stream.connection import connect
+
+    with connect(url_of(args)) as client:
+        return {"list": _list, "declare": _declare, "drop": _drop}[args.action](client, args, console)
+
+
+def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
+    from dataclasses import asdict
+
+    from penstock_common.stream.inspection import inspect_stream
+
+    groups = inspect_stream(client, args.stream).groups
+    if args.json:
+        console.json([asdict(group) for group in groups])
+    elif not groups:
+        console.line(f"stream {args.stream!r} has no groups yet")
+    else:
+        rows = [
+            (
+                g.name,
+                "yes" if g.declared else "no",
+                "yes" if g.holds else "no",
+                len(g.members),
+                g.lag_samples,
+                g.pending_entries,
+            )
+            for g in groups
+        ]
+        console.table(rows, head=("group", "declared", "data is kept", "members", "lag (samples)", "pending (entries)"))
+    return 0
+
+
+def _declare(client: Client, args: argparse.Namespace, console: Console) -> int:
+    from penstock_common.stream.keys import checked_name
+    from penstock_common.stream.roster import Membership, join_group, load_roster
+    from penstock_common.stream.streams import load_stream
+
+    stream = load_stream(client, args.stream)
+    name = checked_name("group", args.name)
+    known = load_roster(client, stream.partitions[0]).groups.get(name)
+    first = join_group(client, Membership(stream, name, "", ""), declared=True)
+    if args.json:
+        console.json({"stream": stream.name, "group": name, "new": known is None, "first_epoch": first})
+    elif known is not None and known.declared:
+        console.line(f"group {name!r} of {stream.name!r} was declared before; it reads from epoch {first} on")
+    else:
+        what = "declared" if known is None else "was there and is declared now"
+        console.line(
+            f"group {name!r} of {stream.name!r} {what}: all from epoch {first} on is kept for it until it is dropped"
+        )
+    return 0
+
+
+def _drop(client: Client, args: argparse.Namespace, console: Console) -> int:
+    from penstock_common.stream.roster import drop_group, require_group
+    from penstock_common.stream.streams import load_stream
+
+    stream = load_stream(client, args.stream)
+    require_group(client, stream, args.name)
+    if not args.force:
+        _refuse_living(client, args)
+    drop_group(client, stream, args.name)
+    if args.json:
+        console.json({"stream": stream.name, "group": args.name, "dropped": True})
+    else:
+        console.line(f"group {args.name!r} of {stream.name!r} is dropped: nothing is kept for it any more")
+    return 0
+
+
+def _refuse_living(client: Client, args: argparse.Namespace) -> None:
+    from penstock_common.errors import GroupBusy
+    from penstock_common.stream.inspection import inspect_stream
+    from penstock_consumer.group import ALIVE_MS
+
+    group = next(group for group in inspect_stream(client, args.stream).groups if group.name == args.name)
+    seen = {m["name"]: m["seen_s"] for m in group.members if m["seen_s"] is not None and m["seen_s"] * 1000 < ALIVE_MS}
+    if seen:
+        named = ", ".join(f"{name} (seen {age:.0f} s ago)" for name, age in seen.items())
+        raise GroupBusy(f"group {args.name!r} of {args.stream!r} is read by {named}: stop it first, or give --force")

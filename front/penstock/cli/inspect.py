@@ -1,0 +1,134 @@
+"""``penstock inspect``: what streams there are, how full, who reads them and how far everyone is."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from penstock.cli import add_json, add_url, url_of
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+    from penstock_common.stream.inspection import EpochView, GroupView, StreamView
+
+NAME = "inspect"
+HELP = "show streams, or one stream's epochs, groups, lag and bytes"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("stream", nargs="?", help="left out: a table of all streams")
+    add_url(parser)
+    add_json(parser)
+    parser.epilog = (
+        "example:\n  penstock inspect\n  penstock inspect train\n  penstock inspect train --json | jq .groups\n\n"
+        "lag is what no member of a group was given yet; pending was given and is not acknowledged."
+    )
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Prints and ends; it changes nothing."""
+    from penstock_common.stream.connection import connect
+    from penstock_common.stream.inspection import inspect_stream, inspect_streams
+
+    with connect(url_of(args)) as client:
+        if args.stream is None:
+            views = inspect_streams(client)
+            if args.json:
+                console.json([asdict(view) for view in views])
+            else:
+                _print_streams(views, console)
+        else:
+            view = inspect_stream(client, args.stream)
+            if args.json:
+                console.json(asdict(view))
+            else:
+                _print_stream(view, console)
+    return 0
+
+
+def _print_streams(views: list[StreamView], console: Console) -> None:
+    if not views:
+        console.line("no streams yet: start a producer (`penstock produce`, or penstock.Writer)")
+        return
+    rows = [
+        (
+            v.name,
+            len(v.epochs),
+            v.entries,
+            _of(v.bytes, v.budget_bytes),
+            len(v.groups),
+            sum(g.lag_samples for g in v.groups),
+        )
+        for v in views
+    ]
+    console.table(rows, head=("stream", "epochs", "entries", "bytes", "groups", "lag (samples)"))
+
+
+def _print_stream(view: StreamView, console: Console) -> None:
+    final = "" if view.final is None else f" of {view.final} planned"
+    released = f"; released: {view.released}" if view.released else ""
+    console.line(console.style(f"stream {view.name}", "bold") + f" (id {view.id})")
+    console.line(f"  spec        {_spec(view)}")
+    console.line(f"  partitions  {view.partitions}")
+    console.line(f"  held        {view.entries} entries, {_of(view.bytes, view.budget_bytes)} of payload")
+    console.line(f"  retention   {view.retention}")
+    console.line(f"  epochs      {view.next_epoch} begun{final}, {len(view.epochs)} retained{released}")
+    if view.epochs:
+        console.line()
+        head = ("epoch", "state", "samples", "bad", "shards done", "entries", "bytes", "")
+        console.table([_epoch_row(epoch) for epoch in view.epochs], head=head)
+    console.line()
+    if view.groups:
+        head = ("group", "reads from", "lag samples", "lag entries", "pending", "dead", "settled", "")
+        console.table([_group_row(group) for group in view.groups], head=head)
+    else:
+        console.line(f"no group reads it yet: start a trainer, or `penstock groups declare {view.name} NAME`")
+    members = [row for group in view.groups for row in _member_rows(group)]
+    if members:
+        console.line()
+        console.table(members, head=("group", "member", "last seen", "pending"))
+    for replay in view.replays:
+        console.line(f"a replay holds epoch {replay['epoch']} for {replay['ends_in_s']:.0f} s more")
+
+
+def _epoch_row(epoch: EpochView) -> tuple[object, ...]:
+    samples = f"{epoch.committed} of {'?' if epoch.planned is None else epoch.planned}"
+    shards = f"{epoch.shards_done} of {epoch.shards}"
+    notes = ", ".join([*(["feed"] if epoch.kind == "feed" else []), *(["trimmed"] if epoch.trimmed else [])])
+    return epoch.epoch, epoch.state, samples, epoch.bad, shards, epoch.entries, _size(epoch.bytes), notes
+
+
+def _group_row(group: GroupView) -> tuple[object, ...]:
+    hold = "declared" if group.declared else "holds data" if group.holds else "left: holds no data"
+    settled = len(group.settled_epochs)
+    return (
+        group.name, group.first_epoch, group.lag_samples, group.lag_entries, group.pending_entries, group.dead_letters,
+        f"{settled} epoch{'' if settled == 1 else 's'}", f"{group.kind}, {hold}",
+    )  # fmt: skip
+
+
+def _member_rows(group: GroupView) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    for member in group.members:
+        age = "gone" if member["seen_s"] is None else f"{member['seen_s']:.0f} s ago"
+        name = "(handed back)" if member["name"].startswith("~") else member["name"]
+        rows.append((group.name, name, age, member["pending_entries"]))
+    return rows
+
+
+def _spec(view: StreamView) -> str:
+    if view.spec is None:
+        return "not known before the first sample"
+    return ", ".join(f"{name}: {dtype} {list(shape)}" for name, (dtype, shape) in view.spec.items())
+
+
+def _of(used: int, budget: int) -> str:
+    return f"{_size(used)} of {_size(budget)} ({100 * used / budget:.0f}%)"
+
+
+def _size(count: int) -> str:
+    from penstock_common.stream.suitability import mebibytes
+
+    return mebibytes(count)
