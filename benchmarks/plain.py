@@ -7,6 +7,7 @@ and deleted; a bound on the stream's length instead of a byte budget. No checksu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import redis
@@ -26,7 +27,6 @@ def write(url: str, case: Case) -> None:
     client = redis.Redis.from_url(url)
     per_block = max(1, BLOCK_BYTES // case.sample_bytes)
     most = max(4, AHEAD_BYTES // (per_block * case.sample_bytes))
-    pending: list[bytes] = []
     pipe = client.pipeline(transaction=False)
     for count, data in enumerate(_payloads(case, per_block)):
         pipe.xadd(KEY, {"n": len(data) // case.sample_bytes, "x": data})
@@ -36,7 +36,6 @@ def write(url: str, case: Case) -> None:
                 pass
     pipe.xadd(KEY, {"n": 0, "x": b""})
     pipe.execute()
-    del pending
 
 
 def _payloads(case: Case, per_block: int) -> Iterator[bytes]:
@@ -56,7 +55,7 @@ def _payloads(case: Case, per_block: int) -> Iterator[bytes]:
 
 
 def read(url: str, case: Case) -> int:
-    client = redis.Redis.from_url(url)
+    client: Any = redis.Redis.from_url(url)
     batch = np.empty((case.batch_size, *case.shape), case.dtype)
     filled = seen = 0
     while True:

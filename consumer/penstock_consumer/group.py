@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupBusy, GroupFinished
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import list_pending
-from penstock_common.stream.ledger import uncovered
+from penstock_common.stream.ledger import forget_settled, uncovered
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.outbox import Outbox
 from penstock_common.stream.ranges import format_ranges, parse_ranges
@@ -81,9 +81,10 @@ class Place:
                 "stop them first, or use another group"
             )
         whole = [epoch for epoch in roster.epochs if epoch not in roster.trimmed]
-        reset_group(
-            self.client, self.stream, self.who.group, start if isinstance(start, int) else min(whole, default=0)
-        )
+        first = start if isinstance(start, int) else min(whole, default=0)
+        # ledgers first: a crash in between is then an audit's finding, not samples taken for settled
+        forget_settled(self.client, self.stream, self.who.group, [epoch for epoch in roster.epochs if epoch >= first])
+        reset_group(self.client, self.stream, self.who.group, first)
 
     def next_epoch(self, after: int) -> int | None:
         """The group's lowest epoch above ``after`` that it has not settled; None if there is none yet.
@@ -144,6 +145,8 @@ class Place:
         manifest = find_manifest(self.client, self.stream, epoch)
         if manifest is None or manifest.state == ABANDONED:
             return True
+        if not manifest.is_ended:
+            return False
         is_pending = any(
             list_pending(self.client, partition, epoch, self.who.group, limit=1) for partition in self.stream.partitions
         )
@@ -151,7 +154,7 @@ class Place:
         if not missing:
             close_for_group(self.client, self.stream, self.who.group, epoch)
             return True
-        if not is_pending and manifest.is_ended:
+        if not is_pending:
             ranges = ", ".join(f"shard {shard} offsets {lo}-{hi - 1}" for shard, lo, hi in missing[:5])
             raise EpochIncomplete(
                 f"epoch {epoch} of {self.stream.name!r} is produced, but group {self.who.group!r} was never given "

@@ -17,6 +17,7 @@ from penstock_common.stream.entries import Pending, claim, list_pending
 from penstock_common.stream.roster import Membership, beat, load_roster
 from penstock_common.waiting import Notify
 from penstock_consumer.ledger import Holdings
+from penstock_consumer.pipeline.batch import Lease
 from penstock_consumer.reclaim import Key, Sighting, plan_reclaim
 
 BEATS_PER_LEASE = 30
@@ -52,6 +53,8 @@ class Keeper:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self.claims: deque[Claimed] = deque()
+        self.horizon = -1
+        """The epoch being read here: what others left of later ones is not taken yet."""
         self.error: PenstockError | None = None
         """Why the keeper ended by itself (another process took the name): the loader raises it."""
         self._thread = threading.Thread(target=self._run, name=f"penstock-keeper-{who.group}", daemon=True)
@@ -104,7 +107,9 @@ class Keeper:
     def look(self) -> None:
         """One look at everything pending of the group; claims what may be claimed."""
         with self._lock:
-            pending = [(key, entry) for key, entry in self._pending() if not self._holdings.holds(*key)]
+            pending = [
+                (k, entry) for k, entry in self._pending() if k[1] <= self.horizon and not self._holdings.holds(*k)
+            ]
             self._seen, claims = plan_reclaim(self._seen, pending, self._who.member, self._clock(), self._lease_s)
             self._claim([c for c in claims if c[1].member.startswith("~")], min_idle_ms=0)
             self._claim([c for c in claims if not c[1].member.startswith("~")], min_idle_ms=int(self._lease_s * 900))
@@ -126,6 +131,8 @@ class Keeper:
             partition = self._who.stream.partitions[number]
             who = (self._who.group, self._who.member)
             if claim(self._client, partition, epoch, who, entry, min_idle_ms):
+                # held from now on, so that it is renewed; the reader's lease replaces this one
+                self._holdings.add(Lease(number, epoch, shard=-1, entry_id=entry_id, owed=0))
                 self.claims.append(Claimed(number, epoch, entry_id))
                 if entry.deliveries >= MANY_DELIVERIES:
                     self._notify(

@@ -68,6 +68,21 @@ class Holdings:
                 lease.is_lost = True
             return len(lost)
 
+    def drop(self, lease: Lease) -> bool:
+        """Gives up a lease, so that its entry can be received anew; False if it is settled or lost already."""
+        with self._lock:
+            held = self._leases.get((lease.partition, lease.epoch), {})
+            if held.get(lease.entry_id) is not lease:
+                return False
+            del held[lease.entry_id]
+            lease.is_lost = True
+            return True
+
+    def holds_epoch(self, epoch: int) -> bool:
+        """Whether anything of an epoch is held."""
+        with self._lock:
+            return any(held for (_, e), held in self._leases.items() if e == epoch)
+
     def ids(self, partition: int) -> dict[int, list[bytes]]:
         """Epoch -> ids held in one partition."""
         with self._lock:

@@ -10,12 +10,12 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from os import getpid
 from socket import gethostname
-from typing import Literal
+from typing import Literal, Protocol
 
 from penstock_common.errors import EpochIncomplete, GroupFinished, PenstockError, StreamNotFound, WaitTimeout
 from penstock_common.format.spec import Spec
@@ -29,7 +29,7 @@ from penstock_common.stream.roster import Membership
 from penstock_common.stream.streams import Stream, absence, await_event, find_stream, last_event
 from penstock_common.waiting import Notify, Wait, to_stderr
 from penstock_consumer.group import Place
-from penstock_consumer.keeper import Keeper
+from penstock_consumer.keeper import Claimed, Keeper
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.pipeline.prefetch import Prefetch
@@ -45,6 +45,13 @@ POLL_S = 0.5
 EVENT_MS = 1000
 
 Acknowledge = Literal["on_next", "manual"]
+
+
+class Adapter(Protocol):
+    """What stands between a loader and a framework that pulls batches long before its step uses them."""
+
+    def settle(self) -> None:
+        """Acknowledges what the training step is done with."""
 
 
 @dataclass(slots=True)
@@ -111,7 +118,9 @@ class Loader:
         self.member = checked_name("member", member or default_member())
         self.batch_size = batch_size
         self._start = start
-        self._policy = acknowledge
+        self._policy: Acknowledge = acknowledge
+        self.adapter: Adapter | None = None
+        """Who acknowledges in the loop's stead, for a framework that reads ahead."""
         self._prefetch_bytes, self._lease_s, self._timeout_s, self._notify = prefetch_bytes, lease_s, timeout_s, notify
         self._fast = fast if fast is not None else (False if settings.plain_redis else None)
         self._client: Client = connect(url or settings.url)
@@ -122,6 +131,8 @@ class Loader:
         self._handed: Batch | None = None
         self._cursor = -1
         """The last epoch iterated to its end here."""
+        self._unfinished: set[int] = set()
+        """Epochs of which something was handed back: they are iterated again, if the running iteration cannot."""
         self._is_told_finished = False
         self.stats = Stats()
         self._parts = _Parts(self._client)
@@ -213,9 +224,40 @@ class Loader:
 
     def acknowledge(self, batch: Batch) -> None:
         """Settles a batch: it was trained on and is never handed out again to this group."""
-        self._joined().acknowledge(batch)
+        place = self._joined()
+        place.acknowledge(batch)
         if self._handed is batch:
             self._handed = None
+        if batch.epoch in place.unclosed and not place.holdings.holds_epoch(batch.epoch):
+            place.close_epochs(batch.epoch)
+
+    def take_over(self, adapter: Adapter) -> None:
+        """From now on ``adapter`` acknowledges: pulling a batch proves nothing where a framework reads ahead."""
+        if self._policy != "on_next":
+            raise ValueError(
+                "Loader(acknowledge='manual') leaves acknowledging to you, but a framework's dataset shows you no batch to "
+                "acknowledge; leave acknowledge='on_next': it then means the training step, however far is read ahead"
+            )
+        self._policy, self.adapter = "manual", adapter
+
+    def hand_back(self, batches: Iterable[Batch]) -> None:
+        """Has batches that were handed out and never trained on handed out again, at the next iteration's start."""
+        place = self._joined()
+        assert self._keeper is not None
+        for lease in dict.fromkeys(span.lease for batch in batches for span in batch.spans):
+            if place.holdings.drop(lease):
+                self._keeper.claims.append(Claimed(lease.partition, lease.epoch, lease.entry_id))
+                self._unfinished.add(lease.epoch)
+        self._handed = None
+        if self._run is None and self._unfinished:
+            self._go_back()
+
+    def _go_back(self) -> None:
+        """Reads an epoch again of which something handed back was not taken up."""
+        assert self._keeper is not None
+        left = self._unfinished & {claim.epoch for claim in list(self._keeper.claims)}
+        self._cursor = min(self._cursor, *(epoch - 1 for epoch in left)) if left else self._cursor
+        self._unfinished.clear()
 
     def _acknowledge_handed(self) -> None:
         if self._handed is not None:
@@ -290,6 +332,7 @@ class Loader:
         )
         thread = threading.Thread(target=reader.run, name=f"penstock-reader-{self.group}", daemon=True)
         self._run = self._parts.run = _Run(reader, queue, thread)
+        self._keeper.horizon = epoch
         thread.start()
         return self._run
 
@@ -300,6 +343,8 @@ class Loader:
         self.stats.bad_entries += self._run.reader.bad_entries
         self._run = self._parts.run = None
         self._cursor = max(self._cursor, epoch)
+        if self._unfinished:
+            self._go_back()
         manifest = find_manifest(self._client, place.stream, epoch)
         if manifest is not None and manifest.state == ABANDONED:
             self._notify(f"epoch {epoch} of {self.name!r} was abandoned by its producer: it ends with what was there")
@@ -320,6 +365,8 @@ class Loader:
         """Acknowledges the batch in hand ('on_next'), hands back what was not handed out, and leaves the group."""
         if self._policy == "on_next":
             self._acknowledge_handed()
+        if self.adapter is not None:
+            self.adapter.settle()
         self._leave()
 
     def _leave(self) -> None:

@@ -89,7 +89,7 @@ class EpochReader:
     def _read(self) -> None:
         turn, empty = 0, 0
         while True:
-            if self.keeper.claims:
+            if self._has_claims():
                 empty = 0
                 if not self._asked:
                     self._fetch_claims()
@@ -172,9 +172,11 @@ class EpochReader:
         self.bad_entries += 1
         self._notify(f"entry {entry_id.decode()} of epoch {manifest.epoch} is a dead letter: {reason[:300]}")
         bury(self.place.client, partition, manifest, self.place.who.group, entry_id, reason[:500])
+        self.place.holdings.remove(partition.number, manifest.epoch, [entry_id])
 
     def _finish_entry(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes) -> None:
         acknowledge(self.place.client, partition, manifest, self.place.who.group, [entry_id], {})
+        self.place.holdings.remove(partition.number, manifest.epoch, [entry_id])
 
     def _emit(self, assembler: Assembler) -> None:
         while (batch := assembler.take()) is not None:
@@ -190,11 +192,14 @@ class EpochReader:
         except (PenstockError, Stopped):
             self._asked.clear()
 
+    def _has_claims(self) -> bool:
+        return any(claim.epoch <= self.epoch for claim in list(self.keeper.claims))
+
     def _fetch_claims(self) -> None:
         """Fetches claimed entries by id and hands them in batches of their own; they may be of earlier epochs."""
-        claims: list[Claimed] = []
-        while self.keeper.claims:
-            claims.append(self.keeper.claims.popleft())
+        claims = [self.keeper.claims.popleft() for _ in range(len(self.keeper.claims))]
+        self.keeper.claims += [claim for claim in claims if claim.epoch > self.epoch]
+        claims = [claim for claim in claims if claim.epoch <= self.epoch]
         for epoch in sorted({claim.epoch for claim in claims}):
             manifest = self._manifest if epoch == self.epoch else self._load(epoch)
             assembler = self._assembler_of(epoch)
@@ -231,7 +236,7 @@ class EpochReader:
         self._emit(self._assembler)
         began_ms = server_ms(self.place.client)
         while True:
-            if self.keeper.claims:
+            if self._has_claims():
                 return False
             if self.queue.is_stopped:
                 raise Stopped

@@ -66,7 +66,7 @@ class Committer:
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition = stream.partition_of(shard)
         self._checksum, self._fast, self._notify, self._clock = checksum, fast, notify, clock
-        self._room = RoomKeeper(client, stream, manifest, shard)
+        self._room = RoomKeeper(client, stream, manifest, shard, notify)
         self._room_wait_s = room_wait_s
         self._sent: Sent | None = None
         self._sent_replies = 0

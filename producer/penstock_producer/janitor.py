@@ -5,7 +5,8 @@ Every step may be repeated: XDEL says what it really removed, a begun release is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record, index_ends, index_records, trim_entries
@@ -13,12 +14,16 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import settled_bits
 from penstock_common.stream.manifest import begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.release import release_epoch, unlink_epoch
-from penstock_common.stream.roster import Roster, load_roster, server_ms
+from penstock_common.stream.roster import Roster, expire_silent, load_roster, server_ms
 from penstock_common.stream.streams import Stream
+from penstock_common.waiting import Notify
 from penstock_producer.retention import EpochFacts, is_replayed, plan_release, plan_trim, trimming_groups
 
 SLACK_SHARE = 0.05
 """How much more than needed is freed at once, so that a full budget is not planned for at every block."""
+SILENT_MS = 600_000
+"""An undeclared group that vanished stops holding data after this long (design.md 5.6)."""
+EXPIRE_EVERY_S = 10.0
 CHUNK = 500
 """Ids per script call: bounds how long the server is busy with one."""
 
@@ -26,7 +31,15 @@ CHUNK = 500
 class Janitor:
     """Frees bytes of one partition of a stream."""
 
-    def __init__(self, client: Client, stream: Stream, partition: PartitionKeys) -> None:
+    def __init__(
+        self,
+        client: Client,
+        stream: Stream,
+        partition: PartitionKeys,
+        notify: Notify,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._notify, self._clock, self._expired_s = notify, clock, -EXPIRE_EVERY_S
         self._client = client
         self._stream = stream
         self._partition = partition
@@ -35,6 +48,7 @@ class Janitor:
 
     def make_room(self, need_bytes: int) -> int:
         """Tries to free that many payload bytes and a little more; returns what was freed."""
+        self._expire()
         roster = load_roster(self._client, self._partition)
         need = need_bytes + int(self._stream.partition_budget * SLACK_SHARE)
         now_ms = server_ms(self._client)
@@ -52,6 +66,14 @@ class Janitor:
             if not is_replayed(roster, epoch, now_ms):
                 freed += self._trim(roster, epoch, need - freed)
         return freed
+
+    def _expire(self) -> None:
+        """Now and then: lets go what vanished trainers held."""
+        if self._clock() - self._expired_s < EXPIRE_EVERY_S:
+            return
+        self._expired_s = self._clock()
+        for group in expire_silent(self._client, self._partition, SILENT_MS):
+            self._notify(f"group {group!r} was not seen for {SILENT_MS // 60_000} minutes: nothing is kept for it now")
 
     def _trim(self, roster: Roster, epoch: int, need: int) -> int:
         """Removes entries of one epoch that every group has settled."""

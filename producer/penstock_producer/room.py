@@ -7,6 +7,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.roster import load_roster
 from penstock_common.stream.streams import Stream
+from penstock_common.waiting import Notify
 from penstock_producer.backpressure import Room, largest_block, reason_to_wait
 from penstock_producer.janitor import Janitor
 from penstock_producer.retention import owing_groups
@@ -15,13 +16,14 @@ from penstock_producer.retention import owing_groups
 class RoomKeeper:
     """Decides for one shard whether its next block may be written."""
 
-    def __init__(self, client: Client, stream: Stream, manifest: Manifest, shard: int) -> None:
+    def __init__(self, client: Client, stream: Stream, manifest: Manifest, shard: int, notify: Notify) -> None:
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition = stream.partition_of(shard)
-        self._janitor = Janitor(client, stream, self._partition)
+        self._janitor = Janitor(client, stream, self._partition, notify)
         self._room = Room(0, 0, stream.partition_budget, False)
         self.server_is_full = False
         """Set when the server refused a write at its maxmemory: then one more round of waiting comes first."""
+        self._was_refused = False
 
     def has_room(self, block_bytes: int, held_bytes: int) -> bool:
         """Whether the block may go; frees what may be freed before it says no."""
@@ -38,6 +40,7 @@ class RoomKeeper:
         if self._room.is_enough and not self.server_is_full:
             return True
         freed = self._janitor.make_room(max(self._room.missing_bytes, block_bytes))
+        self._was_refused = self.server_is_full
         if self.server_is_full:
             self.server_is_full = False
             return False
@@ -61,6 +64,11 @@ class RoomKeeper:
 
     def why(self) -> str:
         """For what the shard waits, and what helps."""
+        if self._was_refused:
+            return (
+                "the server is at its maxmemory, though the budget of "
+                f"{self._stream.name!r} is not used up: remove other keys, or raise maxmemory"
+            )
         roster = load_roster(self._client, self._partition)
         blockers = sorted({group for epoch in roster.epochs for group in owing_groups(roster, epoch)})
         return reason_to_wait(self._stream.name, self._room, blockers, bool(roster.groups))

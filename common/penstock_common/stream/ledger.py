@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock_common.stream.commands import Arg, Client, run_script
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.manifest import Manifest
+from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
 from penstock_common.stream.scripts import ACK, BURY
 from penstock_common.stream.streams import Stream
 
@@ -91,6 +91,16 @@ def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) ->
                 settled[record.first : record.end] = True
         missing += [(shard, lo, hi) for lo, hi in runs(np.flatnonzero(~settled))]
     return missing
+
+
+def forget_settled(client: Client, stream: Stream, group: str, epochs: Iterable[int]) -> None:
+    """Removes what a group has settled of some epochs, so that it can read them again."""
+    for epoch in epochs:
+        manifest = find_manifest(client, stream, epoch)
+        keys = [partition.dead(epoch, group) for partition in stream.partitions]
+        shards = begun_shards(client, stream, manifest) if manifest else range(0)
+        keys += [stream.partition_of(shard).ledger(epoch, group, shard) for shard in shards]
+        client.unlink(*keys)
 
 
 def _bit_counts(client: Client, stream: Stream, manifest: Manifest, group: str) -> dict[int, int]:

@@ -18,6 +18,7 @@ from penstock_common.stream.scripts import (
     BEAT,
     CLOSE_FOR_GROUP,
     DROP_GROUP,
+    EXPIRE_SILENT,
     JOIN_GROUP,
     LEAVE,
     REPLAY_LEASE,
@@ -214,6 +215,16 @@ def drop_group(client: Client, stream: Stream, group: str) -> bool:
         keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
         found = bool(run_script(client, DROP_GROUP, keys, [group])) or found
     return found
+
+
+def expire_silent(client: Client, partition: PartitionKeys, silent_ms: int) -> list[str]:
+    """Forgets members and replays unseen for so long; returns undeclared groups that stop holding data by it.
+
+    A server that was down meanwhile has seen nobody: then nothing expires until it was up that long.
+    """
+    if int(client.info("server")["uptime_in_seconds"]) * 1000 < silent_ms:
+        return []
+    return [name.decode() for name in run_script(client, EXPIRE_SILENT, [partition.roster], [silent_ms])]
 
 
 def hold_for_replay(

@@ -205,6 +205,27 @@ if redis.call('HEXISTS', KEYS[1], 'g:' .. ARGV[1]) == 0 then return 0 end
 return redis.call('HSET', KEYS[1], 'd:' .. ARGV[1] .. ':' .. ARGV[2], '1')
 """
 
+EXPIRE_SILENT = """
+-- KEYS roster | ARGV silent_ms : members unseen for so long go; undeclared groups unseen for so long stop holding data
+local now = redis.call('TIME')
+local before = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000) - tonumber(ARGV[1])
+local all, expired = redis.call('HGETALL', KEYS[1]), {}
+for i = 1, #all, 2 do
+  local kind = string.sub(all[i], 1, 2)
+  if kind == 'm:' and cjson.decode(all[i + 1]).seen < before then redis.call('HDEL', KEYS[1], all[i]) end
+  if kind == 'r:' and cjson.decode(all[i + 1]).till < before then redis.call('HDEL', KEYS[1], all[i]) end
+  if kind == 'g:' then
+    local record = cjson.decode(all[i + 1])
+    if record.holds and not record.declared and record.seen < before then
+      record.holds = false
+      redis.call('HSET', KEYS[1], all[i], cjson.encode(record))
+      expired[#expired + 1] = string.sub(all[i], 3)
+    end
+  end
+end
+return expired
+"""
+
 DROP_GROUP = """
 -- KEYS roster entries.. | ARGV group : off the roster, with its members and closed epochs; its groups go too
 local found = redis.call('HDEL', KEYS[1], 'g:' .. ARGV[1])
