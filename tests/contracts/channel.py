@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import signal
 import threading
 import time
 import uuid
@@ -359,6 +360,35 @@ class ChannelContract:
         deadline = time.monotonic() + 5
         while any(one["id"] == str(my_id) for one in client.client_list()):
             assert time.monotonic() < deadline, "the server still holds the connection"
+
+    def test_a_signal_ends_a_wait_at_once(self, channel: Channel, group: bytes) -> None:
+        """Job timeouts are signals whose handler raises; Ctrl-C is one too."""
+
+        def expire(number: int, frame: object) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGALRM, expire)
+        try:
+            channel.send([[b"XREADGROUP", b"GROUP", b"g", b"me", b"BLOCK", b"9000", b"STREAMS", group, b">"]])
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            started = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                channel.read_entries(RecordingSink(), timeout_s=None)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert time.monotonic() - started < 3
+        assert channel.broken
+
+    def test_closing_from_another_thread_ends_a_wait(self, channel: Channel, group: bytes) -> None:
+        """A loader that is closed has a thread in a BLOCK of seconds."""
+        channel.send([[b"XREADGROUP", b"GROUP", b"g", b"me", b"BLOCK", b"9000", b"STREAMS", group, b">"]])
+        closer = threading.Timer(0.05, channel.close)
+        closer.start()
+        started = time.monotonic()
+        with pytest.raises(ServerUnavailable, match="closed"):
+            channel.read_entries(RecordingSink(), timeout_s=None)
+        closer.join()
+        assert time.monotonic() - started < 3
 
     def test_a_target_of_the_wrong_size_is_refused_before_a_byte_is_written(
         self, channel: Channel, client: redis.Redis, key: bytes

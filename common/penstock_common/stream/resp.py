@@ -11,13 +11,13 @@ from typing import Final, Protocol
 
 from redis.exceptions import InvalidResponse, ResponseError
 
-from penstock_common.stream.channel import SKIP, EntrySink, Reply, check_target
+from penstock_common.stream.channel import SKIP, EntrySink, Reply, Skip, check_target
 
 BUFFER_BYTES: Final = 65536
 """What one receive may bring of small replies."""
 
 BEHIND_LARGE_BYTES: Final = 4096
-"""What one receive may bring behind a large payload: the next header, and little of the payload to be copied twice."""
+"""What the first receive behind a large payload may bring: the next header, and little of the payload to copy again."""
 
 THROUGH_BUFFER_BYTES: Final = 16384
 """Payloads up to this come through the buffer: one system call then brings several entries."""
@@ -28,6 +28,7 @@ MAX_BULK_BYTES: Final = (512 << 20) + 65536
 MAX_ITEMS: Final = 1 << 22
 MAX_DEPTH: Final = 16
 
+_PLACES = 16
 _CRLF = b"\r\n"
 _NIL = (bytearray(b"*-1"), bytearray(b"$-1"))
 _ENTRY = re.compile(rb"\*2\r\n\$\d{1,3}\r\n(\d{1,20}-\d{1,20})\r\n\*(\d{1,7})\r\n")
@@ -53,6 +54,7 @@ class Reader:
         self._view = memoryview(self._buf)
         self._pos = self._end = 0
         self._window = BUFFER_BYTES
+        self._seen = [(b"?", b"", 0)] * _PLACES  # header, name and size of the last field at each place of an entry
 
     def reply(self, depth: int = 0) -> Reply:
         """Any reply, as values."""
@@ -120,19 +122,52 @@ class Reader:
         if items % 2:
             raise InvalidResponse(f"entry {entry_id!r} has a field without a value")
         sink.begin(entry_id)
-        for _ in range(items // 2):
-            # the usual header is read in one go; one that is cut by the buffer's end, or odd, token by token
-            match = _FIELD.match(self._buf, self._pos, self._end)
-            if match is not None and len(name := match[2]) == int(match[1]):
-                self._pos = match.end()
-                self._value(name, _limited(int(match[3])), sink)
+        for place in range(items // 2):
+            header, name, nbytes = self._seen[place % _PLACES]
+            if self._buf.startswith(header, self._pos, self._end):  # as in the entry before: shapes are mostly fixed
+                self._pos += len(header)
             else:
-                name = self._name()
-                self._value(name, self._size(), sink)
+                name, nbytes = self._field(place % _PLACES)
+            self._value(name, nbytes, sink)
         sink.end()
+
+    def _field(self, place: int) -> tuple[bytes, int]:
+        """Name and size of the next field; remembered, because the next entry likely has the same."""
+        match = _FIELD.match(self._buf, self._pos, self._end)
+        if match is None or len(match[2]) != int(match[1]):  # cut by the buffer's end, or odd: token by token
+            return self._name(), self._size()
+        self._pos = match.end()
+        name, nbytes = match[2], _limited(int(match[3]))
+        self._seen[place] = match[0], name, nbytes
+        return name, nbytes
 
     def _value(self, name: bytes, nbytes: int, sink: EntrySink) -> None:
         target = sink.target(name, nbytes)
+        stop = self._pos + nbytes
+        if stop + 2 > self._end:
+            if nbytes > THROUGH_BUFFER_BYTES:
+                self._large_value(name, nbytes, target, sink)
+                return
+            self._need(nbytes + 2)
+            stop = self._pos + nbytes
+        # all of it is in the buffer, its CRLF too
+        held = self._view[self._pos : stop]
+        self._pos = stop
+        self._crlf()
+        if target is None:
+            sink.value(name, bytes(held))
+        elif target is not SKIP:
+            check_target(target, nbytes)
+            if len(target) == 1:
+                target[0][:] = held
+                return
+            for view in target:
+                view[:] = held[: len(view)]
+                held = held[len(view) :]
+
+    def _large_value(
+        self, name: bytes, nbytes: int, target: Sequence[memoryview] | Skip | None, sink: EntrySink
+    ) -> None:
         if target is None:
             sink.value(name, self._bulk(nbytes))
             return
@@ -140,36 +175,22 @@ class Reader:
             self._drop(nbytes)
         else:
             check_target(target, nbytes)
-            if nbytes <= THROUGH_BUFFER_BYTES:
-                self._copy(target, nbytes)
-            else:
-                self._into(target)
+            self._into(target)
         self._crlf()
 
     def _bulk(self, nbytes: int) -> bytes:
         """The bytes of a bulk whose header is read, and its CRLF."""
         if nbytes <= THROUGH_BUFFER_BYTES:
-            stop = self._pos + nbytes
-            if stop + 2 > self._end:
-                self._need(nbytes + 2)
-                stop = self._pos + nbytes
-            data = bytes(self._view[self._pos : stop])
-            self._pos = stop
+            self._need(nbytes + 2)
+            start = self._pos
+            self._pos = start + nbytes
+            data = bytes(self._view[start : self._pos])
         else:
             room = bytearray(nbytes)
             self._into((memoryview(room),))
             data = bytes(room)
         self._crlf()
         return data
-
-    def _copy(self, views: Sequence[memoryview], nbytes: int) -> None:
-        """Fill the views with a small payload, which comes through the buffer."""
-        self._window = BUFFER_BYTES
-        self._need(nbytes + 2)
-        for view in views:
-            stop = self._pos + len(view)
-            view[:] = self._view[self._pos : stop]
-            self._pos = stop
 
     def _into(self, views: Sequence[memoryview]) -> None:
         """Fill the views with a large payload: what the buffer already holds is copied, the rest received in place."""
@@ -247,7 +268,10 @@ class Reader:
         self._pos, self._end = 0, held
         while self._end < nbytes:
             room = self._view[self._end : max(nbytes, min(self._end + self._window, BUFFER_BYTES))]
-            self._end += self._wire.receive(room)
+            got = self._wire.receive(room)
+            self._end += got
+            if got == len(room):  # more is waiting, and no large payload since
+                self._window = min(2 * self._window, BUFFER_BYTES)
 
 
 def _number(text: bytearray, most: int | None = None) -> int:
