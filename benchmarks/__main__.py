@@ -27,6 +27,7 @@ OURS, THEIRS = SIDES
 
 
 def main() -> int:
+    """The command; its exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side per payload (default 5)")
     parser.add_argument("--only", default="", help="payloads whose name contains this, such as '150 kB'")
@@ -34,8 +35,8 @@ def main() -> int:
     args = parser.parse_args()
     environment = describe_machine()
     print(", ".join(f"{name} {value}" for name, value in environment.items()))
-    print(f"ratios: {OURS} / {THEIRS}, median of {args.rounds} interleaved rounds (lowest-highest); all guarantees on\n")
-    print(f"{'payload':26}{'speed':>19}{'GB/s':>7}{'samples/s':>11}   {'CPU s/GB: writer':>17}{'reader':>8}{'server':>8}")
+    print(f"ratios: {OURS} / {THEIRS}, median (lowest-highest) of {args.rounds} interleaved rounds, guarantees on\n")
+    print(f"{'payload':26}{'ratio':>19}{'GB/s':>7}{'samples/s':>11}   {'CPU s/GB: writer':>17}  reader  server")
     results = []
     for case in CASES:
         if args.only in case.name:

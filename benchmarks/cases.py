@@ -25,10 +25,12 @@ class Case:
 
     @property
     def sample_bytes(self) -> int:
+        """Payload bytes of one sample."""
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
     @property
     def total_bytes(self) -> int:
+        """Payload bytes of a round."""
         return self.samples * self.sample_bytes
 
     def pool(self) -> list[NDArray[Any]]:

@@ -9,6 +9,7 @@ BUDGET_BYTES = 256 << 20
 
 
 def prepare(url: str, case: Case) -> None:
+    """Makes stream and group before the clock starts."""
     from penstock_common.stream.connection import connect
     from penstock_common.stream.roster import Membership, join_group
     from penstock_producer.writer import Writer
@@ -19,6 +20,7 @@ def prepare(url: str, case: Case) -> None:
 
 
 def write(url: str, case: Case) -> None:
+    """The writer's process."""
     from penstock_producer.writer import Writer
 
     with Writer(STREAM, url=url) as writer, writer.epoch() as epoch:
@@ -31,6 +33,7 @@ def write(url: str, case: Case) -> None:
 
 
 def read(url: str, case: Case) -> int:
+    """The reader's process; returns the samples it got in batches."""
     from penstock_consumer.loader import Loader
 
     with Loader(STREAM, group=GROUP, batch_size=case.batch_size, url=url) as loader:

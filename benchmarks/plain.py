@@ -20,10 +20,12 @@ AHEAD_BYTES = 256 << 20
 
 
 def prepare(url: str, case: Case) -> None:
+    """Makes stream and group before the clock starts."""
     redis.Redis.from_url(url).xgroup_create(KEY, GROUP, "0", mkstream=True)
 
 
 def write(url: str, case: Case) -> None:
+    """The writer's process."""
     client = redis.Redis.from_url(url)
     per_block = max(1, BLOCK_BYTES // case.sample_bytes)
     most = max(4, AHEAD_BYTES // (per_block * case.sample_bytes))
@@ -55,6 +57,7 @@ def _payloads(case: Case, per_block: int) -> Iterator[bytes]:
 
 
 def read(url: str, case: Case) -> int:
+    """The reader's process; returns the samples it got in batches."""
     client: Any = redis.Redis.from_url(url)
     batch = np.empty((case.batch_size, *case.shape), case.dtype)
     filled = seen = 0
