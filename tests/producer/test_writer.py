@@ -1,0 +1,418 @@
+"""The Writer, on real servers: what is written is stored, exactly that, and what does not fit is refused in words."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+
+from penstock_common.errors import (
+    BudgetRefused,
+    EpochAbandoned,
+    EpochNotFound,
+    PenstockError,
+    ServerUnsuitable,
+    ShardMismatch,
+    SpecMismatch,
+    StreamConflict,
+    TooLarge,
+)
+from penstock_common.stream.manifest import load_manifest
+from penstock_consumer.loader import Loader
+from penstock_consumer.replay import Replay
+from penstock_producer.writer import Writer
+from tests.contracts.feed import (
+    SAMPLE_BYTES,
+    SPEC,
+    accounted_bytes,
+    entries,
+    index_spans,
+    is_contiguous,
+    numbers,
+    open_stream,
+    payload_bytes,
+    produce,
+    sample,
+    stored,
+)
+
+
+def writer_of(url: str, **settings: Any) -> Writer:
+    """A writer of the stream 't' that says nothing."""
+    return Writer("t", url=url, **{"notify": lambda _: None, **settings})
+
+
+def replayed(url: str, epoch: int = 0, batch_size: int = 64) -> list[int]:
+    """The numbers of an epoch in canonical order."""
+    with Replay("t", url=url, epoch=epoch, batch_size=batch_size) as replay:
+        return numbers(replay)
+
+
+@pytest.mark.parametrize("fast", [False, None])
+def test_samples_come_back_in_the_order_they_were_written(url: str, fast: bool | None) -> None:
+    """The canonical order of an unplanned epoch is the order of writing, on every server and either channel."""
+    with writer_of(url, block_bytes=700, fast=fast) as writer, writer.epoch() as epoch:
+        for number in range(100):
+            epoch.write(sample(number))
+    with Replay("t", url=url, epoch=0, batch_size=7, fast=fast) as replay:
+        assert numbers(replay) == list(range(100))
+
+
+def test_a_missing_spec_is_inferred_said_and_fixed(any_url: str, any_client: redis.Redis) -> None:
+    """Nobody has to write down a spec to begin, but everyone must learn what it became."""
+    said: list[str] = []
+    with Writer("t", url=any_url, notify=said.append) as writer, writer.epoch() as epoch:
+        epoch.write({"image": np.zeros((8, 8, 3), np.uint8), "name": b"a.png", "weight": 0.5})
+        with pytest.raises(SpecMismatch):
+            epoch.write({"image": np.zeros((8, 9, 3), np.uint8), "name": b"b.png", "weight": 0.5})
+    assert any("image: uint8[8, 8, 3]" in line and "name: bytes" in line for line in said)
+    assert str(open_stream(any_client, "t").spec) == "image: uint8[8, 8, 3], name: bytes, weight: float64"
+
+
+@pytest.mark.parametrize(
+    ("bad", "tensor", "found", "expected"),
+    [
+        ({"x": np.zeros(5, np.float32), "y": 1}, "x", "(5,)", "(4,)"),
+        ({"x": np.zeros(4, np.float64), "y": 1}, "x", "float64", "float32"),
+        ({"x": np.zeros(4, np.float32), "y": 1.5}, "y", "float", "int64"),
+        ({"x": np.zeros(4, np.float32)}, "y", "", ""),
+        ({"x": np.zeros(4, np.float32), "y": 1, "z": 2}, "z", "", ""),
+    ],
+)
+def test_a_sample_that_does_not_fit_is_named_and_leaves_nothing_behind(
+    any_url: str, any_client: redis.Redis, bad: dict[str, Any], tensor: str, found: str, expected: str
+) -> None:
+    """Half a sample in a stream would shift every later one; the message must say which tensor to look at."""
+    with writer_of(any_url, spec=SPEC) as writer, writer.epoch() as epoch:
+        epoch.write(sample(0))
+        with pytest.raises(SpecMismatch) as caught:
+            epoch.write(bad)
+        with pytest.raises(SpecMismatch):
+            epoch.write_batch({name: np.asarray(value)[None] for name, value in bad.items()})
+        epoch.write(sample(1))
+    assert caught.value.tensor == tensor
+    assert found in caught.value.found
+    assert expected in caught.value.expected
+    assert f"'{tensor}'" in str(caught.value)
+    assert replayed(any_url) == [0, 1]
+    assert stored(any_client, "t", 0).total() == 2
+
+
+def test_another_spec_for_a_known_stream_is_refused(any_url: str) -> None:
+    """Two programs that disagree must hear of it when they start, not from a trainer."""
+    produce(any_url, "t", 3)
+    with pytest.raises(StreamConflict, match="x: float32"):
+        writer_of(any_url, spec={"x": ("float64", (4,)), "y": ("int64", ())})
+
+
+def test_a_buffer_may_be_reused_as_soon_as_write_returns(url: str) -> None:
+    """Producers fill the same array again and again."""
+    buffer = np.empty(4, np.float32)
+    rows = {"x": np.empty((16, 4), np.float32), "y": np.empty(16, np.int64)}
+    with writer_of(url, spec=SPEC, block_bytes=10 * SAMPLE_BYTES) as writer, writer.epoch() as epoch:
+        for number in range(64):
+            buffer[:] = number
+            epoch.write({"x": buffer, "y": number})
+            buffer[:] = -1
+        for start in range(64, 512, 16):
+            rows["y"][:] = np.arange(start, start + 16)
+            rows["x"][:] = rows["y"][:, None]
+            epoch.write_batch(rows)
+            rows["x"][:] = -1
+            rows["y"][:] = -1
+    assert replayed(url) == list(range(512))
+
+
+def test_blocks_are_packed_to_their_target_size(any_url: str, any_client: redis.Redis) -> None:
+    """Per-entry costs rule small samples, so writers must fill entries, and never beyond what was asked for."""
+    produce(any_url, "t", 1005, block_samples=100)
+    sizes = [sum(map(len, fields.values())) - len(fields[b"meta"]) for _, fields in entries(any_client, "t", 0)]
+    assert sizes == [100 * SAMPLE_BYTES] * 10 + [5 * SAMPLE_BYTES]
+
+
+def test_write_batch_stores_what_single_writes_would(any_url: str) -> None:
+    """One call for n rows is the fast way in, ragged tensors and bytes included."""
+    spec = {"y": ("int64", ()), "boxes": ("float32", (None, 4)), "name": ("bytes", ())}
+    boxes = [np.full((number % 4, 4), number, np.float32) for number in range(50)]
+    names = [b"n%d" % number for number in range(50)]
+    with writer_of(any_url, spec=spec, block_bytes=300) as writer, writer.epoch() as epoch:
+        epoch.write_batch({"y": np.arange(25), "boxes": boxes[:25], "name": names[:25]})
+        for number in range(25, 50):
+            epoch.write({"y": number, "boxes": boxes[number], "name": names[number]})
+    with Replay("t", url=any_url, epoch=0, batch_size=8) as replay:
+        batches = list(replay)
+    assert [number for batch in batches for number in batch["y"].tolist()] == list(range(50))
+    assert [name for batch in batches for name in batch["name"]] == names
+    for got, want in zip((box for batch in batches for box in batch["boxes"]), boxes, strict=True):
+        assert np.array_equal(got, want)
+
+
+def test_an_epoch_is_spread_over_the_partitions(any_url: str, any_client: redis.Redis) -> None:
+    """With several servers every one of them has to carry its part."""
+    with writer_of(any_url, spec=SPEC, partitions=3) as writer, writer.epoch() as epoch:
+        rows = {"x": np.repeat(np.arange(10_000, dtype=np.float32)[:, None], 4, axis=1), "y": np.arange(10_000)}
+        epoch.write_batch(rows)
+    stream = open_stream(any_client, "t")
+    assert all(any_client.xlen(partition.entries(0)) for partition in stream.partitions)
+    assert replayed(any_url, batch_size=512) == list(range(10_000))
+    with pytest.raises(StreamConflict, match="3 partitions"):
+        writer_of(any_url, partitions=2)
+
+
+def test_epochs_are_numbered_from_zero_and_only_rise(any_url: str) -> None:
+    """A number names an epoch for ever, so it is never given twice."""
+    with writer_of(any_url, spec=SPEC) as writer:
+        for want in range(3):
+            with writer.epoch() as epoch:
+                assert epoch.number == want
+                epoch.write(sample(want))
+        with writer.epoch(7) as planned:
+            planned.write(sample(7))
+        assert writer.epoch().number == 8
+        with pytest.raises(EpochNotFound):
+            writer.epoch(-1)
+
+
+def test_an_epoch_nobody_opened_may_still_be_opened_by_number(any_url: str) -> None:
+    """Whoever reserved a number may have died before it was used; a restart must be able to go on."""
+    with writer_of(any_url, spec=SPEC) as writer:
+        writer.epoch(3, sizes=[1])
+        with writer.epoch(1, sizes=[1]).shard(0) as shard:
+            shard.write(sample(1))
+    assert replayed(any_url, epoch=1) == [1]
+
+
+def test_an_error_inside_the_block_abandons_the_epoch(any_url: str) -> None:
+    """An epoch that will never be complete must not look as if it could be."""
+    with writer_of(any_url, spec=SPEC) as writer:
+        with pytest.raises(ZeroDivisionError), writer.epoch() as epoch:
+            epoch.write(sample(0))
+            raise ZeroDivisionError
+        assert load_manifest(writer.client, writer.stream, 0).state == "abandoned"
+        with pytest.raises(EpochAbandoned, match="epoch 0"):
+            writer.epoch(0)
+        with writer.epoch() as following:
+            following.write(sample(1))
+    assert replayed(any_url, epoch=1) == [1]
+
+
+class TestShards:
+    """Planned shards: what a job writes."""
+
+    def test_shards_may_be_written_in_any_order(self, any_url: str, any_client: redis.Redis) -> None:
+        """Jobs finish when they finish; the epoch is produced with the last of them, in the planned order."""
+        with writer_of(any_url, spec=SPEC, partitions=2) as writer:
+            epoch = writer.epoch(sizes=[3, 4, 5], seed=9, fingerprint="f")
+            for number, start, size in ((2, 7, 5), (0, 0, 3), (1, 3, 4)):
+                assert epoch.refresh().state == "sized"
+                with epoch.shard(number) as shard:
+                    for offset in range(size):
+                        shard.write(sample(start + offset))
+            assert epoch.refresh().state == "produced"
+            assert (epoch.manifest.seed, epoch.manifest.fingerprint) == (9, "f")
+        assert replayed(any_url) == list(range(12))
+
+    def test_a_begun_shard_goes_on_where_it_was_committed(self, any_url: str, any_client: redis.Redis) -> None:
+        """A retried job must not make again, nor send again, what is there."""
+        with writer_of(any_url, spec=SPEC, block_bytes=2 * SAMPLE_BYTES) as writer:
+            epoch = writer.epoch(sizes=[10])
+            first = epoch.shard(0)
+            for number in range(5):
+                first.write(sample(number))
+            first.settle()
+            first.abort()
+            with epoch.shard(0) as again:
+                assert again.position == 5
+                for number in range(5, 10):
+                    again.write(sample(number))
+        assert replayed(any_url) == list(range(10))
+        assert is_contiguous(index_spans(any_client, "t", 0, 0), 10)
+
+    def test_more_samples_than_planned_are_refused(self, any_url: str) -> None:
+        """A source that grew since it was planned would make identities nobody planned."""
+        with writer_of(any_url, spec=SPEC) as writer:
+            shard = writer.epoch(sizes=[2]).shard(0)
+            shard.write_batch({"x": np.zeros((2, 4), np.float32), "y": np.zeros(2, np.int64)})
+            with pytest.raises(ShardMismatch, match="2 samples are planned"):
+                shard.write(sample(0))
+            with pytest.raises(ShardMismatch):
+                shard.quarantine("no room for this one either")
+            shard.abort()
+
+    def test_fewer_samples_than_planned_do_not_complete_a_shard(self, any_url: str) -> None:
+        """A job that ended early must fail, not leave an epoch that trainers wait for in vain."""
+        with writer_of(any_url, spec=SPEC) as writer:
+            epoch = writer.epoch(sizes=[2])
+            with pytest.raises(ShardMismatch, match="plans 2"), epoch.shard(0) as shard:
+                shard.write(sample(0))
+            assert epoch.refresh().state == "sized"
+
+    def test_an_epoch_with_other_sizes_is_refused(self, any_url: str) -> None:
+        """Two plans of one epoch cannot both be right."""
+        with writer_of(any_url, spec=SPEC) as writer:
+            writer.epoch(0, sizes=[2, 2])
+            assert writer.epoch(0, sizes=[2, 2]).number == 0
+            with pytest.raises(StreamConflict, match="4 samples in 2"):
+                writer.epoch(0, sizes=[2, 3])
+
+    def test_shards_written_by_number_complete_an_epoch_without_a_plan(self, any_url: str) -> None:
+        """Leaving the block well promises that what was written can be read."""
+        with writer_of(any_url, spec=SPEC) as writer, writer.epoch() as epoch:
+            for number in range(2):
+                with epoch.shard(number) as shard:
+                    shard.write(sample(number))
+        assert replayed(any_url) == [0, 1]
+
+    def test_a_shard_of_a_stream_without_spec_says_what_it_needs(self, any_url: str) -> None:
+        """A job knows what it will write; the stream does not yet."""
+        with writer_of(any_url) as writer:
+            with pytest.raises(PenstockError, match="spec="):
+                writer.epoch(sizes=[1]).shard(0)
+            with writer.epoch(0).shard(0, like=sample(0)) as shard:
+                shard.write(sample(0))
+        assert replayed(any_url) == [0]
+
+
+class TestQuarantine:
+    """Samples that could not be made keep their place."""
+
+    def test_a_bad_sample_leaves_a_hole_and_its_reason(self, any_url: str, any_client: redis.Redis) -> None:
+        """Identities must not shift because one image is broken, and someone will ask which."""
+        with writer_of(any_url, spec=SPEC, block_bytes=4 * SAMPLE_BYTES) as writer, writer.epoch() as epoch:
+            for number in range(20):
+                if number in (0, 7, 19):
+                    epoch.quarantine(f"image {number} is truncated")
+                else:
+                    epoch.write(sample(number))
+        good = [number for number in range(20) if number not in (0, 7, 19)]
+        assert replayed(any_url) == good
+        assert sorted(stored(any_client, "t", 0)) == [(0, number) for number in good]
+        reasons = any_client.hgetall(open_stream(any_client, "t").partitions[0].quarantine(0))
+        assert set(reasons) == {b"0:0", b"0:7", b"0:19"}
+        assert b"image 7 is truncated" in reasons[b"0:7"]
+        with Loader("t", group="g", batch_size=4, url=any_url, notify=lambda _: None) as loader:
+            assert sorted(numbers(loader)) == good
+
+    def test_an_epoch_of_bad_samples_only_adds_up(self, any_url: str, any_client: redis.Redis) -> None:
+        """More holes than one header may carry, and nothing else: still an epoch that ends."""
+        with writer_of(any_url, spec=SPEC) as writer, writer.epoch() as epoch:
+            for _ in range(10_000):
+                epoch.quarantine("bad")
+        assert not entries(any_client, "t", 0)
+        assert is_contiguous(index_spans(any_client, "t", 0, 0), 10_000)
+        assert replayed(any_url) == []
+        said: list[str] = []
+        with Loader("t", group="g", batch_size=4, url=any_url, timeout_s=0.5, notify=said.append) as loader:
+            with pytest.raises(TimeoutError):
+                list(loader)  # nothing in it to hand out, so it waits for the next
+            assert load_manifest(any_client, loader.stream, 0).state == "produced"
+
+
+class TestFeed:
+    """The endless feed."""
+
+    def test_a_feed_rotates_its_epochs_and_loses_nothing(self, any_url: str) -> None:
+        """Old data can only go by whole epochs, so a feed must end them by itself."""
+        settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 1000, "budget_bytes": 80_000}
+        with writer_of(any_url, **settings) as writer:
+            for number in range(2000):
+                writer.write(sample(number))
+        with Loader("t", group="g", batch_size=50, url=any_url, timeout_s=0.3, notify=lambda _: None) as loader:
+            found: list[int] = []
+            epochs = set()
+            with pytest.raises(TimeoutError):
+                for batch in loader:
+                    found += batch["y"].tolist()
+                    epochs.add(batch.epoch)
+        assert sorted(found) == list(range(2000))
+        assert len(epochs) >= 4
+
+    @pytest.mark.parametrize("batched", [False, True])
+    def test_two_writers_of_a_feed_rotate_together(self, any_url: str, any_client: redis.Redis, batched: bool) -> None:
+        """An epoch is produced when its last writer has left it: nobody may stay behind."""
+        settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 1000, "budget_bytes": 200_000}
+        with writer_of(any_url, **settings) as one, writer_of(any_url, **settings) as two:
+            for start in range(0, 64 * 64, 64):
+                many = one if start % 256 else two  # the second writes a third of what the first does
+                if batched:
+                    ys = np.arange(start, start + 64)
+                    many.write_batch({"x": np.repeat(ys[:, None], 4, axis=1).astype(np.float32), "y": ys})
+                else:
+                    for number in range(start, start + 64):
+                        many.write(sample(number))
+            stream = one.stream
+        states = [load_manifest(any_client, stream, epoch).state for epoch in (0, 1, 2)]
+        assert states == ["produced"] * 3
+        total = sum((stored(any_client, "t", epoch) for epoch in range(30) if any_client.exists(stream.keys.manifest(epoch))),
+                    start=stored(any_client, "t", 999))  # fmt: skip
+        assert total.total() == 64 * 64
+
+    def test_what_is_written_can_be_read_before_the_feed_ends(self, any_url: str) -> None:
+        """A feed may never end; `flush` says when trainers can have what was written."""
+        with writer_of(any_url, spec=SPEC) as writer:
+            writer.write(sample(5))
+            writer.flush()
+            with Loader("t", group="g", batch_size=1, url=any_url, timeout_s=5, notify=lambda _: None) as loader:
+                assert numbers([next(iter(loader))]) == [5]
+
+
+class TestRefusals:
+    """What a writer will not begin."""
+
+    def test_a_server_that_may_evict_is_refused_and_left_as_it_was(self, fresh_server: Any) -> None:
+        """Eviction deletes samples unread; nothing may be written there, not even a stream's name."""
+        server = fresh_server(maxmemory_bytes=100 << 20, extra={"maxmemory-policy": "allkeys-lru"})
+        with pytest.raises(ServerUnsuitable, match="allkeys-lru.*noeviction"):
+            writer_of(server.url, budget_bytes=1 << 20)
+        with redis.Redis(port=server.port) as client:
+            assert not client.keys("penstock:*")
+
+    def test_a_budget_beyond_the_servers_memory_is_refused(self, fresh_server: Any) -> None:
+        """The refusal says what would fit, and a refused stream takes nothing from the others."""
+        server = fresh_server(maxmemory_bytes=100 << 20)
+        with pytest.raises(BudgetRefused, match=r"1024 MiB.*maxmemory 100 MiB.*at most 74 MiB"):
+            writer_of(server.url, budget_bytes=1 << 30)
+        with Writer("other", url=server.url, budget_bytes=50 << 20):
+            pass
+        with pytest.raises(BudgetRefused, match="other streams 50 MiB"):
+            writer_of(server.url, budget_bytes=50 << 20)
+        with writer_of(server.url, budget_bytes=20 << 20):
+            pass
+
+    def test_a_sample_larger_than_a_quarter_of_the_budget_is_refused(self, any_url: str) -> None:
+        """It might wait for room for ever, so it is said at once, with numbers."""
+        spec = {"x": ("uint8", (300_000,))}
+        with writer_of(any_url, spec=spec, budget_bytes=1_000_000) as writer, writer.epoch() as epoch:
+            with pytest.raises(TooLarge, match="300000 bytes.*quarter"):
+                epoch.write({"x": np.zeros(300_000, np.uint8)})
+            epoch.abandon()
+
+
+def test_the_bytes_on_the_roster_are_those_in_the_entries(url: str, client: redis.Redis) -> None:
+    """The budget is kept by these counters, so they must be exact, ragged tensors and holes included."""
+    spec = {"x": ("float32", (3,)), "r": ("uint8", (None, 2)), "s": ("bytes", ())}
+    with writer_of(url, spec=spec, partitions=2, block_bytes=500) as writer:
+        epoch = writer.epoch(sizes=[100, 100])
+        for number in range(2):
+            with epoch.shard(number) as shard:
+                for offset in range(100):
+                    if offset % 9 == 0:
+                        shard.quarantine("bad")
+                        continue
+                    shard.write(
+                        {"x": np.zeros(3, np.float32), "r": np.zeros((offset % 5, 2), np.uint8), "s": b"q" * offset}
+                    )
+    total, by_epoch = accounted_bytes(client, "t")
+    assert total == by_epoch[0] == payload_bytes(client, "t", 0)
+
+
+def test_a_writer_that_is_closed_leaves_no_connection(any_url: str, any_client: redis.Redis) -> None:
+    """Workers open thousands of shards in their life."""
+    produce(any_url, "t", 10, epochs=3)
+    deadline = time.monotonic() + 5
+    while any_client.info("clients")["connected_clients"] > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert any_client.info("clients")["connected_clients"] == 1
