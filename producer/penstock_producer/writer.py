@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock_common.errors import PenstockError
+from penstock_common.errors import PenstockError, ShardMismatch
 from penstock_common.format.spec import Spec, SpecLike
 from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client
 from penstock_common.stream.connection import connect
 from penstock_common.stream.feeds import finish_feed_shard, is_sealed, join_feed
+from penstock_common.stream.keys import checked_name
 from penstock_common.stream.manifest import (
     Manifest,
     abandon_epoch,
@@ -70,14 +71,15 @@ class Writer:
         self._fast = fast if fast is not None else (False if settings.plain_redis else None)
         self._checksum, self._room_wait_s, self._notify = checksum, room_wait_s, notify
         wanted = spec if spec is None or isinstance(spec, Spec) else Spec.of(spec)
+        require_suitable(self._client, checked_name("stream", stream), budget_bytes)
         self.stream: Stream = create_stream(
             self._client, stream, spec=wanted, partitions=partitions, budget_bytes=budget_bytes,
             block_bytes=block_bytes, info=info,
         )  # fmt: skip
-        require_suitable(self._client, self.stream)
         self._feed: ShardWriter | None = None
         self._feed_epoch = 0
         self._feed_count = 0
+        """Samples written to the feed since it was last asked whether its epoch is sealed."""
 
     # --- epochs ---
 
@@ -126,9 +128,10 @@ class Writer:
     def _is_stretch_over(self, feed: ShardWriter) -> bool:
         if feed.position >= SHARD_SAMPLES - MAX_STEP or feed.bytes_written > self.stream.partition_budget * FEED_SHARE:
             return True
-        return self._feed_count % SEAL_CHECK == SEAL_CHECK - 1 and is_sealed(
-            self._client, self.stream, self._feed_epoch
-        )
+        if self._feed_count < SEAL_CHECK:
+            return False
+        self._feed_count = 0
+        return is_sealed(self._client, self.stream, self._feed_epoch)
 
     def _end_feed(self) -> None:
         feed, self._feed = self._feed, None
@@ -280,7 +283,15 @@ class EpochWriter:
         """Completes the epoch. With shards written by number, they are complete when their jobs close them."""
         if self._manifest.sizes is None and (self._owns or self._current is not None or self._sizes):
             self._end_shard()
-            size_epoch(self._writer.client, self._writer.stream, self._manifest, self._sizes)
+            size_epoch(self._writer.client, self._writer.stream, self._manifest, self._written_sizes())
+
+    def _written_sizes(self) -> list[int]:
+        """Of every shard up to the last; raises ShardMismatch where one written by number was not completed."""
+        done = {**self.refresh().done, **dict(enumerate(self._sizes))}
+        missing = [shard for shard in range(max(done, default=-1) + 1) if shard not in done]
+        if missing:
+            raise ShardMismatch(f"shards {missing[:10]} of epoch {self.number} are not complete: write and close them")
+        return list(dict(sorted(done.items())).values())
 
     def abandon(self) -> None:
         """Declares that the epoch will never be complete; trainers end it with what is there."""

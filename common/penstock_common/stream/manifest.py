@@ -17,8 +17,9 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import EpochAbandoned, EpochNotFound, StreamConflict
 from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 from penstock_common.stream.commands import Client, decoded, is_script_error, run_script
-from penstock_common.stream.scripts import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH
-from penstock_common.stream.streams import Stream, announce
+from penstock_common.stream.ranges import parse_ranges
+from penstock_common.stream.scripts import FINISH_SHARD, OPEN_EPOCH, RESERVE_EPOCH, RESERVE_SHARD, SIZE_EPOCH
+from penstock_common.stream.streams import Stream, announce, read_counters
 
 OPEN, SIZED, PRODUCED, ABANDONED = "open", "sized", "produced", "abandoned"
 
@@ -148,12 +149,11 @@ def open_epoch(
 
 
 def _reserve_number(client: Client, stream: Stream, epoch: int) -> None:
-    """Epochs only rise: the next number is never below one that was given out."""
-    following = int(client.hget(stream.keys.meta, "next_epoch") or 0)
-    if epoch >= following:
-        client.hincrby(stream.keys.meta, "next_epoch", epoch + 1 - following)
-    elif find_manifest(client, stream, epoch) is None:
-        raise EpochNotFound(f"epoch {epoch} of {stream.name!r} was released or never opened; the next is {following}")
+    """Epochs only rise: the next number is never below one that was given out, and a released one never comes back."""
+    run_script(client, RESERVE_EPOCH, [stream.keys.meta], [epoch])
+    following, _, released = read_counters(client, stream)
+    if any(low <= epoch <= high for low, high in parse_ranges(released)):
+        raise EpochNotFound(f"epoch {epoch} of {stream.name!r} was released; the next is {following}")
 
 
 def _await_manifest(client: Client, stream: Stream, epoch: int) -> Manifest:

@@ -374,6 +374,14 @@ redis.call('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', 'produced', ARGV[2])
 return 1
 """
 
+RESERVE_EPOCH = """
+-- KEYS meta | ARGV epoch : jobs open the same epoch at the same time, so the counter is raised in one step
+if tonumber(redis.call('HGET', KEYS[1], 'next_epoch') or '0') <= tonumber(ARGV[1]) then
+  redis.call('HSET', KEYS[1], 'next_epoch', ARGV[1] + 1)
+end
+return 1
+"""
+
 RESERVE_SHARD = """
 -- KEYS manifest | ARGV shard
 local taken = tonumber(redis.call('HGET', KEYS[1], 'next_shard') or '0')

@@ -8,15 +8,19 @@ from __future__ import annotations
 from penstock_common.errors import BudgetRefused, ServerUnsuitable
 from penstock_common.stream.commands import Client
 from penstock_common.stream.keys import StreamKeys
-from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, list_streams
+from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, list_streams
 
 RESERVE_SHARE = 0.1
 RESERVE_BYTES = 16 << 20
 """Memory kept free for acknowledgements, joining groups and job queues: under OOM the server refuses, and rq dies."""
 
 
-def require_suitable(client: Client, stream: Stream) -> None:
-    """Raises ServerUnsuitable if the server may evict, BudgetRefused if the budgets of all streams do not fit."""
+def require_suitable(client: Client, name: str, budget_bytes: int | None) -> None:
+    """Raises ServerUnsuitable if the server may evict, BudgetRefused if the budgets of all streams do not fit.
+
+    To be asked before stream ``name`` is made or given another budget (None = its own, or the default): a refused
+    stream must not take room from the others.
+    """
     memory = client.info("memory")
     policy, limit = str(memory.get("maxmemory_policy", "noeviction")), int(memory.get("maxmemory", 0))
     if policy != "noeviction":
@@ -25,17 +29,15 @@ def require_suitable(client: Client, stream: Stream) -> None:
             "set it with `redis-cli CONFIG SET maxmemory-policy noeviction`"
         )
     if limit:
-        _require_room(client, stream, limit)
+        _require_room(client, name, budget_bytes or _budget(client, name), limit)
 
 
-def _require_room(client: Client, stream: Stream, limit: int) -> None:
-    budgets = {name: _budget(client, name) for name in list_streams(client)} | {stream.name: stream.budget_bytes}
+def _require_room(client: Client, name: str, budget_bytes: int, limit: int) -> None:
+    others = sum(_budget(client, other) for other in list_streams(client) if other != name)
     room = int(limit * (1 - RESERVE_SHARE)) - RESERVE_BYTES
-    total = sum(budgets.values())
-    if total > room:
-        others = total - stream.budget_bytes
+    if budget_bytes + others > room:
         raise BudgetRefused(
-            f"stream {stream.name!r} has a budget of {mebibytes(stream.budget_bytes)}, the other streams "
+            f"stream {name!r} has a budget of {mebibytes(budget_bytes)}, the other streams "
             f"{mebibytes(others)}; the server's maxmemory {mebibytes(limit)} leaves room for {mebibytes(max(room, 0))} "
             f"in all: give a budget of at most {mebibytes(max(room - others, 0))}, or raise maxmemory"
         )

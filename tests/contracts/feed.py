@@ -1,0 +1,103 @@
+"""What the tests of writers and readers share: numbered samples, streams of them, and a look at what a server holds.
+
+The look goes by redis-py and the header alone, not by the code under test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from penstock_common.stream.commands import Client
+from penstock_common.stream.streams import Stream, load_stream
+from penstock_consumer.pipeline.batch import Batch
+from penstock_producer.writer import Writer
+
+SPEC = {"x": ("float32", (4,)), "y": ("int64", ())}
+SAMPLE_BYTES = 24
+
+
+def sample(number: int) -> dict[str, Any]:
+    """The sample ``number``, which shows in both its tensors."""
+    return {"x": np.full(4, number, np.float32), "y": number}
+
+
+def produce(url: str, name: str, count: int, *, epochs: int = 1, block_samples: int = 10, **settings: Any) -> None:
+    """Writes epochs of the samples 0 .. count - 1, in one shard each."""
+    settings = {"spec": SPEC, "block_bytes": block_samples * SAMPLE_BYTES, **settings}
+    with Writer(name, url=url, notify=lambda _: None, **settings) as writer:
+        for _ in range(epochs):
+            with writer.epoch() as epoch:
+                for number in range(count):
+                    epoch.write(sample(number))
+
+
+def numbers(batches: Iterable[Batch]) -> list[int]:
+    """The samples' numbers, in order, after checking that both tensors of each sample agree."""
+    found: list[int] = []
+    for batch in batches:
+        assert np.array_equal(batch["x"], np.repeat(batch["y"].astype(np.float32)[:, None], 4, axis=1))
+        found += batch["y"].tolist()
+    return found
+
+
+def open_stream(client: Client, name: str) -> Stream:
+    """The stream's keys."""
+    return load_stream(client, name)
+
+
+def entries(client: Client, name: str, epoch: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """All entries of an epoch, whatever their partition."""
+    found: list[tuple[bytes, dict[bytes, bytes]]] = []
+    for partition in load_stream(client, name).partitions:
+        found += client.xrange(partition.entries(epoch))
+    return found
+
+
+def stored(client: Client, name: str, epoch: int) -> Counter[tuple[int, int]]:
+    """(shard, offset) of every sample in the server's entries, by their headers."""
+    found: Counter[tuple[int, int]] = Counter()
+    for _, fields in entries(client, name, epoch):
+        meta = json.loads(fields[b"meta"])
+        holes = set(meta.get("holes", ()))
+        for offset in range(meta["first"], meta["first"] + meta["count"] + len(holes)):
+            if offset not in holes:
+                found[meta["shard"], offset] += 1
+    return found
+
+
+def index_spans(client: Client, name: str, epoch: int, shard: int) -> list[tuple[int, int]]:
+    """[first, end) of every index record of a shard."""
+    key = load_stream(client, name).partition_of(shard).index(epoch, shard)
+    return [(int(fields[b"f"]), int(record.partition(b"-")[0])) for record, fields in client.xrange(key)]
+
+
+def is_contiguous(spans: list[tuple[int, int]], size: int) -> bool:
+    """Whether spans follow each other from 0 to ``size``."""
+    return [0, *(hi for _, hi in spans)] == [*(lo for lo, _ in spans), size]
+
+
+def payload_bytes(client: Client, name: str, epoch: int) -> int:
+    """Payload bytes of the entries that are really there, shapes not counted."""
+    return sum(
+        len(value)
+        for _, fields in entries(client, name, epoch)
+        for field, value in fields.items()
+        if field != b"meta" and not field.endswith(b".shapes")
+    )
+
+
+def accounted_bytes(client: Client, name: str) -> tuple[int, dict[int, int]]:
+    """What the rosters say is held: in all, and by epoch."""
+    total, by_epoch = 0, Counter[int]()
+    for partition in load_stream(client, name).partitions:
+        roster = client.hgetall(partition.roster)
+        total += int(roster.get(b"bytes", 0))
+        for field, value in roster.items():
+            if field.startswith(b"b:"):
+                by_epoch[int(field[2:])] += int(value)
+    return total, dict(by_epoch)
