@@ -132,6 +132,10 @@ class Place:
                 self._outbox.acknowledge(partition, known, self.who.group, due.ids, due.ranges)
             self.holdings.remove(number, batch.epoch, due.ids)
 
+    def flush(self) -> None:
+        """Returns once every acknowledgement is in the ledger."""
+        self._outbox.flush()
+
     def close_epochs(self, ended: int) -> None:
         """Closes for the group what its ledger covers by now; raises EpochIncomplete for what nobody will deliver."""
         self._outbox.flush()

@@ -119,6 +119,8 @@ class Loader:
         self.batch_size = batch_size
         self._start = start
         self._policy: Acknowledge = acknowledge
+        self._settling = threading.Lock()
+        """A framework's step and its read-ahead are different threads."""
         self.adapter: Adapter | None = None
         """Who acknowledges in the loop's stead, for a framework that reads ahead."""
         self._prefetch_bytes, self._lease_s, self._timeout_s, self._notify = prefetch_bytes, lease_s, timeout_s, notify
@@ -225,17 +227,18 @@ class Loader:
     def acknowledge(self, batch: Batch) -> None:
         """Settles a batch: it was trained on and is never handed out again to this group."""
         place = self._joined()
-        place.acknowledge(batch)
-        if self._handed is batch:
-            self._handed = None
-        if batch.epoch in place.unclosed and not place.holdings.holds_epoch(batch.epoch):
-            place.close_epochs(batch.epoch)
+        with self._settling:
+            place.acknowledge(batch)
+            if self._handed is batch:
+                self._handed = None
+            if batch.epoch in place.unclosed and not place.holdings.holds_epoch(batch.epoch):
+                place.close_epochs(batch.epoch)
 
     def take_over(self, adapter: Adapter) -> None:
         """From now on ``adapter`` acknowledges: pulling a batch proves nothing where a framework reads ahead."""
         if self._policy != "on_next":
             raise ValueError(
-                "Loader(acknowledge='manual') leaves acknowledging to you, but a framework's dataset shows you no batch to "
+                "Loader(acknowledge='manual') leaves acknowledging to you, but a framework's dataset shows no batch to "
                 "acknowledge; leave acknowledge='on_next': it then means the training step, however far is read ahead"
             )
         self._policy, self.adapter = "manual", adapter
@@ -244,6 +247,8 @@ class Loader:
         """Has batches that were handed out and never trained on handed out again, at the next iteration's start."""
         place = self._joined()
         assert self._keeper is not None
+        with self._settling:
+            place.flush()  # what is fetched again is chosen by the ledger
         for lease in dict.fromkeys(span.lease for batch in batches for span in batch.spans):
             if place.holdings.drop(lease):
                 self._keeper.claims.append(Claimed(lease.partition, lease.epoch, lease.entry_id))
@@ -348,10 +353,11 @@ class Loader:
         manifest = find_manifest(self._client, place.stream, epoch)
         if manifest is not None and manifest.state == ABANDONED:
             self._notify(f"epoch {epoch} of {self.name!r} was abandoned by its producer: it ends with what was there")
-        if self._policy == "on_next" or self._handed is None:
-            place.close_epochs(epoch)
-        else:
-            place.unclosed.add(epoch)
+        with self._settling:
+            if self._policy == "on_next" or self._handed is None:
+                place.close_epochs(epoch)
+            else:
+                place.unclosed.add(epoch)
         return manifest is not None and manifest.kind == FEED
 
     def _raise_keepers_error(self) -> None:

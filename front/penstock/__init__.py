@@ -29,8 +29,13 @@ _HOMES = {
     "produce": "penstock_producer.notebook",
 }
 
+_ADAPTERS = ("keras", "tensorflow")
+"""``penstock.tensorflow.dataset`` without an import of its own; who does not use it has no framework loaded."""
+
 
 def __getattr__(name: str) -> object:
+    if name in _ADAPTERS:
+        return import_module(f"penstock.{name}")
     if name == "__version__":
         value: object = import_module("importlib.metadata").version("penstock")
     elif name in _HOMES:

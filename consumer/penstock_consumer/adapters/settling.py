@@ -1,0 +1,156 @@
+"""Acknowledging behind a framework that reads ahead: which pulled batches a training step has provably finished with.
+
+No framework here; each adapter feeds a `Feed` with what its framework lets it see. docs/decisions/ has the reasons.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from penstock_common.errors import PenstockError
+from penstock_consumer.loader import Loader
+from penstock_consumer.pipeline.batch import Batch
+
+UNSEEN = (
+    "this dataset is read where nobody sees what reaches the training step (zip, tf.distribute, a loop inside a "
+    "tf.function), so nothing could be acknowledged; pass what you iterate through "
+    "penstock.tensorflow.acknowledging(ds, loader) and iterate it with fit() or a Python loop"
+)
+
+
+@dataclass(eq=False)
+class Iteration:
+    """One pass of the framework over its dataset."""
+
+    is_ordered: bool
+    """Whether what arrives keeps the order of pulling: then what never arrives was dropped on purpose."""
+    is_drained: bool
+    """Whether the pass ends only after everything pulled has arrived or been dropped; not so behind ``take``."""
+    has_read_all: bool = False
+    """The loader's epoch was read to its end."""
+    is_over: bool = False
+    pulled: int = 0
+    arrived: int = 0
+    in_hand: list[int] = field(default_factory=list)
+    """Tokens of what the step was given and has not proved to be done with."""
+
+
+class Feed:
+    """One loader's batches on their way through a framework, each with a token until it is settled.
+
+    `batches` is where they are pulled, perhaps by a thread far ahead; `arrive` is called when the training step asks
+    for an element, which proves that it is done with the one before.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._tokens = itertools.count()
+        self._owed: dict[int, Batch] = {}
+        """Token -> a batch that was pulled and is not settled, in the order of pulling."""
+        self._current: Iteration | None = None
+        self._lock = threading.RLock()
+        self._pulling = threading.Lock()
+        self.reporter: object | None = None
+        """Who reports finished steps with `settle`; without one an arrival is the report of the step before."""
+
+    @classmethod
+    def of(cls, loader: Loader) -> Feed:
+        """The feed of a loader, which from now on acknowledges for it."""
+        if isinstance(loader.adapter, cls):
+            return loader.adapter
+        feed = cls(loader)
+        loader.take_over(feed)
+        return feed
+
+    # --- the loader's end ---
+
+    def batches(self) -> Iterator[tuple[Batch, int]]:
+        """Pulls the rest of the epoch, or the next one; ends when another pass takes over."""
+        iteration = self._current
+        if iteration is None or iteration.is_over:
+            raise PenstockError(UNSEEN)
+        batches = iter(self._loader)
+        while True:
+            with self._pulling:
+                batch = next(batches, None) if self._current is iteration else None
+                if batch is not None:
+                    token = next(self._tokens)
+                    with self._lock:
+                        self._owed[token] = batch
+                if self._current is not iteration:
+                    return  # whoever took over hands out again what was pulled here
+            if batch is None:
+                iteration.has_read_all = True
+                return
+            iteration.pulled += 1
+            yield batch, token
+            batch.clear()  # the framework has the arrays; only the identities are needed from here on
+
+    # --- the step's end ---
+
+    def passes(self, *, is_ordered: bool, is_drained: bool) -> Iterator[int]:
+        """Drives one pass: asked for the next number whenever everything the last one gave has reached the step.
+
+        A pass in which nothing arrived goes on into the next epoch, as iterating the loader does.
+        """
+        iteration = Iteration(is_ordered, is_drained)
+        self._begin(iteration)
+        try:
+            while True:
+                pulled = iteration.pulled
+                yield 0
+                self._end(iteration)
+                if iteration.arrived or iteration.pulled == pulled:
+                    return
+        finally:
+            iteration.is_over = True
+
+    def arrive(self, tokens: Sequence[int]) -> None:
+        """An element made of these batches (none: nobody knows) goes to the step."""
+        with self._lock:
+            iteration = self._current
+            if iteration is None:
+                return
+            if self.reporter is None:
+                self.settle()
+            iteration.arrived += 1
+            iteration.in_hand += tokens
+
+    def settle(self) -> None:
+        """Acknowledges what the step was given: it is done with all of it. The loader's close calls this too."""
+        with self._lock:
+            iteration = self._current
+            if iteration is None or not iteration.in_hand:
+                return
+            done, iteration.in_hand = iteration.in_hand, []
+            if iteration.is_ordered:  # filter and skip have dropped what lies before and did not arrive
+                done = [token for token in self._owed if token <= max(done)]
+            self._settle(done)
+
+    # --- beginnings and ends of passes ---
+
+    def _begin(self, iteration: Iteration) -> None:
+        self.settle()  # asking for a new pass, like asking for the next batch, is done with the last one
+        self._current = iteration
+        with self._pulling, self._lock:
+            left = list(self._owed.values())
+            self._owed.clear()
+            self._loader.hand_back(left)
+
+    def _end(self, iteration: Iteration) -> None:
+        """Everything of a pass has come out at the step's end."""
+        if self._current is not iteration:
+            return
+        self.settle()
+        if iteration.has_read_all and iteration.is_drained:
+            with self._lock:
+                self._settle(list(self._owed))
+
+    def _settle(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            batch = self._owed.pop(token, None)
+            if batch is not None:
+                self._loader.acknowledge(batch)
