@@ -135,7 +135,6 @@ class ItemFiller:
         """Bad items before the first good one, which a stream without spec needs to begin."""
         self.sizes: list[int] = []
         """Of the shards that are complete."""
-        self.bytes_written = 0
 
     def fill(self, seed: Seed, skip: int) -> None:
         """One pass; ``skip`` samples are committed and left out."""
@@ -211,7 +210,6 @@ class ItemFiller:
 
     def _end_shard(self, writer: ShardWriter) -> None:
         writer.close()
-        self.bytes_written += writer.bytes_written
         self.sizes.append(writer.position)
         self._writer = None
 

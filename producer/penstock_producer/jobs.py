@@ -46,10 +46,9 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
     note = _Note(job)
     try:
         _bench.produce(task, made, note.waits, lambda: note.keep(made))
-    except BudgetFull:
+    except BudgetFull as error:
+        note.waits(str(error))
         return Retry(max=ENDLESS)
-    finally:
-        note.keep(made)
     return {"good": made.good, "bad": made.bad}
 
 
@@ -58,9 +57,7 @@ class _Note:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._bytes_before = int(job.meta.get("bytes", 0))
         job.meta["workers"] = sorted({*job.meta.get("workers", []), job.worker_name})
-        job.meta.pop("waits", None)
         _save_meta(job)
 
     def waits(self, text: str) -> None:
@@ -68,7 +65,7 @@ class _Note:
         _save_meta(self._job)
 
     def keep(self, made: Made) -> None:
-        self._job.meta["bytes"] = self._bytes_before + made.nbytes
+        self._job.meta["bytes"] = made.nbytes
         self._job.meta.pop("waits", None)
         _save_meta(self._job)
 

@@ -187,10 +187,7 @@ class Production:
             return
         if not is_sized(self._source) and workers > 1:
             workers = 1  # an iterator is read by one job
-        owned = WorkerOptions(
-            url=options.url, queue_url=options.queue_url, queue=options.queue, owner=os.getpid(),
-            room_wait_s=options.room_wait_s,
-        )  # fmt: skip
+        owned = replace(options, owner=os.getpid())
         self._fleet = Fleet(owned, workers, start=start, on_death=self._on_death)
 
     def _on_death(self, name: str, reason: str) -> None:

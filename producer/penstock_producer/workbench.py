@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock_common.errors import PenstockError, SampleError, SourceError, StreamConflict
 from penstock_common.stream.connection import connect
-from penstock_common.stream.entries import index_ends
+from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, size_epoch
 from penstock_common.stream.streams import find_stream
 from penstock_common.waiting import Notify, to_stderr
@@ -44,6 +44,7 @@ class Made:
     good: int = 0
     bad: int = 0
     nbytes: int = 0
+    """Of the whole shard, whoever made it; known at its end."""
 
 
 class Workbench:
@@ -160,14 +161,13 @@ class Workbench:
             fill = fill_batches if source.unit == "batch" else fill_samples
             fill(source, items, shard, task.shard, seed, watch)
             shard.settle()
-            made.nbytes = shard.bytes_written
+            made.nbytes = _committed_bytes(writer, manifest, task.shard)
             before_finish()
             shard.close()
         except Stopped:
             shard.settle()  # keeps what was made; the worker cuts this short if there is no room
             raise
         finally:
-            made.nbytes = shard.bytes_written
             shard.abort()
 
     def _run_items(
@@ -197,6 +197,7 @@ class Workbench:
             self._tell(f"{skip} samples are committed; the iterator begins anew and as many are left out")
         try:
             filler.fill(Seed(task.seed, task.epoch), skip)
+            made.nbytes = sum(_committed_bytes(writer, manifest, shard) for shard in range(len(filler.sizes) + 1))
             before_finish()
             filler.close()
             size_epoch(writer.client, writer.stream, manifest, filler.sizes)
@@ -204,7 +205,6 @@ class Workbench:
             filler.settle()
             raise
         finally:
-            made.nbytes = filler.bytes_written
             filler.abort()
 
     @staticmethod
@@ -212,6 +212,11 @@ class Workbench:
         """The writer of the shard that was left half done, if one was."""
         end = index_ends(writer.client, writer.stream.partition_of(shard), manifest.epoch, [shard])[shard]
         return writer.open_shard(manifest, shard) if end else None
+
+
+def _committed_bytes(writer: Writer, manifest: Manifest, shard: int) -> int:
+    records = index_records(writer.client, writer.stream.partition_of(shard), manifest.epoch, shard)
+    return sum(record.nbytes for record in records)
 
 
 def first_good(source: Any, items: Any, seed: Seed, shard: int) -> Sample:

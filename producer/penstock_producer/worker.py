@@ -36,7 +36,8 @@ QUEUE = "penstock"
 """Where jobs wait unless --queue says otherwise."""
 HEARTBEAT_TTL_S = 15
 """A worker unheard of for so long is dead, its job goes to another; a mistake does no harm: commits are exact."""
-HEARTBEAT_S = 3.0
+HEARTBEATS = 5
+"""In that time: one or two may get lost."""
 MAINTENANCE_S = 5
 """How often somebody looks for the jobs of the dead; rq's default is ten minutes."""
 WORKER_TTL_S = 30
@@ -60,6 +61,7 @@ class WorkerOptions:
     is_chatty: bool = False
     """Tell of failed jobs on stderr; a dispatcher's own workers leave that to it."""
     room_wait_s: float = ROOM_WAIT_S
+    heartbeat_ttl_s: int = HEARTBEAT_TTL_S
 
     def named(self) -> WorkerOptions:
         """The same for one new process."""
@@ -123,7 +125,7 @@ class ShardWorker(SimpleWorker):
 
     def get_heartbeat_ttl(self, job: Job) -> int:
         """Short, because a heartbeat comes every few seconds whatever the job does."""
-        return HEARTBEAT_TTL_S
+        return self._options.heartbeat_ttl_s
 
     # --- doing one ---
 
@@ -137,7 +139,7 @@ class ShardWorker(SimpleWorker):
         done = threading.Event()
 
         def beat() -> None:
-            while not done.wait(HEARTBEAT_S):
+            while not done.wait(self._options.heartbeat_ttl_s / HEARTBEATS):
                 try:
                     self.maintain_heartbeats(job)
                 except Exception as error:  # the next one may get through

@@ -42,7 +42,7 @@ class ProductionView:
             self._console.notice(f"bad sample: {reason}")
         if look.waits and look.waits != self._told:
             self._console.notice(f"waiting: {look.waits}")
-        self._told = look.waits
+            self._told = look.waits
 
 
 def _note(made: int, seconds: float, bad: int) -> str:

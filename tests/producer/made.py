@@ -1,0 +1,75 @@
+"""Sources and transforms that worker processes import by name in the tests of jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SAMPLES = 120
+
+
+def numbers() -> list[int]:
+    """A dataset."""
+    return list(range(SAMPLES))
+
+
+def with_pid(number: int) -> dict[str, Any]:
+    """Says who made it."""
+    return {"x": np.full(4, number, np.int32), "pid": os.getpid()}
+
+
+def slowly(number: int) -> dict[str, Any]:
+    """Long enough to be interrupted."""
+    time.sleep(0.01)
+    return with_pid(number)
+
+
+def every_tenth_fails(number: int) -> dict[str, Any]:
+    """Some bad among good."""
+    if number % 10 == 3:
+        raise ValueError(f"{number} is unlucky")
+    return with_pid(number)
+
+
+def always_fails(number: int) -> dict[str, Any]:
+    """A broken transform."""
+    raise ValueError("broken")
+
+
+def grows(number: int) -> dict[str, Any]:
+    """The last of many has another shape than the first."""
+    return {"x": np.zeros(4 + (number == SAMPLES - 1), np.int32)}
+
+
+def kills_its_worker(number: int) -> dict[str, Any]:
+    """Kills the process that makes number 60, the first two times."""
+    mark = Path(os.environ["PENSTOCK_TEST_MARK"])
+    if number == SAMPLES // 2 and (tries := len(mark.read_text()) if mark.exists() else 0) < 2:
+        mark.write_text("x" * (tries + 1))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return with_pid(number)
+
+
+class Batches:
+    """As a Keras Sequence gives them: batches of 8, the last of 4; the fourth cannot be made."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, item: int) -> tuple[Any, Any]:
+        if item == 3:
+            raise OSError("no such batch")
+        count = 4 if item == 7 else 8
+        return np.full((count, 2), item, np.float32), np.arange(count) + 8 * item
+
+
+def feed() -> Iterator[tuple[int, int]]:
+    """A generator of samples."""
+    for number in range(50):
+        yield number, number * number

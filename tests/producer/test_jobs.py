@@ -1,0 +1,342 @@
+"""Jobs with real workers: shards are made once by whoever is there, and what cannot be made is said."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from rq import Callback, Queue
+from rq.serializers import JSONSerializer
+
+from penstock_common.errors import PenstockError, SourceError
+from penstock_common.stream.server import EmbeddedServer
+from penstock_producer.dispatch import Dispatcher
+from penstock_producer.fleet import Fleet
+from penstock_producer.plan import EpochFailed, ProductionPlan
+from penstock_producer.production import Production
+from penstock_producer.progress import Progress, Summary
+from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig, SourceConfig
+from penstock_producer.sources.local import register
+from penstock_producer.task import ShardTask
+from penstock_producer.worker import QUEUE, WorkerOptions
+from tests.producer.made import SAMPLES, Batches
+from tests.producer.reading import bad_count, read_epoch
+
+PATIENCE_S = 30.0
+
+
+def dataset(transform: str = "with_pid") -> DatasetConfig:
+    """The numbers, by import name."""
+    return DatasetConfig(name="tests.producer.made:numbers", transform=f"tests.producer.made:{transform}")
+
+
+def options_of(url: str) -> WorkerOptions:
+    """Streams and jobs on one server."""
+    return WorkerOptions(url=url, queue_url=url, room_wait_s=1.0)
+
+
+def produce(
+    url: str,
+    source: SourceConfig,
+    *,
+    workers: int = 2,
+    each: Callable[[Progress], None] = lambda look: None,
+    **plan: Any,
+) -> Summary:
+    """One production with forked workers (they start fast), to its end."""
+    asked = ProductionPlan(stream="train", source=source, **plan)
+    with Production(asked, options_of(url), workers=workers, start="fork") as production:
+        deadline = time.monotonic() + PATIENCE_S
+        for look in production.run():
+            each(look)
+            assert time.monotonic() < deadline, look
+        return production.summary()
+
+
+def numbers_in(url: str, epoch: int = 0) -> list[int]:
+    """What an epoch holds."""
+    return [int(sample["x"][0]) for sample in read_epoch(url, epoch=epoch).values()]
+
+
+# --- sharing the work -------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_share_an_epoch(url: str) -> None:
+    """The point of workers: the samples are made by two pids, neither of them ours, and each is there once."""
+    summary = produce(url, dataset("slowly"), shard_samples=10)
+    samples = read_epoch(url)
+    assert sorted(int(s["x"][0]) for s in samples.values()) == list(range(SAMPLES))
+    pids = {int(s["pid"]) for s in samples.values()}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    assert (summary.samples, summary.bad, len(summary.workers)) == (SAMPLES, 0, 2)
+    assert summary.nbytes == SAMPLES * (16 + 8)
+
+
+def test_epochs_have_orders_of_their_own_that_a_seed_repeats(any_url: str) -> None:
+    """Training needs another order each epoch; science needs the same one again."""
+    produce(any_url, dataset(), epochs=2, seed=7)
+    first, second = numbers_in(any_url), numbers_in(any_url, 1)
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(SAMPLES))
+    with redis.Redis.from_url(any_url) as client:
+        client.flushall()
+    produce(any_url, dataset(), epochs=2, seed=7, workers=1)
+    assert numbers_in(any_url, 1)[:5] == second[:5]
+
+
+def test_without_shuffling_the_order_is_the_sources(any_url: str) -> None:
+    """Evaluation sets are compared sample by sample."""
+    produce(any_url, dataset(), shuffle=False)
+    assert numbers_in(any_url) == list(range(SAMPLES))
+
+
+def test_a_worker_added_while_it_runs_takes_part(any_url: str) -> None:
+    """More hosts may join at any time: the queue is all they share."""
+    added: list[Fleet] = []
+
+    def add(look: Progress) -> None:
+        if look.done and not added:
+            added.append(Fleet(options_of(any_url), 1, start="fork"))
+
+    try:
+        produce(any_url, dataset("slowly"), workers=1, shard_samples=6, each=add)
+        assert len({int(s["pid"]) for s in read_epoch(any_url).values()}) == 2
+    finally:
+        for fleet in added:
+            fleet.stop()
+
+
+# --- workers that end -------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_costs_nothing(url: str) -> None:
+    """Kill -9 in the middle of a shard: another process goes on with it at once, no sample is lost or doubled."""
+    killed: list[int] = []
+
+    def kill(look: Progress) -> None:
+        if look.done and not killed:
+            killed.append(look.pids[0])
+            os.kill(look.pids[0], signal.SIGKILL)
+
+    began = time.monotonic()
+    summary = produce(url, dataset("slowly"), shard_samples=60, each=kill)
+    assert killed
+    assert sorted(numbers_in(url)) == list(range(SAMPLES))
+    assert summary.bad == 0
+    assert time.monotonic() - began < 8
+
+
+def test_a_host_that_vanishes_is_replaced(any_url: str) -> None:
+    """Nobody tells of a host that lost its power: its heartbeat stops, and another takes the shard."""
+    lost = Fleet(replace(options_of(any_url), heartbeat_ttl_s=1), 1, start="fork")
+    (pid,) = lost.pids
+    helper: list[Fleet] = []
+    asked = ProductionPlan(stream="train", source=dataset("slowly"), shard_samples=SAMPLES)
+    with Production(asked, options_of(any_url), workers=0) as production:
+        for look in production.run():
+            if look.done and not helper:
+                os.kill(pid, signal.SIGKILL)
+                helper.append(Fleet(options_of(any_url), 1, start="fork"))
+    helper[0].stop()
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+
+
+def test_a_sample_that_kills_its_worker_is_tried_by_others(
+    any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory runs out now and then; only when it always does must the epoch fail."""
+    monkeypatch.setenv("PENSTOCK_TEST_MARK", str(tmp_path / "mark"))
+    produce(any_url, dataset("kills_its_worker"), workers=1, shard_samples=40)
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+
+
+def test_a_stopped_worker_gives_its_shard_back(any_url: str) -> None:
+    """Hosts are taken away with SIGTERM: the worker ends in moments, its shard goes on elsewhere where it stopped."""
+    leaving = Fleet(options_of(any_url), 1, start="fork")
+    (pid,) = leaving.pids
+    took: list[float] = []
+
+    def stop(look: Progress) -> None:
+        if look.done and not took:
+            began = time.monotonic()
+            leaving.stop()
+            took.append(time.monotonic() - began)
+
+    asked = ProductionPlan(stream="train", source=dataset("slowly"), shard_samples=SAMPLES)
+    helper: list[Fleet] = []
+    with Production(asked, options_of(any_url), workers=0) as production:
+        for look in production.run():
+            stop(look)
+            if took and not helper:
+                helper.append(Fleet(options_of(any_url), 1, start="fork"))
+    helper[0].stop()
+    made_by = [int(sample["pid"]) for sample in read_epoch(any_url).values()]
+    assert took[0] < 4
+    assert made_by[0] == pid != made_by[-1]
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+
+
+def test_a_broken_off_production_is_continued(any_url: str) -> None:
+    """Ctrl-C, a reboot: the same command again makes what is missing, not everything."""
+    asked = ProductionPlan(stream="train", source=dataset("slowly"), epochs=2, shard_samples=10)
+    with Production(asked, options_of(any_url), workers=1, start="fork") as production:
+        for look in production.run():
+            if look.done >= 20:
+                break
+    told: list[str] = []
+    again = ProductionPlan(stream="train", source=dataset("slowly"), epochs=2)
+    with Production(again, options_of(any_url), workers=2, start="fork", notify=told.append) as production:
+        assert production.epochs == (0, 1)
+        list(production.run())
+    assert "going on with epochs 0-1" in told[0]
+    assert sorted(numbers_in(any_url)) == sorted(numbers_in(any_url, 1)) == list(range(SAMPLES))
+    assert len({int(s["pid"]) for s in read_epoch(any_url).values()}) > 1
+
+
+# --- what cannot be made ----------------------------------------------------------------------------------------------
+
+
+def test_bad_samples_are_counted_named_and_add_up(url: str) -> None:
+    """One broken file must not end an epoch, nor vanish from the books."""
+    named: list[str] = []
+    summary = produce(url, dataset("every_tenth_fails"), each=lambda look: named.extend(look.new_bad))
+    samples = read_epoch(url)
+    with redis.Redis.from_url(url) as client:
+        bad = bad_count(client)
+    assert (summary.samples, summary.bad, bad) == (SAMPLES, 12, 12)
+    assert len(samples) + bad == SAMPLES
+    assert any("is unlucky" in reason and "numbers[" in reason for reason in named)
+
+
+def test_bad_samples_may_be_forbidden(any_url: str) -> None:
+    """Some prefer no epoch to an incomplete one; the line names the sample."""
+    with pytest.raises(EpochFailed, match=r"shard \d+ of epoch 0.*numbers\[\d*3\].*unlucky"):
+        produce(any_url, dataset("every_tenth_fails"), on_error="fail")
+
+
+def test_a_broken_transform_is_said_before_any_worker_starts(any_url: str) -> None:
+    """The commonest mistake is answered first."""
+    with pytest.raises(PenstockError, match=r"none of the first 100 samples can be made.*broken"):
+        produce(any_url, dataset("always_fails"))
+
+
+def test_a_sample_of_another_shape_fails_the_epoch_and_says_what_to_do(any_url: str) -> None:
+    """A spec taken from the first sample may be too narrow; trainers must not wait for the rest."""
+    with pytest.raises(EpochFailed, match=r"numbers\[119\].*--resize"):
+        produce(any_url, dataset("grows"), shuffle=False)
+    with redis.Redis.from_url(any_url, decode_responses=True) as client:
+        assert client.hgetall("penstock:{train}:epochs") == {"0": "abandoned"}
+
+
+# --- other shapes of source -------------------------------------------------------------------------------------------
+
+
+def test_batches_are_cut_into_shards_whole(any_url: str) -> None:
+    """A Keras Sequence makes a batch at once; one that fails costs its own samples only."""
+    config = LocalConfig(token=register(Batches()), reads_as="keras")
+    summary = produce(any_url, config, shard_samples=20)
+    assert (summary.samples, summary.bad) == (60, 8)
+    labels = sorted(int(sample["y"]) for sample in read_epoch(any_url).values())
+    assert labels == [n for n in range(60) if not 24 <= n < 32]
+
+
+def test_a_generator_is_produced_in_its_order(any_url: str) -> None:
+    """An iterator has no length and no index: one job, and its end sizes the epoch."""
+    summary = produce(any_url, GeneratorConfig(name="tests.producer.made:feed"))
+    assert summary.samples == 50
+    assert [int(sample["y"]) for sample in read_epoch(any_url).values()] == [n * n for n in range(50)]
+
+
+# --- trust ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fleet(any_url: str) -> Iterator[Fleet]:
+    """One worker on the queue."""
+    fleet = Fleet(options_of(any_url), 1, start="fork")
+    yield fleet
+    fleet.stop()
+
+
+def test_forged_jobs_are_refused_and_others_still_done(
+    any_url: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Whoever can write to the queue must not run code: no other function, no pickle, no callback."""
+    trap = tmp_path / "trapped"
+    with redis.Redis.from_url(any_url) as client:
+        queue = Queue(QUEUE, connection=client, serializer=JSONSerializer)
+        queue.enqueue("os.mkdir", str(trap))
+        pickled = Queue(QUEUE, connection=client).enqueue("os.mkdir", str(trap))
+        client.hset(pickled.key, "data", pickle.dumps(("os.mkdir", None, (str(trap),), {})))
+        queue.enqueue("penstock_producer.jobs.produce_shard", x=1, on_failure=Callback("os.abort"))
+        broken = queue.enqueue("penstock_producer.jobs.produce_shard")
+        client.hset(broken.key, "timeout", "never")
+    produce(any_url, dataset(), workers=1)
+    told = capfd.readouterr().err
+    assert not trap.exists()
+    assert "names the function 'os.mkdir'" in told
+    assert "not JSON" in told
+    assert told.count("refused job") >= 3
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+
+
+def test_a_job_of_an_earlier_life_of_the_stream_is_refused(any_url: str, fleet: Fleet) -> None:
+    """A stream deleted and made anew has other contents; an old job must not write into it."""
+    asked = ProductionPlan(stream="train", source=dataset())
+    with Production(asked, options_of(any_url), workers=0) as production:
+        stale = production._task(production._writer.epoch(0, sizes=[SAMPLES]).manifest, 0)
+    dispatcher = Dispatcher(any_url, QUEUE)
+    assert isinstance(stale, ShardTask)
+    dispatcher.enqueue([stale.model_copy(update={"manifest_id": "another"})])
+    failed = _awaited(lambda: dispatcher.failure({"another-0"}))
+    assert "is not the one this job was planned for" in failed[1]
+    dispatcher.enqueue([stale.model_copy(update={"stream_id": "another"})])
+    failed = _awaited(lambda: dispatcher.failure({stale.job_id}))
+    assert "made anew" in failed[1]
+    dispatcher.close()
+
+
+def _awaited(look: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+# --- back-pressure ----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_budget_is_explained_and_does_not_end_the_production(any_url: str) -> None:
+    """Nobody reads yet: the producer says so, keeps its progress, and goes on when there is room."""
+    told: list[str] = []
+    small = ProductionPlan(
+        stream="train", source=dataset(), shard_samples=10, budget_bytes=1500, block_bytes=250
+    )  # 120 samples of 24 bytes are 2880
+    with Production(small, options_of(any_url), workers=2, start="fork") as production:
+        for look in production.run():
+            if look.waits:
+                told.append(look.waits)
+                break
+        with redis.Redis.from_url(any_url) as client:
+            client.hset("penstock:{train}:meta", "budget_bytes", 1 << 20)
+        list(production.run())
+    assert "no group reads it yet" in told[0]
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+
+
+def test_an_empty_string_is_no_dataset(any_server: EmbeddedServer) -> None:
+    """A path given to penstock.produce would be a dataset of letters."""
+    import penstock
+
+    with pytest.raises(SourceError, match="penstock produce images DIR"):
+        penstock.produce("photos/", url=any_server.url)
