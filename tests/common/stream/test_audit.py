@@ -1,0 +1,374 @@
+"""The audit names what is lost, twice or unexplained, and nothing else: damage done on purpose to real streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+import pytest
+import redis
+
+from penstock_common.errors import EpochNotFound, StreamNotFound
+from penstock_common.format.header import parse_header
+from penstock_common.format.spec import Spec
+from penstock_common.stream.audit import AuditReport, audit_stream
+from penstock_common.stream.connection import connect
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.manifest import abandon_epoch
+from penstock_common.stream.roster import Membership, join_group
+from penstock_common.stream.streams import load_stream
+from penstock_consumer.loader import Loader
+from penstock_producer.writer import EpochWriter, Writer
+
+SPEC = Spec.of({"x": ("uint8", (1000,)), "tag": ("bytes", ())})
+PER_ENTRY = 8
+Fields = dict[bytes, bytes]
+
+
+def sample(number: int) -> dict[str, object]:
+    """One of them."""
+    return {"x": np.full(1000, number % 251, dtype=np.uint8), "tag": b""}
+
+
+def writer(url: str, partitions: int = 1, **options: int) -> Writer:
+    """A writer that packs `PER_ENTRY` samples into each entry."""
+    return Writer("train", url=url, spec=SPEC, block_bytes=1000 * PER_ENTRY, partitions=partitions, **options)
+
+
+def fill(url: str, sizes: tuple[int, ...] = (40, 24), partitions: int = 1, bad: tuple[int, ...] = (3,)) -> None:
+    """One produced epoch; the offsets ``bad`` of its first shard are holes."""
+    with writer(url, partitions) as made, made.epoch(sizes=sizes) as epoch:
+        for shard, size in enumerate(sizes):
+            with epoch.shard(shard) as part:
+                for offset in range(size):
+                    if shard == 0 and offset in bad:
+                        part.quarantine("truncated")
+                    else:
+                        part.write(sample(offset))
+
+
+def train(url: str, group: str = "resnet") -> int:
+    """Reads the group's next epoch to its end."""
+    with Loader("train", group=group, batch_size=10, url=url) as loader:
+        return sum(batch.size for batch in loader)
+
+
+def audited(url: str, *, deep: bool = False) -> AuditReport:
+    """The audit of the stream."""
+    with connect(url) as client:
+        return audit_stream(client, "train", deep=deep)
+
+
+def partition_of(client: redis.Redis, number: int = 0) -> PartitionKeys:
+    """Where the entries lie."""
+    return load_stream(client, "train").partitions[number]
+
+
+def entry_of(client: redis.Redis, position: int, epoch: int = 0) -> tuple[bytes, Fields]:
+    """An entry by its place in partition 0."""
+    found: list[tuple[bytes, Fields]] = client.xrange(partition_of(client).entries(epoch))
+    return found[position]
+
+
+def rewrite_index(client: redis.Redis, shard: int, change: dict[int, tuple[bytes, bytes]]) -> None:
+    """Replaces field values of a shard's index records, by end offset; what is not named stays."""
+    key = partition_of(client).index(0, shard)
+    records = client.xrange(key)
+    client.delete(key)
+    for record_id, fields in records:
+        end = int(record_id.split(b"-")[0])
+        client.xadd(key, fields | dict([change[end]] if end in change else []), id=record_id)
+
+
+def the_finding(report: AuditReport, *words: str) -> str:
+    """The only finding, which has all the words."""
+    assert len(report.findings) == 1, report.findings
+    assert not report.is_clean
+    assert [word for word in words if word not in report.findings[0]] == [], report.findings[0]
+    return report.findings[0]
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_stream_that_was_written_and_read_is_clean_and_adds_up(url: str, partitions: int) -> None:
+    """The numbers the demo ends with: every sample is produced or bad, and each group got every one once."""
+    fill(url, partitions=partitions, bad=(0, 7, 39))
+    assert [train(url, "resnet"), train(url, "vit")] == [61, 61]
+    report = audited(url, deep=True)
+    assert (report.produced, report.bad, report.delivered) == (61, 3, {"resnet": 61, "vit": 61})
+    assert (report.lost, report.duplicate, report.pending, report.findings) == (0, 0, 0, [])
+    assert report.is_clean
+    assert report.verdict == "clean: lost 0, duplicate 0, pending 0"
+
+
+def test_an_entry_deleted_before_it_was_read_is_lost_and_named(url: str, client: redis.Redis) -> None:
+    """The group would wait for it, or end without it: the audit must say which samples."""
+    fill(url)
+    join_group(client, Membership(load_stream(client, "train"), "resnet", "", ""), declared=True)
+    entry_id, _ = entry_of(client, 1)
+    client.xdel(partition_of(client).entries(0), entry_id)
+    report = audited(url)
+    assert (report.lost, report.duplicate, report.is_clean) == (PER_ENTRY, 0, False)
+    assert report.epochs[0].groups["resnet"].lost == PER_ENTRY
+    assert len(report.findings) == 2
+    assert report.findings[0].startswith(
+        f"epoch 0: entry {entry_id.decode()} (shard 0 offsets 9-16) is in the index and not"
+    )
+    assert report.findings[1] == "epoch 0: group resnet: shard 0: lost: offsets 9-16 (8 samples)"
+    assert report.verdict.startswith("NOT CLEAN: lost 8, duplicate 0, pending 0")
+
+
+def test_an_entry_deleted_before_any_group_came_is_lost(any_url: str, any_client: redis.Redis) -> None:
+    """No group can ever be given it."""
+    fill(any_url)
+    any_client.xdel(partition_of(any_client).entries(0), entry_of(any_client, 0)[0])
+    report = audited(any_url)
+    the_finding(report, "shard 0 offsets 0-8", "deleted, and not by retention")
+    assert report.lost == PER_ENTRY
+
+
+def test_an_entry_deleted_after_training_is_named_though_nothing_is_lost(url: str, client: redis.Redis) -> None:
+    """A replay would miss it."""
+    fill(url)
+    train(url)
+    entry_id, _ = entry_of(client, -1)
+    client.xdel(partition_of(client).entries(0), entry_id)
+    report = audited(url)
+    the_finding(report, entry_id.decode(), "shard 1 offsets 16-23")
+    assert (report.lost, report.delivered) == (0, {"resnet": 63})
+
+
+def test_a_forged_duplicate_is_named_with_the_identity_it_claims(url: str, client: redis.Redis) -> None:
+    """Whoever can write to Redis can append a copy; trainers would see the samples twice."""
+    fill(url)
+    train(url)
+    true_id, fields = entry_of(client, 2)
+    forged_id = client.xadd(partition_of(client).entries(0), fields)
+    report = audited(url)
+    the_finding(
+        report, f"entry {forged_id.decode()} is in no index", "shard 0 offsets 17-24", f"entry {true_id.decode()} holds"
+    )
+    assert (report.duplicate, report.lost) == (PER_ENTRY, 0)
+
+
+def test_an_entry_deleted_and_a_copy_forged_are_both_named(url: str, client: redis.Redis) -> None:
+    """One more and one less: counts alone would agree."""
+    fill(url)
+    train(url)
+    deleted, (_, fields) = entry_of(client, 0)[0], entry_of(client, 1)
+    client.xdel(partition_of(client).entries(0), deleted)
+    forged = client.xadd(partition_of(client).entries(0), fields)
+    report = audited(url)
+    assert len(report.findings) == 2
+    assert forged.decode() in report.findings[0]
+    assert deleted.decode() in report.findings[1]
+    assert not report.is_clean
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"shard": 9}, "it claims shard 9 offsets 9-16, which the manifest does not plan"),
+        ({"first": 1 << 19}, "offsets 524288-524295, which the manifest does not plan"),
+        ({"stream": "other"}, "of stream other epoch 0: it does not belong here"),
+        ({"v": 2}, "cannot be read: UnsupportedVersion"),
+        (None, "cannot be read: BadEntry"),
+    ],
+)
+def test_a_forged_entry_that_fits_nowhere_is_named(
+    any_url: str, any_client: redis.Redis, change: dict[str, object] | None, told: str
+) -> None:
+    """Hostile headers are told, never believed."""
+    fill(any_url)
+    _, fields = entry_of(any_client, 1)
+    meta = json.dumps({**json.loads(fields[b"meta"]), **change}).encode() if change else b"\xff" * 100
+    any_client.xadd(partition_of(any_client).entries(0), {**fields, b"meta": meta})
+    report = audited(any_url)
+    the_finding(report, "is in no index", told)
+    assert (report.duplicate, report.lost) == (0, 0)
+
+
+def test_a_deleted_index_record_is_named(url: str, client: redis.Redis) -> None:
+    """Replays and ordered readers find entries by the index alone."""
+    fill(url)
+    train(url)
+    entry_id, fields = entry_of(client, 1)
+    header = parse_header(fields[b"meta"], SPEC)
+    client.xdel(partition_of(client).index(0, 0), f"{header.end}-0")
+    report = audited(url)
+    text = "\n".join(report.findings)
+    assert "shard 0: the index has a gap, offsets 9-16 are in no record" in text
+    assert f"entry {entry_id.decode()} is in no index; it claims shard 0 offsets 9-16, which nobody else holds" in text
+    assert "shard 0: never committed: offsets 9-16 (8 samples)" in text
+    assert (report.lost, report.is_clean) == (0, False)
+
+
+def test_an_epoch_declared_produced_with_samples_missing_is_lost_and_named(
+    any_url: str, any_client: redis.Redis
+) -> None:
+    """A manifest that says done while an index lost its end: what a failover to a stale replica leaves."""
+    fill(any_url)
+    entry_id, _ = entry_of(any_client, -1)
+    any_client.xdel(partition_of(any_client).entries(0), entry_id)
+    any_client.xdel(partition_of(any_client).index(0, 1), "24-0")
+    report = audited(any_url)
+    assert report.findings[0] == "epoch 0: shard 1: never committed: offsets 16-23 (8 samples)"
+    assert report.lost == 8
+
+
+def test_a_header_that_disagrees_with_the_index_is_named(any_url: str, any_client: redis.Redis) -> None:
+    """Two entries exchanged would give every reader by position other samples than it asked for."""
+    fill(any_url)
+    one, two = entry_of(any_client, 1)[0], entry_of(any_client, 2)[0]
+    rewrite_index(any_client, 0, {17: (b"e", two), 25: (b"e", one)})
+    report = audited(any_url)
+    assert len(report.findings) == 2
+    assert f"entry {one.decode()} (shard 0 offsets 17-24) says of itself:" in report.findings[0]
+    assert "shard 0 offsets 9-16" in report.findings[0]
+
+
+def test_only_a_deep_audit_reads_payloads_and_finds_a_flipped_bit(any_url: str, any_client: redis.Redis) -> None:
+    """The quick audit moves no payloads, so it cannot; the deep one is for when the disk or a writer is suspected."""
+    fill(any_url)
+    key = partition_of(any_client).entries(0)
+    entry_id, fields = entry_of(any_client, 1)
+    flipped = bytes([fields[b"x"][0] ^ 1]) + fields[b"x"][1:]
+    replacement = any_client.xadd(key, {**fields, b"x": flipped})
+    any_client.xdel(key, entry_id)
+    rewrite_index(any_client, 0, {17: (b"e", replacement)})
+    assert audited(any_url).is_clean
+    the_finding(audited(any_url, deep=True), replacement.decode(), "cannot be read: ChecksumMismatch")
+
+
+def test_a_dead_letter_is_named_and_its_samples_are_not_called_delivered(url: str, client: redis.Redis) -> None:
+    """The group went on without them: that has to be seen."""
+    fill(url, bad=())
+    key = partition_of(client).entries(0)
+    entry_id, fields = entry_of(client, 1)
+    replacement = client.xadd(key, {**fields, b"x": b"short"})
+    client.xdel(key, entry_id)
+    rewrite_index(client, 0, {16: (b"e", replacement)})
+    train(url)
+    report = audited(url)
+    assert report.epochs[0].groups["resnet"].dead == PER_ENTRY
+    assert (report.delivered, report.lost, report.is_clean) == ({"resnet": 56}, 0, False)
+    assert any(
+        f"group resnet: entry {replacement.decode()} (shard 0 offsets 8-15) is a dead letter" in f
+        for f in report.findings
+    )
+
+
+def unfinished(made: Writer, count: int = 40) -> EpochWriter:
+    """An epoch with some samples committed and more to come."""
+    epoch = made.epoch()
+    for number in range(count):
+        epoch.write(sample(number))
+    epoch.flush()
+    return epoch
+
+
+def test_a_running_epoch_with_pending_and_unread_samples_is_clean(url: str) -> None:
+    """An audit during the run must not cry wolf: what is still to come is not lost."""
+    with writer(url) as made, Loader("train", group="resnet", batch_size=8, url=url, prefetch_bytes=1) as loader:
+        epoch = unfinished(made)
+        batches = iter(loader)
+        next(batches), next(batches)
+        report = audited(url)
+        group = report.epochs[0].groups["resnet"]
+        assert (report.is_clean, report.produced, report.lost) == (True, 40, 0)
+        assert group.delivered + group.pending + group.unread == 40
+        assert group.pending > 0
+        assert "still to be trained on" in report.verdict
+        epoch.close()
+
+
+def test_samples_of_a_group_whose_members_are_gone_are_unread_not_lost(any_url: str, any_client: redis.Redis) -> None:
+    """They wait for its return."""
+    fill(any_url)
+    join_group(any_client, Membership(load_stream(any_client, "train"), "resnet", "", ""), declared=True)
+    report = audited(any_url)
+    assert (report.unread, report.lost, report.is_clean) == (63, 0, True)
+
+
+def test_a_consumer_group_destroyed_behind_our_back_is_loss(any_url: str, any_client: redis.Redis) -> None:
+    """XGROUP DESTROY takes the pending entries with it; the roster still owes them."""
+    fill(any_url)
+    join_group(any_client, Membership(load_stream(any_client, "train"), "resnet", "", ""), declared=True)
+    any_client.xgroup_destroy(partition_of(any_client).entries(0), "resnet")
+    report = audited(any_url)
+    assert report.lost == 63
+    assert any("group resnet: shard 1: lost: offsets 0-23 (24 samples)" in finding for finding in report.findings)
+
+
+def test_a_ledger_that_settles_what_was_never_committed_is_named(any_url: str, any_client: redis.Redis) -> None:
+    """A member that acknowledged too much would end epochs early."""
+    with writer(any_url) as made:
+        epoch = unfinished(made)
+        join_group(any_client, Membership(load_stream(any_client, "train"), "resnet", "", ""), declared=True)
+        epoch.close()
+        any_client.setbit(partition_of(any_client).ledger(0, "resnet", 0), 1000, 1)
+    the_finding(audited(any_url), "group resnet: the ledger of shard 0 is longer than the shard")
+
+
+@pytest.fixture
+def trimmed(url: str) -> Iterator[EpochWriter]:
+    """An epoch larger than its budget, read as it was written: retention had to remove what was settled."""
+    with writer(url, budget_bytes=400_000) as made, Loader("train", group="resnet", batch_size=8, url=url) as loader:
+        epoch = unfinished(made, 240)
+        batches = iter(loader)
+        for _ in range(3):
+            assert sum(batch.size for batch in islice(batches, 15)) == 120
+            for number in range(120):
+                epoch.write(sample(number))
+            epoch.flush()
+        yield epoch
+        epoch.close()
+
+
+def test_a_trimmed_epoch_is_clean(url: str, trimmed: EpochWriter) -> None:
+    """Entries that every group has settled may go: that is retention's work, no loss."""
+    report = audited(url)
+    assert report.epochs[0].trimmed > 0
+    assert (report.is_clean, report.lost, report.produced) == (True, 0, 600)
+
+
+def test_an_unread_entry_deleted_from_a_trimmed_epoch_is_lost(
+    url: str, client: redis.Redis, trimmed: EpochWriter
+) -> None:
+    """That retention removed some entries is no excuse for others."""
+    entry_id, _ = entry_of(client, -1)
+    client.xdel(partition_of(client).entries(0), entry_id)
+    report = audited(url)
+    assert report.lost == PER_ENTRY
+    assert any(entry_id.decode() in finding for finding in report.findings)
+
+
+def test_an_abandoned_epoch_owes_nothing(any_url: str, any_client: redis.Redis) -> None:
+    """Its producer gave it up: half an epoch is no loss of the stream."""
+    with writer(any_url) as made:
+        epoch = made.epoch(sizes=(40, 40))
+        part = epoch.shard(0)
+        part.write(sample(1))
+        part.settle()
+        abandon_epoch(any_client, made.stream, epoch.number)
+    report = audited(any_url)
+    assert (report.is_clean, report.lost, report.produced) == (True, 0, 1)
+
+
+def test_the_audit_moves_no_payloads(any_url: str, any_client: redis.Redis) -> None:
+    """A gigabyte of samples is audited through a slow link."""
+    fill(any_url, sizes=(1000,))
+    before = any_client.info("stats")["total_net_output_bytes"]
+    assert audited(any_url).produced == 999
+    moved = any_client.info("stats")["total_net_output_bytes"] - before
+    assert moved < 200_000  # headers, ids and INFO itself; payloads are 1,000,000
+
+
+def test_what_is_not_there_is_named(any_url: str, any_client: redis.Redis) -> None:
+    """A typo gets an answer."""
+    with pytest.raises(StreamNotFound, match="no stream 'train'"):
+        audit_stream(any_client, "train")
+    fill(any_url)
+    with pytest.raises(EpochNotFound, match="has no epoch 5; retained epochs: 0"):
+        audit_stream(any_client, "train", epoch=5)
