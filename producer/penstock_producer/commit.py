@@ -70,6 +70,9 @@ class Committer:
         self._room_wait_s = room_wait_s
         self._sent: Sent | None = None
         self._sent_replies = 0
+        self._wait: Wait | None = None
+        """For room; lasts until a block is committed, also over blocks that the server refused."""
+        self._turn = 0
         self._channel = self._connect()
         self._progress = self._look()
 
@@ -93,7 +96,8 @@ class Committer:
             sent = self._sent
             try:
                 if self._collect(sent):
-                    self._sent = None
+                    self._sent = self._wait = None
+                    self._turn = 0
                     return
             except ServerUnavailable as error:
                 self._reconnect(error)
@@ -169,13 +173,13 @@ class Committer:
         return read_look([self._channel.read() for _ in range(4)])
 
     def _wait_for_room(self, block: Block) -> None:
-        wait, turn = Wait(self._notify, clock=self._clock), 0
         while not self._room.has_room(block.nbytes, self._progress.held_bytes):
+            self._wait = wait = self._wait or Wait(self._notify, clock=self._clock)
             wait.because("room", self._room.why)
             if self._room_wait_s is not None and wait.seconds > self._room_wait_s:
                 raise BudgetFull(self._room.why())
-            time.sleep(PAUSES_S[min(turn, len(PAUSES_S) - 1)])
-            turn += 1
+            time.sleep(PAUSES_S[min(self._turn, len(PAUSES_S) - 1)])
+            self._turn += 1
             self._progress = self._look()
 
     def _connect(self) -> Channel:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from penstock_common.errors import TooLarge
 from penstock_common.stream.commands import Client
+from penstock_common.stream.ledger import owed_samples
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, retained_epochs
-from penstock_common.stream.roster import load_roster
+from penstock_common.stream.roster import Roster, load_roster
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify
 from penstock_producer.backpressure import Room, largest_block, reason_to_wait
@@ -70,5 +73,14 @@ class RoomKeeper:
                 f"{self._stream.name!r} is not used up: remove other keys, or raise maxmemory"
             )
         roster = load_roster(self._client, self._partition)
-        blockers = sorted({group for epoch in roster.epochs for group in owing_groups(roster, epoch)})
-        return reason_to_wait(self._stream.name, self._room, blockers, bool(roster.groups))
+        return reason_to_wait(self._stream.name, self._room, self._blockers(roster), bool(roster.groups))
+
+    def _blockers(self, roster: Roster) -> list[str]:
+        """The groups that owe most of what is held; one that owes less than half as much holds up nobody."""
+        owed: Counter[str] = Counter()
+        for epoch in roster.epochs:
+            manifest = find_manifest(self._client, self._stream, epoch)
+            if manifest is not None:
+                owed.update(owed_samples(self._client, self._stream, manifest, owing_groups(roster, epoch)))
+        most = max(owed.values(), default=0)
+        return sorted(group for group, count in owed.items() if count > 0 and count > most / 2)

@@ -27,6 +27,7 @@ from penstock_common.stream.manifest import (
 from penstock_common.stream.streams import Stream, create_stream, fix_spec, load_stream
 from penstock_common.stream.suitability import require_suitable
 from penstock_common.waiting import Notify, to_stderr
+from penstock_producer.backpressure import largest_block
 from penstock_producer.commit import Committer
 from penstock_producer.shard import ShardWriter
 
@@ -168,7 +169,7 @@ class Writer:
             self._client, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
             fast=self._fast, notify=self._notify,
         )  # fmt: skip
-        block_bytes = self.stream.block_bytes
+        block_bytes = min(self.stream.block_bytes, largest_block(self.stream.partition_budget))
         return ShardWriter(committer, self.stream.spec, block_bytes=block_bytes, shard=shard, size=size, finish=finish)
 
     @property

@@ -93,6 +93,22 @@ def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) ->
     return missing
 
 
+def owed_samples(client: Client, stream: Stream, manifest: Manifest, groups: Iterable[str]) -> dict[str, int]:
+    """Group -> samples of the epoch that are committed and not acknowledged (those that could not be made included)."""
+    shards = begun_shards(client, stream, manifest)
+    owed = {}
+    with client.pipeline(transaction=False) as pipe:
+        for group in groups:
+            for shard in shards:
+                partition = stream.partition_of(shard)
+                pipe.xrevrange(partition.index(manifest.epoch, shard), count=1)
+                pipe.bitcount(partition.ledger(manifest.epoch, group, shard))
+            replies = pipe.execute()
+            ends = [int(found[0][0].partition(b"-")[0]) if found else 0 for found in replies[::2]]
+            owed[group] = sum(ends) - sum(replies[1::2])
+    return owed
+
+
 def forget_settled(client: Client, stream: Stream, group: str, epochs: Iterable[int]) -> None:
     """Removes what a group has settled of some epochs, so that it can read them again."""
     for epoch in epochs:

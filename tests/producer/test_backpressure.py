@@ -1,0 +1,216 @@
+"""Budgets: the rule for room as a pure function, and writers on real servers that wait, say why, and go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+
+from penstock_common.errors import BudgetFull
+from penstock_common.stream.commands import Client
+from penstock_consumer.loader import Loader
+from penstock_producer.backpressure import Room, largest_block, reason_to_wait
+from penstock_producer.writer import Writer
+from tests.contracts.feed import accounted_bytes, payload_bytes, stored
+
+WIDE = {"x": ("uint8", (1000,))}
+BUDGET = 100_000
+
+
+class TestTheRule:
+    """Room: who may write now."""
+
+    def test_the_top_quarter_is_only_for_the_shard_everyone_waits_for(self) -> None:
+        """Otherwise shards that are ahead could fill the budget with what nobody can use yet."""
+        assert Room(74, 1, 100, is_next=False).is_enough
+        assert not Room(75, 1, 100, is_next=False).is_enough
+        assert Room(99, 1, 100, is_next=True).is_enough
+        assert not Room(100, 1, 100, is_next=True).is_enough
+
+    def test_what_is_missing_is_exactly_what_must_go(self) -> None:
+        """The janitor frees by this number: too little would loop, too much would delete."""
+        room = Room(90, 20, 100, is_next=True)
+        assert room.missing_bytes == 10
+        assert Room(90 - room.missing_bytes, 20, 100, is_next=True).is_enough
+        assert Room(0, 1, 100, is_next=False).missing_bytes == 0
+
+    def test_the_largest_block_always_fits_the_reserve(self) -> None:
+        """A block above the reserved quarter might wait for ever."""
+        assert Room(75, largest_block(100), 100, is_next=True).is_enough
+
+    @pytest.mark.parametrize(
+        ("blockers", "has_groups", "is_next", "words"),
+        [
+            ([], False, True, "no group reads it yet"),
+            (["resnet"], True, True, "because of group resnet"),
+            ([], True, False, "last quarter"),
+            ([], True, True, "replay"),
+        ],
+    )
+    def test_every_reason_to_wait_has_a_sentence(
+        self, blockers: list[str], has_groups: bool, is_next: bool, words: str
+    ) -> None:
+        """A wait that is not explained looks like a hang."""
+        sentence = reason_to_wait("train", Room(90 << 20, 20 << 20, 100 << 20, is_next), blockers, has_groups)
+        assert words in sentence
+        assert "90 MiB of 100 MiB" in sentence
+
+
+def block(number: int) -> dict[str, Any]:
+    """One sample of 1000 bytes."""
+    return {"x": np.full(1000, number % 256, np.uint8)}
+
+
+class Producing:
+    """A writer in a thread of its own: 1000-byte samples, ten to an entry, into one epoch."""
+
+    def __init__(self, url: str, count: int, *, paused: bool = False, **settings: Any) -> None:
+        self.said: list[str] = []
+        self.error: BaseException | None = None
+        self.heard = threading.Event()
+        self.is_open = threading.Event()
+        self.go_on = threading.Event()
+        if not paused:
+            self.go_on.set()
+        self._count = count
+        self._settings = {"spec": WIDE, "block_bytes": 10_000, "budget_bytes": BUDGET, **settings}
+        self._url = url
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _hear(self, text: str) -> None:
+        self.said.append(text)
+        self.heard.set()
+
+    def _run(self) -> None:
+        try:
+            with Writer("t", url=self._url, notify=self._hear, **self._settings) as writer, writer.epoch() as epoch:
+                epoch.write(block(0))
+                epoch.flush()
+                self.is_open.set()
+                self.go_on.wait(20)
+                for number in range(1, self._count):
+                    epoch.write(block(number))
+        except BaseException as error:
+            self.error = error
+
+    def finish(self, timeout_s: float = 20) -> None:
+        """Waits for the end and raises what went wrong."""
+        self.thread.join(timeout_s)
+        assert not self.thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+
+@contextmanager
+def loader_of(url: str, group: str, **settings: Any) -> Iterator[Loader]:
+    """A quiet loader of the stream 't'."""
+    with Loader(
+        "t", group=group, batch_size=10, url=url, **{"notify": lambda _: None, "timeout_s": 20, **settings}
+    ) as loader:
+        yield loader
+
+
+def test_without_a_group_a_full_budget_is_explained_and_the_first_trainer_frees_it(
+    any_url: str, any_client: Client
+) -> None:
+    """Starting the producer first is normal: it must wait, say for whom, and go on by itself."""
+    producing = Producing(any_url, 300)
+    assert producing.heard.wait(5)
+    assert "no group reads it yet" in producing.said[-1]
+    assert accounted_bytes(any_client, "t")[0] <= BUDGET
+    with loader_of(any_url, "g") as loader:
+        assert sum(batch.size for batch in loader) == 300
+    producing.finish()
+    total, by_epoch = accounted_bytes(any_client, "t")
+    assert total == by_epoch[0] == payload_bytes(any_client, "t", 0) <= BUDGET
+
+
+def test_a_slow_group_is_named_within_five_seconds(any_url: str) -> None:
+    """Whoever watches the producer must learn which trainer holds everything up."""
+    with Writer("t", url=any_url, spec=WIDE, budget_bytes=BUDGET, notify=lambda _: None):
+        pass
+    with loader_of(any_url, "quick") as quick, loader_of(any_url, "slow", prefetch_bytes=1) as slow:
+        producing = Producing(any_url, 300)
+        feeding = threading.Thread(target=lambda: [None for _ in quick], daemon=True)
+        feeding.start()
+        slowly = iter(slow)
+        next(slowly)
+        assert producing.heard.wait(5)
+        assert "because of group slow" in producing.said[-1]
+        assert "quick" not in producing.said[-1]
+        assert 10 + sum(batch.size for batch in slowly) == 300
+        producing.finish()
+        feeding.join(10)
+
+
+def test_a_wait_that_may_not_last_ends_with_budget_full(any_url: str, any_client: Client) -> None:
+    """A job must give its worker back rather than hold it; what it committed stands."""
+    began = time.monotonic()
+    producing = Producing(any_url, 300, room_wait_s=0.3)
+    with pytest.raises(BudgetFull, match="no group reads it yet"):
+        producing.finish()
+    assert 0.3 <= time.monotonic() - began < 5
+    assert stored(any_client, "t", 0).total() == 91
+
+
+def test_shards_that_are_ahead_leave_room_for_the_one_awaited(any_url: str, any_client: Client) -> None:
+    """With the budget full of later shards, the one that trainers wait for would never come."""
+    settings: dict[str, Any] = {"spec": WIDE, "block_bytes": 10_000, "budget_bytes": BUDGET, "notify": lambda _: None}
+    with Writer("t", url=any_url, room_wait_s=0.05, **settings) as writer:
+        epoch = writer.epoch(sizes=[100, 100])
+        ahead = epoch.shard(1)
+        with pytest.raises(BudgetFull):
+            for number in range(100):
+                ahead.write(block(number))
+        ahead.abort()
+        assert accounted_bytes(any_client, "t")[0] == 70_000
+        first = epoch.shard(0)
+        for number in range(30):
+            first.write(block(number))
+        first.settle()
+        first.abort()
+        assert accounted_bytes(any_client, "t")[0] == 100_000
+
+
+def test_a_server_filled_by_others_makes_writers_wait_and_nobody_fail(fresh_server: Any) -> None:
+    """Somebody else's keys at maxmemory: writers wait and say so, trainers go on, and all ends when there is room."""
+    server = fresh_server(maxmemory_bytes=60 << 20)
+    settings: dict[str, Any] = {"spec": WIDE, "block_bytes": 10_000, "budget_bytes": 20 << 20}
+    with Writer("t", url=server.url, notify=lambda _: None, **settings) as writer, writer.epoch() as epoch:
+        for number in range(200):
+            epoch.write(block(number))
+    with redis.Redis(port=server.port) as client, loader_of(server.url, "g", lease_s=0.6) as loader:
+        batches = iter(loader)
+        seen = next(batches).size
+        producing = Producing(server.url, 50, paused=True, **settings)
+        assert producing.is_open.wait(5)
+        fill(client)
+        producing.go_on.set()
+        seen += next(batches).size
+        assert producing.heard.wait(5)
+        assert "maxmemory" in producing.said[-1]
+        seen += sum(batch.size for batch in batches)  # leases renewed, batches acknowledged, the epoch closed
+        assert seen == 200
+        assert producing.thread.is_alive()
+        with loader_of(server.url, "late") as late:  # joining works too
+            assert sum(batch.size for batch in late) == 200
+        client.delete("foreign", "foreign2")
+        producing.finish()
+        assert sum(batch.size for batch in loader) == 50
+
+
+def fill(client: Client) -> None:
+    """Takes all the memory a server may use."""
+    with pytest.raises(redis.ResponseError):
+        while True:
+            client.append("foreign", bytes(1 << 20))
+    with pytest.raises(redis.ResponseError):
+        while True:
+            client.append("foreign2", bytes(1 << 10))
