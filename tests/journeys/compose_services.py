@@ -1,0 +1,216 @@
+"""compose.yaml without containers: each service's own command, environment and files, as processes of this machine.
+
+Host names become ports of 127.0.0.1, volumes become folders, an image's /app becomes a folder with what its Dockerfile
+target copies. Images, networks and restart policies are an engine's business and are not imitated.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import copy
+from typing import Any
+
+import yaml
+
+from penstock_common.stream.server import find_servers
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 300.0
+HEALTH_S = 20.0
+_VARIABLE = re.compile(r"\$(?:\$|\{(\w+):-([^}]*)\})")
+
+Service = dict[str, Any]
+
+
+def load_services(variables: Mapping[str, str] | None = None) -> dict[str, Service]:
+    """The services, with ``${NAME:-default}`` filled in from ``variables`` and ``$$`` undone."""
+    document = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    services: dict[str, Service] = _interpolated(document["services"], variables or {})
+    return services
+
+
+def copied_files(target: str) -> list[Path]:
+    """What docker/Dockerfile copies from the repository into this target's working folder."""
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    stage = re.search(rf"^FROM \S+ AS {target}\n(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert stage is not None, f"docker/Dockerfile has no target {target}"
+    return [ROOT / source for source in re.findall(r"^COPY (\S+) \./$", stage[1], re.MULTILINE)]
+
+
+def image_environment(workdir: Path) -> dict[str, str]:
+    """What every role's image sets, with ``workdir`` for its working folder."""
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    pairs = [pair.split("=") for line in re.findall(r"^ENV (.*)$", text, re.MULTILINE) for pair in line.split()]
+    return {name: value.replace("/app", str(workdir)).replace("/tmp", str(workdir)) for name, value in pairs}
+
+
+@dataclass
+class Running:
+    """A service's process."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def output(self) -> str:
+        """All it said."""
+        return self.log.read_text()
+
+
+@dataclass
+class Stack:
+    """The services being run; use `running`."""
+
+    home: Path
+    scale: Mapping[str, int] = field(default_factory=dict)
+    executable: Path = field(default_factory=lambda: find_servers()[0])
+    """Which redis-server."""
+    services: dict[str, Service] = field(default_factory=load_services)
+    started: dict[str, list[Running]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        servers = [name for name, service in self.services.items() if service["command"][0] == "redis-server"]
+        self.ports = dict(zip(servers, _free_ports(len(servers)), strict=True))
+
+    def up(self) -> None:
+        """Starts every service when what it depends on is as far as it asks for."""
+        for name in self._in_order():
+            for needed, how in self.services[name].get("depends_on", {}).items():
+                self._await(needed, how["condition"])
+            count = self.scale.get(name, 1)
+            self.started[name] = [self._start(name, number) for number in range(count)]
+
+    def wait(self, name: str) -> int:
+        """The service's exit code."""
+        return max(running.process.wait(PATIENCE_S) for running in self.started[name])
+
+    def output(self, name: str) -> str:
+        """All that its processes said."""
+        return "\n".join(running.output for running in self.started[name])
+
+    def stop(self, name: str) -> list[int]:
+        """Exit codes after SIGTERM, which is what an engine sends."""
+        for running in self.started[name]:
+            running.process.send_signal(signal.SIGTERM)
+        return [running.process.wait(30) for running in self.started[name]]
+
+    def _in_order(self) -> list[str]:
+        ordered: list[str] = []
+        while len(ordered) < len(self.services):
+            ready = [
+                name
+                for name, service in self.services.items()
+                if name not in ordered and set(service.get("depends_on", {})) <= set(ordered)
+            ]
+            assert ready, "services depend on each other in a circle, or on one that does not exist"
+            ordered += ready
+        return ordered
+
+    def _await(self, name: str, condition: str) -> None:
+        if condition == "service_completed_successfully":
+            code = self.wait(name)
+            assert code == 0, f"{name} ended with {code}: {self.output(name)}"
+        elif condition == "service_healthy":
+            self.await_health(name)
+        else:
+            assert condition == "service_started", condition
+
+    def await_health(self, name: str) -> None:
+        """Returns when the service's own healthcheck is content."""
+        kind, command = self.services[name]["healthcheck"]["test"]
+        assert kind == "CMD-SHELL"
+        command = command.replace("redis-cli", f"redis-cli -p {self.ports[name]}")
+        deadline = time.monotonic() + HEALTH_S
+        while subprocess.run(command, shell=True, capture_output=True, check=False).returncode:
+            is_up = all(running.process.poll() is None for running in self.started[name])
+            is_late = time.monotonic() > deadline
+            assert is_up, f"{name} ended: {self.output(name)}"
+            assert not is_late, f"{name} is not healthy after {HEALTH_S:.0f} s: {self.output(name)}"
+            time.sleep(0.05)
+
+    def _start(self, name: str, number: int) -> Running:
+        service = self.services[name]
+        workdir = self.home / f"{name}-{number}"
+        workdir.mkdir()
+        log = workdir.with_suffix(".log")
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                self._command(name), cwd=self._app(service, workdir), env=self._environment(service, workdir),
+                stdout=out, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        return Running(process, log)
+
+    def _app(self, service: Service, workdir: Path) -> Path:
+        for source in copied_files(service["build"]["target"]) if "build" in service else []:
+            copy(source, workdir)
+        return workdir
+
+    def _command(self, name: str) -> list[str]:
+        service = self.services[name]
+        program, *arguments = service["command"]
+        folders = dict(self._mount(volume) for volume in service.get("volumes", []))
+        for inside, outside in folders.items():
+            arguments = [re.sub(rf"(?<![^=]){inside}(?=/|$)", str(outside), argument) for argument in arguments]
+        if program == "redis-server":
+            own = ["--port", str(self.ports[name]), "--bind", "127.0.0.1"]
+            return [str(self.executable), *arguments, *own]
+        return [str(Path(sys.executable).with_name(program)), *arguments]
+
+    def _mount(self, volume: str) -> tuple[str, Path]:
+        source, inside, *_ = volume.split(":")
+        outside = ROOT / source if source.startswith("./") else self.home / "volumes" / source
+        if not source.startswith("./"):
+            outside.mkdir(parents=True, exist_ok=True)
+        return inside, outside
+
+    def _environment(self, service: Service, workdir: Path) -> dict[str, str]:
+        """The service's own and nothing of ours but PATH: what it lacks here it lacks in its container."""
+        given = {name: self._local(value) for name, value in service.get("environment", {}).items()}
+        return {"PATH": os.environ["PATH"], "HOME": str(workdir), **image_environment(workdir), **given}
+
+    def _local(self, value: str) -> str:
+        for host, port in self.ports.items():
+            value = value.replace(f"redis://{host}:6379", f"redis://127.0.0.1:{port}")
+        return value
+
+
+@contextmanager
+def running(stack: Stack) -> Iterator[Stack]:
+    """All its services started; all ended afterwards."""
+    try:
+        stack.up()
+        yield stack
+    finally:
+        for each in (running for group in reversed(stack.started.values()) for running in group):
+            each.process.kill()
+            each.process.wait()
+
+
+def _interpolated(value: Any, variables: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _interpolated(item, variables) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_interpolated(item, variables) for item in value]
+    if isinstance(value, str):
+        return _VARIABLE.sub(lambda found: variables.get(found[1], found[2]) if found[1] else "$", value)
+    return value
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports

@@ -1,0 +1,167 @@
+"""The compose stack: its file against the specification, its servers' settings on real servers, its commands run here.
+
+What needs an engine (images, networks, restarts) is not tested; docs/compose.md says what was tried by hand.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import redis
+import yaml
+
+from penstock import Writer
+from penstock_common.stream.server import ALLOCATOR_ENVIRONMENT, find_servers, server_label
+from tests.journeys.compose_services import ROOT, Stack, copied_files, load_services, running
+
+SAMPLES = 5 * 1438
+"""Five epochs of the digits that are not held out."""
+SERVERS = ("redis", "queue")
+
+
+@pytest.fixture(scope="module")
+def dockerfile() -> str:
+    """docker/Dockerfile."""
+    return (ROOT / "docker" / "Dockerfile").read_text()
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_follows_the_compose_specification() -> None:
+    """A misspelt key is ignored by some engines and refused by others."""
+    pytest.importorskip("check_jsonschema", reason="the package that carries the specification's schema")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_service_can_be_scaled_and_run_twice_on_a_host() -> None:
+    """A fixed name or port makes `--scale worker=4` fail at the second container."""
+    for name, service in load_services().items():
+        assert not {"container_name", "ports", "hostname"} & set(service), name
+
+
+def test_what_services_depend_on_can_tell_its_state() -> None:
+    """Health without a healthcheck, or the end of a step that is restarted for ever, is waited for in vain."""
+    services = load_services()
+    for name, service in services.items():
+        for needed, how in service.get("depends_on", {}).items():
+            if how["condition"] == "service_healthy":
+                assert "healthcheck" in services[needed], f"{name} waits for the health of {needed}"
+            if how["condition"] == "service_completed_successfully":
+                assert services[needed].get("restart", "no").partition(":")[0] in ("no", "on-failure"), needed
+
+
+def test_volumes_that_are_used_are_declared() -> None:
+    """An undeclared volume is an error only when the stack is started."""
+    declared = set(yaml.safe_load((ROOT / "compose.yaml").read_text())["volumes"])
+    used = {volume.split(":")[0] for service in load_services().values() for volume in service.get("volumes", [])}
+    assert {name for name in used if not name.startswith("./")} == declared
+    assert all((ROOT / name).is_file() for name in used if name.startswith("./"))
+
+
+def test_trainers_read_one_stream_in_groups_of_their_own() -> None:
+    """Two trainers of one group would get half the samples each."""
+    commands = [service["command"] for name, service in load_services().items() if name.startswith("trainer")]
+    groups = {part for command in commands for part in command if part.startswith("--group=")}
+    assert len(commands) == len(groups) == 2
+
+
+# --- the images -------------------------------------------------------------------------------------------------------
+
+
+def test_every_image_is_a_target_that_runs_as_nobody_special(dockerfile: str) -> None:
+    """A process that decodes foreign images does not need root."""
+    for name, service in load_services().items():
+        if "build" in service:
+            target = re.search(
+                rf"^FROM role AS {service['build']['target']}\n(.*?)(?=^FROM |\Z)", dockerfile, re.MULTILINE | re.DOTALL
+            )
+            assert target is not None, name
+            assert re.findall(r"^USER (\S+)$", target[1], re.MULTILINE)[-1:] == ["penstock"], name
+
+
+def test_an_image_installs_its_role_only(dockerfile: str) -> None:
+    """A worker's host does not pull TensorFlow, and a trainer's no queue and no image library."""
+    targets = dict(re.findall(r"^FROM role AS (\w+)\n(.*?)(?=^FROM |\Z)", dockerfile, re.MULTILINE | re.DOTALL))
+    extras = {name: re.findall(r"\.whl\)\[([\w,]+)\]", text) for name, text in targets.items()}
+    assert extras == {"producer": ["producer"], "trainer": ["tensorflow"], "data": []}
+
+
+def test_the_builder_is_sent_all_that_is_copied_and_nothing_else(dockerfile: str) -> None:
+    """A file missing from the context fails the build; a virtual environment in it takes minutes."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    copied = {word for line in re.findall(r"^COPY (.*) \S+$", dockerfile, re.MULTILINE) for word in line.split()}
+    assert "*" in lines
+    assert all(any(fnmatch(word, pattern) or word.startswith(f"{pattern}/") for pattern in allowed) for word in copied)
+    assert all((ROOT / word).exists() for word in copied)
+
+
+# --- the servers' settings --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("executable", find_servers(), ids=server_label)
+def test_the_servers_keep_what_the_guarantees_need(executable: Path, tmp_path: Path) -> None:
+    """Every server version that we support takes these files, and is then one that Penstock accepts."""
+    services = {name: service for name, service in load_services().items() if name in SERVERS}
+    with running(Stack(tmp_path, executable=executable, services=services)) as stack:
+        for name in SERVERS:
+            stack.await_health(name)
+            with redis.Redis(port=stack.ports[name], decode_responses=True) as client:
+                settings = client.config_get("*")
+            wanted = {"maxmemory-policy": "noeviction", "appendonly": "yes", "save": ""}
+            assert {key: settings[key] for key in wanted} == wanted
+            assert int(settings["maxmemory"]) > 0
+        with redis.Redis(port=stack.ports["redis"], decode_responses=True) as client:
+            settings = client.config_get("*")
+        assert settings["client-query-buffer-limit"] == str(1 << 30)
+        assert settings["rdbcompression"] == "no"
+        url = f"redis://127.0.0.1:{stack.ports['redis']}"
+        Writer("fits", url=url, spec={"x": ("uint8", (8,))}).close()
+
+
+def test_the_streams_server_keeps_freed_pages() -> None:
+    """Without it entries above 1 MB move at a third of the speed."""
+    given = load_services()["redis"]["environment"]
+    assert given == {name: value for name, value in ALLOCATOR_ENVIRONMENT.items() if name.endswith("MALLOC_CONF")}
+
+
+# --- the journey ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_services_commands_train_two_models_and_lose_nothing(tmp_path: Path) -> None:
+    """The stack is a promise: with two workers both trainers get every sample, and the audit is clean."""
+    with running(Stack(tmp_path, scale={"worker": 2})) as stack:
+        assert stack.wait("audit") == 0, stack.output("audit")
+        assert f"{SAMPLES:,} samples, 0 bad" in stack.output("producer")
+        for trainer, group in (("trainer-a", "small"), ("trainer-b", "large")):
+            last = stack.output(trainer).strip().splitlines()[-1]
+            told = re.fullmatch(rf"{group}: (\d+) samples, accuracy on the held-out digits ([\d.]+)", last)
+            assert told is not None, last
+            assert int(told[1]) == SAMPLES
+            assert float(told[2]) >= 0.95
+        with redis.Redis(port=stack.ports["queue"]) as queue:
+            assert len(queue.smembers("rq:workers")) == 2
+        assert stack.stop("worker") == [0, 0]
+        assert [stack.stop(name) for name in SERVERS] == [[0], [0]]
+
+
+def test_an_image_holds_the_files_its_commands_name() -> None:
+    """A script or a transform that was not copied is missing only when the container starts."""
+    for name, service in load_services().items():
+        if "build" in service:
+            there = {path.stem for path in copied_files(service["build"]["target"])}
+            named = {
+                found
+                for argument in service["command"]
+                for found in re.findall(r"^(\w+)\.py$|^--transform=(\w+):", argument)
+            }
+            assert {a or b for a, b in named} <= there, name

@@ -1,0 +1,90 @@
+"""From a notebook's closure to samples in the stream: penstock.produce as its users call it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock_common.errors import PenstockError, WaitTimeout
+from tests.producer.reading import read_epoch
+
+
+def test_a_closure_over_a_list_becomes_an_epoch(url: str) -> None:
+    """In a notebook neither dataset nor transform has an import name; workers are forked and have them."""
+    scale = 3
+    words = ["penstock", "gate", "turbine", "weir"] * 10
+
+    def counted(word: str) -> dict[str, object]:
+        return {"x": np.full(3, len(word) * scale, np.float32), "word": word.encode(), "pid": os.getpid()}
+
+    production = penstock.produce(words, transform=counted, workers=2, epochs=2, url=url, shard_samples=4)
+    summary = production.wait(20)
+    assert (summary.samples, summary.bad, summary.epochs) == (80, 0, (0, 1))
+    for epoch in (0, 1):
+        samples = read_epoch(url, epoch=epoch).values()
+        assert sorted(int(s["x"][0]) // scale for s in samples) == sorted(map(len, words))
+        assert os.getpid() not in {int(s["pid"]) for s in samples}
+    assert production.is_done
+    assert production.progress.done == 80
+
+
+def test_arrays_side_by_side_need_no_transform(any_url: str) -> None:
+    """(x_train, y_train) is the shape most tutorials have."""
+    x, y = np.arange(60, dtype=np.float32).reshape(20, 3), np.arange(20)
+    penstock.produce((x, y), url=any_url, wait=True)
+    samples = read_epoch(any_url).values()
+    assert {int(s["y"]): s["x"].tolist() for s in samples} == {n: x[n].tolist() for n in range(20)}
+
+
+def test_the_same_seed_augments_alike_whoever_does_it(any_url: str) -> None:
+    """A sample's generator belongs to its identity, not to the process that happens to make it."""
+
+    def noisy(number: int, rng: np.random.Generator) -> dict[str, object]:
+        return {"x": rng.random(4), "n": number}
+
+    made = []
+    for workers, stream in ((1, "one"), (2, "two")):
+        penstock.produce(
+            range(40), transform=noisy, stream=stream, workers=workers, url=any_url, shard_samples=5, seed=3, wait=True
+        )
+        made.append({identity: s["x"].tolist() for identity, s in read_epoch(any_url, stream).items()})
+    assert made[0] == made[1]
+
+
+def test_stopping_ends_the_workers_and_tells_the_trainers(any_url: str) -> None:
+    """Who interrupts a cell must not leave processes behind, nor trainers that wait for ever."""
+
+    def slowly(number: int) -> int:
+        time.sleep(0.05)
+        return number
+
+    with penstock.produce(range(1000), transform=slowly, workers=2, url=any_url, shard_samples=10) as production:
+        with pytest.raises(WaitTimeout, match="still at work"):
+            production.wait(0.5)
+        pids = production.progress.pids
+        assert len(pids) == 2
+    assert all(_has_ended(pid) for pid in pids)
+    with pytest.raises(PenstockError, match="stopped before its end"):
+        production.wait()
+
+
+def test_what_fails_is_raised_where_it_is_waited_for(any_url: str) -> None:
+    """A notebook shows the exception of the cell that waits, naming sample and line."""
+
+    def picky(number: int) -> int:
+        return 10 // (number % 20)
+
+    with pytest.raises(PenstockError, match=r"range local-\w+\[\d+\].*ZeroDivisionError.*test_produce.py:\d+"):
+        penstock.produce(range(100), transform=picky, url=any_url, on_error="fail", wait=True)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
