@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Literal
 
@@ -52,6 +52,7 @@ class Fleet:
         on_death: Callable[[str, str], None] = lambda name, reason: None,
     ) -> None:
         self._options, self._on_death = options, on_death
+        self._start: Start = start
         self._context = get_context("fork") if start == "fork" else get_context("spawn")
         self._members: list[_Member] = []
         self._false_starts = 0
@@ -101,6 +102,8 @@ class Fleet:
     def _add(self) -> None:
         options = self._options.named()
         process = self._context.Process(target=work, args=(options,), daemon=True)
+        if self._start == "spawn":
+            resource_tracker.ensure_running()  # started below, it would unblock what we block
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the worker ignores it
         try:
             with warnings.catch_warnings():

@@ -1,0 +1,248 @@
+"""penstock produce, worker and run from a shell: what they print, how they end, what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from PIL import Image
+
+import penstock
+from penstock_common.stream.server import EmbeddedServer
+from tests.producer.reading import read_epoch
+
+_ROOT = Path(penstock.__file__).parents[2]
+_PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front", "."))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Twenty-four small pictures of two classes, one of them cut off."""
+    rng = np.random.default_rng(0)
+    for n in range(24):
+        path = tmp_path / "photos" / ("cat" if n % 2 else "dog") / f"{n:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (12, 10, 3), dtype=np.uint8)).save(path)
+    cut = tmp_path / "photos" / "dog" / "04.png"
+    cut.write_bytes(cut.read_bytes()[:60])
+    return tmp_path / "photos"
+
+
+def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+    """The command in a process of its own."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env={**clean, "PYTHONPATH": _PATHS, "COLUMNS": "120", **environment},
+        start_new_session=True,
+    )
+
+
+def ended(process: subprocess.Popen[str], timeout_s: float = 30) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr."""
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def run(*arguments: str, cwd: Path, **environment: str) -> tuple[int, str, str]:
+    """As `start`, to the end."""
+    return ended(start(*arguments, cwd=cwd, **environment))
+
+
+def awaited(look: Callable[[], Any]) -> Any:
+    """The first true answer."""
+    deadline = time.monotonic() + 20
+    while not (found := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+# --- produce ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_images_becomes_epochs(any_url: str, photos: Path) -> None:
+    """The command a newcomer types; its last line adds up, and the broken picture is named."""
+    code, out, err = run(
+        "produce", "images", "photos", "--epochs", "2", "--workers", "2", "--url", any_url, cwd=photos.parent
+    )
+    assert code == 0, err
+    assert out.startswith("produced 2 epochs of 'train': 48 samples, 2 bad, ")
+    assert "bad sample: dog/04.png: " in err
+    for epoch in (0, 1):
+        samples = read_epoch(any_url, epoch=epoch)
+        assert len(samples) == 23
+        assert {int(s["y"]) for s in samples.values()} == {0, 1}
+
+
+def test_json_is_all_a_program_sees(any_url: str, photos: Path) -> None:
+    """Scripts parse the result: counts, bytes, rate, and who took part."""
+    code, out, _ = run("produce", "images", "photos", "--json", "--url", any_url, "--workers", "1", cwd=photos.parent)
+    result = json.loads(out)
+    assert code == 0
+    assert (result["samples"], result["bad"], result["epochs"]) == (24, 1, [0])
+    assert result["nbytes"] == 23 * (12 * 10 * 3 + 8)
+    assert result["samples_per_s"] > 0
+    assert len(result["workers"]) == 1
+
+
+def test_every_mistake_is_one_line_and_exit_code_1(any_url: str, photos: Path) -> None:
+    """No traceback, no wait: what was found, and what to do."""
+    (photos.parent / "empty").mkdir()
+    (photos.parent / "text").mkdir()
+    (photos.parent / "text" / "a.txt").write_text("words")
+    for arguments, expected in (
+        (["images", "empty"], "no images in empty"),
+        (["images", "text"], "1 x .txt"),
+        (["images", "nowhere"], "no image folder at nowhere"),
+        (["images", "photos", "--transform", "augment:flip"], "no module 'augment'"),
+        (["dataset", "json:nothing"], "json has no 'nothing'"),
+        (["images", "photos", "--on-error", "fail"], "dog/04.png"),
+        (["images", "photos", "--url", "redis://localhost:1"], "no Redis answers"),
+        (["images", "photos", "--resize", "8x8", "--crop", "9x9"], "crop"),
+    ):
+        given = ["produce", *arguments, *([] if "--url" in arguments else ["--url", any_url]), "--workers", "1"]
+        code, out, err = run(*given, cwd=photos.parent)
+        said = [line for line in err.splitlines() if line.startswith("penstock: ")]
+        assert code == 1, (arguments, err)
+        assert "Traceback" not in err + out
+        assert expected in said[-1]
+
+
+def test_ctrl_c_stops_it_and_the_same_command_goes_on(any_url: str, tmp_path: Path) -> None:
+    """Long productions are interrupted; nothing that is committed is made again."""
+    (tmp_path / "slow.py").write_text(
+        "import time\ndef each(n):\n    time.sleep(0.02)\n    return n\ndata = range(200)\n"
+    )
+    command = ["produce", "dataset", "slow:data", "--transform", "slow:each", "--shard-samples", "10", "--url", any_url]
+    first = start(*command, "--workers", "2", cwd=tmp_path)
+    with redis.Redis.from_url(any_url) as client:
+        awaited(lambda: [key for key in client.scan_iter("penstock:*:entries") if client.xlen(key) > 2])
+    os.killpg(first.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    code, _, err = ended(first)
+    assert code == 130
+    assert "the same command goes on" in err
+    assert "Traceback" not in err
+    code, out, err = run(*command, "--workers", "1", cwd=tmp_path)
+    assert code == 0, err
+    assert "going on with epoch 0" in err
+    assert "200 samples, 0 bad" in out
+    assert sorted(int(s["x"]) for s in read_epoch(any_url).values()) == list(range(200))
+
+
+def test_workers_elsewhere_do_what_was_queued(any_url: str, photos: Path) -> None:
+    """Producer and workers need not know each other: --no-workers queues, a burst of workers does it."""
+    code, out, err = run("produce", "images", "photos", "--no-workers", "--url", any_url, cwd=photos.parent)
+    assert (code, out) == (0, "queued epochs 0-0 of 'train' for `penstock worker`\n"), err
+    code, _, err = run("worker", "--processes", "2", "--burst", "--url", any_url, cwd=photos.parent)
+    assert code == 0, err
+    assert len(read_epoch(any_url)) == 23
+
+
+def test_sigterm_ends_workers_in_moments(any_url: str, tmp_path: Path) -> None:
+    """Containers are stopped with SIGTERM and killed when they do not listen."""
+    worker = start("worker", "--processes", "2", "--url", any_url, cwd=tmp_path)
+    with redis.Redis.from_url(any_url) as client:
+        awaited(lambda: client.scard("rq:workers:penstock") == 2)
+        began = time.monotonic()
+        worker.terminate()
+        code, _, err = ended(worker)
+        assert (code, "Traceback" in err) == (0, False), err
+        assert time.monotonic() - began < 5
+        assert client.scard("rq:workers:penstock") == 0
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+TRAINER = """
+    import os, sys, time
+    from penstock_common.stream.connection import connect
+    from penstock_common.stream.manifest import retained_epochs
+    from penstock_common.stream.streams import load_stream
+
+    client = connect(os.environ["PENSTOCK_URL"])
+    stream = load_stream(client, "train")
+    while set(retained_epochs(client, stream).values()) != {"produced"}:
+        time.sleep(0.05)
+    print("trained at", os.environ["PENSTOCK_QUEUE_URL"])
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Path:
+    """A script that waits for the data and ends with the code it is told."""
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(TRAINER))
+    return path
+
+
+def test_run_brings_its_own_server_and_passes_the_exit_code_on(photos: Path, trainer: Path) -> None:
+    """The first thing to try: a folder, a script, nothing else; and CI sees the script's verdict."""
+    code, out, err = run("run", "images", "photos", "--", sys.executable, trainer.name, "7", cwd=photos.parent)
+    assert code == 7, err
+    assert out.startswith("trained at redis://127.0.0.1:")
+    assert "for this run only" in err
+    port = int(out.rsplit(":", 1)[1])
+    with pytest.raises(redis.ConnectionError), redis.Redis(port=port) as client:
+        client.ping()
+
+
+def test_run_uses_the_server_that_is_named(any_server: EmbeddedServer, photos: Path, trainer: Path) -> None:
+    """With PENSTOCK_URL set the data stays there, for other trainers to read."""
+    command = ["run", "images", "photos", "--workers", "1", "--", sys.executable, trainer.name, "0"]
+    code, out, err = run(*command, cwd=photos.parent, PENSTOCK_URL=any_server.url)
+    assert (code, out) == (0, f"trained at {any_server.url}\n"), err
+    assert len(read_epoch(any_server.url)) == 23
+
+
+def test_a_failed_production_ends_the_trainer_with_one_line(photos: Path) -> None:
+    """A trainer that would wait for ever is told why and ended."""
+    command = ["run", "images", "photos", "--on-error", "fail", "--workers", "1", "--", "sleep", "60"]
+    began = time.monotonic()
+    code, _, err = run(*command, cwd=photos.parent)
+    assert code == 1
+    assert "the production failed, so sleep is ended" in err
+    assert "dog/04.png" in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert time.monotonic() - began < 15
+
+
+def test_run_without_a_command_says_how(photos: Path) -> None:
+    """Everybody forgets the two dashes once."""
+    code, _, err = run("run", "images", "photos", cwd=photos.parent)
+    assert code == 2
+    assert "penstock run images photos/ -- python train.py" in err
+
+
+def test_ctrl_c_ends_trainer_workers_and_server(photos: Path, tmp_path: Path) -> None:
+    """Nothing may be left behind of what run started."""
+    session = start("run", "images", "photos", "--epochs", "50", "--budget", "64kb", "--", "sleep", "60", cwd=tmp_path)
+    assert session.stderr is not None
+    port = int(session.stderr.readline().split("127.0.0.1:")[1].split(",")[0])
+    with redis.Redis(port=port) as client:
+        awaited(lambda: list(client.scan_iter("penstock:*:entries")))
+    os.killpg(session.pid, signal.SIGINT)
+    code, _, err = ended(session)
+    assert code == 130, err
+    assert "Traceback" not in err
+    with pytest.raises(redis.ConnectionError), redis.Redis(port=port) as client:
+        client.ping()
