@@ -5,6 +5,12 @@ What they are for and how their replies read is said where they are called (mani
 
 from __future__ import annotations
 
+_GO_ON = """
+redis.call('HDEL', KEYS[1], '')
+"""
+"""What releases, renews or completes must not fail at maxmemory: a script whose first write is one that frees memory may
+go on to write (design.md 5.3)."""
+
 OPEN_EPOCH = """
 -- KEYS roster state entries | ARGV epoch manifest_id : registers first, then makes every (epoch, group) pair at 0
 local epoch, id = ARGV[1], ARGV[2]
@@ -26,7 +32,9 @@ end
 return 1
 """
 
-JOIN_GROUP = """
+JOIN_GROUP = (
+    _GO_ON
+    + """
 -- KEYS roster entries.. | ARGV group member incarnation declared first raise force ordered_epochs..
 -- member '' only declares. Returns {'epochs'} when the caller knew not every epoch, {'lost', lo, hi},
 -- or {'joined', first, was_new}
@@ -70,8 +78,11 @@ for epoch, key in pairs(given) do
 end
 return {'joined', record.first, new}
 """
+)
 
-RESET_GROUP = """
+RESET_GROUP = (
+    _GO_ON
+    + """
 -- KEYS roster entries.. | ARGV group first epochs.. : the group reads again from epoch `first`
 local text = redis.call('HGET', KEYS[1], 'g:' .. ARGV[1])
 if not text then return redis.error_reply('PENSTOCK no group') end
@@ -85,8 +96,11 @@ for i = 3, #ARGV do
 end
 return 1
 """
+)
 
-BEAT = """
+BEAT = (
+    _GO_ON
+    + """
 -- KEYS roster entries.. | ARGV group member incarnation, then per entries key: n id1..idn
 -- Renews what XPENDING still lists under this member. Returns the ids it no longer holds, per key.
 local field = 'm:' .. ARGV[1] .. ':' .. ARGV[2]
@@ -113,8 +127,11 @@ for k = 2, #KEYS do
 end
 return lost
 """
+)
 
-LEAVE = """
+LEAVE = (
+    _GO_ON
+    + """
 -- KEYS roster entries.. | ARGV group member incarnation, then per entries key: n id1..idn
 -- Hands the ids back, signs the member off; an undeclared group without members stops holding data.
 local field = 'm:' .. ARGV[1] .. ':' .. ARGV[2]
@@ -145,6 +162,7 @@ if alone and group then
 end
 return 1
 """
+)
 
 COMMIT = """
 -- KEYS entries index roster | ARGV epoch end first count bytes holes : runs right after the XADD in one MULTI.
@@ -199,13 +217,18 @@ redis.call('HSET', KEYS[3], ARGV[3], ARGV[4])
 return 1
 """
 
-CLOSE_FOR_GROUP = """
+CLOSE_FOR_GROUP = (
+    _GO_ON
+    + """
 -- KEYS roster | ARGV group epoch : the ledger covers the manifest
 if redis.call('HEXISTS', KEYS[1], 'g:' .. ARGV[1]) == 0 then return 0 end
 return redis.call('HSET', KEYS[1], 'd:' .. ARGV[1] .. ':' .. ARGV[2], '1')
 """
+)
 
-EXPIRE_SILENT = """
+EXPIRE_SILENT = (
+    _GO_ON
+    + """
 -- KEYS roster | ARGV silent_ms : members unseen for so long go; undeclared groups unseen for so long stop holding data
 local now = redis.call('TIME')
 local before = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000) - tonumber(ARGV[1])
@@ -225,6 +248,7 @@ for i = 1, #all, 2 do
 end
 return expired
 """
+)
 
 DROP_GROUP = """
 -- KEYS roster entries.. | ARGV group : off the roster, with its members and closed epochs; its groups go too
@@ -259,7 +283,8 @@ end
 """
 
 TRIM = (
-    _MARK_LOST
+    _GO_ON
+    + _MARK_LOST
     + """
 -- KEYS roster entries | ARGV gen epoch id1 bytes1 .. : XDEL of what every group has settled
 -- Returns the bytes freed, -1 if the roster changed since it was read.
@@ -277,7 +302,8 @@ return freed
 )
 
 RETIRE = (
-    _MARK_LOST
+    _GO_ON
+    + _MARK_LOST
     + """
 -- KEYS roster state | ARGV gen epoch manifest_id : first step of a release; the keys are unlinked after it
 -- gen '' = whatever the roster is.
@@ -304,7 +330,9 @@ return bytes
 """
 )
 
-FINISH_SHARD = """
+FINISH_SHARD = (
+    _GO_ON
+    + """
 -- KEYS manifest events epochs | ARGV manifest_id epoch shard size : produced once every planned shard is done
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return redis.error_reply('PENSTOCK epoch has another manifest') end
 if redis.call('HSETNX', KEYS[1], 'd:' .. ARGV[3], ARGV[4]) == 1 then redis.call('HINCRBY', KEYS[1], 'done', 1) end
@@ -317,8 +345,11 @@ if state == 'sized' and redis.call('HGET', KEYS[1], 'done') == redis.call('HGET'
 end
 return state
 """
+)
 
-SIZE_EPOCH = """
+SIZE_EPOCH = (
+    _GO_ON
+    + """
 -- KEYS manifest events epochs | ARGV manifest_id epoch shards sizes_json
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return redis.error_reply('PENSTOCK epoch has another manifest') end
 local state = redis.call('HGET', KEYS[1], 'state')
@@ -330,8 +361,11 @@ redis.call('HSET', KEYS[3], ARGV[2], state)
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', state, ARGV[2])
 return state
 """
+)
 
-REPLAY_LEASE = """
+REPLAY_LEASE = (
+    _GO_ON
+    + """
 -- KEYS roster | ARGV token epoch ttl_ms must_exist : holds an epoch for a replay; refused once it is gone or lapsed
 if redis.call('HEXISTS', KEYS[1], 'e:' .. ARGV[2]) == 0 then return 0 end
 if ARGV[4] == '1' and redis.call('HEXISTS', KEYS[1], 'r:' .. ARGV[1]) == 0 then return 0 end
@@ -340,6 +374,7 @@ now = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 redis.call('HSET', KEYS[1], 'r:' .. ARGV[1], cjson.encode({epoch = tonumber(ARGV[2]), till = now + tonumber(ARGV[3])}))
 return 1
 """
+)
 
 TAKE_SHARD = """
 -- KEYS manifest : the next shard of an open epoch for one more writer of a feed, -1 once it is sealed
@@ -347,7 +382,9 @@ if redis.call('HGET', KEYS[1], 'state') ~= 'open' or redis.call('HEXISTS', KEYS[
 return redis.call('HINCRBY', KEYS[1], 'next_shard', 1) - 1
 """
 
-FINISH_FEED_SHARD = """
+FINISH_FEED_SHARD = (
+    _GO_ON
+    + """
 -- KEYS manifest events epochs | ARGV manifest_id epoch shard size : seals the epoch; the last writer to finish sizes it
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return redis.error_reply('PENSTOCK epoch has another manifest') end
 redis.call('HSET', KEYS[1], 'sealed', '1')
@@ -362,6 +399,7 @@ redis.call('HSET', KEYS[3], ARGV[2], 'produced')
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', 'produced', ARGV[2])
 return 1
 """
+)
 
 CLOSE_AS_COMMITTED = """
 -- KEYS manifest events epochs | ARGV manifest_id epoch sizes.. : an operator's word that no more will come
