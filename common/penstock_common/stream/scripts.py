@@ -8,8 +8,8 @@ from __future__ import annotations
 _GO_ON = """
 redis.call('HDEL', KEYS[1], '')
 """
-"""What releases, renews or completes must not fail at maxmemory: a script whose first write is one that frees memory may
-go on to write (design.md 5.3)."""
+"""What releases, renews or completes must not fail at maxmemory: a script whose first write is one that frees memory
+may go on to write (design.md 5.3)."""
 
 OPEN_EPOCH = """
 -- KEYS roster state entries | ARGV epoch manifest_id : registers first, then makes every (epoch, group) pair at 0
