@@ -21,7 +21,6 @@ from penstock_common.stream.entries import (
     Progress,
     commit_commands,
     is_out_of_memory,
-    load_commit_script,
     look_commands,
     raise_errors,
     read_look,
@@ -183,7 +182,6 @@ class Committer:
             self._progress = self._look()
 
     def _connect(self) -> Channel:
-        load_commit_script(self._client)
         return open_channel(self._client, fast=self._fast)
 
     def _reconnect(self, error: ServerUnavailable) -> None:

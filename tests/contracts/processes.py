@@ -1,0 +1,57 @@
+"""Other processes for the tests: a function of a test module runs in a Python of its own, to be watched and killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_RUN = "import importlib, sys; getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(*sys.argv[3:])"
+
+
+class Child:
+    """A process that runs ``function(*arguments)``; what it prints is read line by line."""
+
+    def __init__(self, function: Callable[..., None], *arguments: object) -> None:
+        command = [sys.executable, "-c", _RUN, function.__module__, function.__name__, *map(str, arguments)]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+        )
+
+    def line(self) -> str:
+        """The next line, without its end; '' at the end of all."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def rest(self, timeout_s: float = 30) -> list[str]:
+        """Waits for the end; all lines that were not read yet. The process must have ended well."""
+        out, err = self.process.communicate(timeout=timeout_s)
+        assert self.process.returncode == 0, err
+        return out.splitlines()
+
+    def kill(self) -> list[str]:
+        """kill -9; returns what it had printed and nobody read yet."""
+        self.process.kill()
+        return self.process.communicate()[0].splitlines()
+
+    def interrupt(self) -> None:
+        """What Ctrl-C sends."""
+        self.process.send_signal(signal.SIGINT)
+
+
+@contextmanager
+def child(function: Callable[..., None], *arguments: object) -> Iterator[Child]:
+    """A process that does not outlive the block."""
+    one = Child(function, *arguments)
+    try:
+        yield one
+    finally:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.communicate()
