@@ -1,0 +1,254 @@
+"""Looking and steering from a shell: inspect, audit, groups, epochs; every wrong word is one line and exit code 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+
+import penstock
+from penstock.__main__ import main
+from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.streams import load_stream
+from penstock_producer.writer import EpochWriter
+
+_ROOT = Path(penstock.__file__).parents[2]
+_PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front"))
+Told = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def told(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
+    """Runs one command line against the server: exit code, stdout, stderr."""
+    monkeypatch.setenv("PENSTOCK_URL", url)
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(list(argv))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def writer(url: str) -> Iterator[penstock.Writer]:
+    """A stream of two partitions, one sample an entry."""
+    with penstock.Writer("train", url=url, spec={"x": ("uint8", (1000,))}, partitions=2, block_bytes=1) as made:
+        yield made
+
+
+def write(epoch: EpochWriter, shard: int, count: int, *, bad: int = 0) -> None:
+    """A whole shard."""
+    with epoch.shard(shard) as part:
+        for number in range(count):
+            part.write({"x": np.full(1000, number % 251, dtype=np.uint8)})
+        for _ in range(bad):
+            part.quarantine("truncated")
+
+
+def produced(writer: penstock.Writer) -> None:
+    """One epoch: 30 samples in three shards, two of them bad."""
+    with writer.epoch(sizes=[10, 10, 10]) as epoch:
+        write(epoch, 0, 10)
+        write(epoch, 1, 8, bad=2)
+        write(epoch, 2, 10)
+
+
+def inspected(told: Told) -> dict[str, Any]:
+    """What programs get."""
+    code, out, err = told("inspect", "train", "--json")
+    assert (code, err) == (0, "")
+    view: dict[str, Any] = json.loads(out)
+    return view
+
+
+def test_inspect_counts_lag_pending_and_bytes_on_every_server(told: Told, url: str, writer: penstock.Writer) -> None:
+    """Redis 6.2 has no lag of its own, and 7 loses its count after a deletion: these are ours."""
+    produced(writer)
+    epoch = writer.epoch(sizes=[5, 5])
+    write(epoch, 0, 5)
+    with penstock.Loader("train", group="resnet", batch_size=4, url=url, member="gpu-0", prefetch_bytes=1) as loader:
+        batches = iter(loader)
+        next(batches), next(batches)
+        view, resnet = inspected(told), {}
+        for _ in range(500):  # acknowledgements are sent without waiting for their answers
+            view = inspected(told)
+            (resnet,) = view["groups"]
+            if resnet["pending_entries"] + resnet["lag_entries"] == 28 + 5 - 4:  # the first batch is acknowledged
+                break
+        assert [m["name"] for m in resnet["members"]] == ["gpu-0"]
+        assert resnet["members"][0]["seen_s"] < 20
+        assert resnet["members"][0]["pending_entries"] == resnet["pending_entries"] > 0
+        assert resnet["pending_entries"] + resnet["lag_entries"] == 29
+        assert resnet["lag_samples"] == resnet["lag_entries"] > 0
+        told("groups", "declare", "train", "vit")
+        vit = json.loads(told("groups", "list", "train", "--json")[1])[1]
+        assert (vit["name"], vit["declared"], vit["lag_samples"], vit["pending_entries"]) == ("vit", True, 33, 0)
+    one, two = view["epochs"]
+    assert (one["state"], one["planned"], one["committed"], one["bad"], one["entries"]) == ("produced", 30, 30, 2, 28)
+    assert (two["state"], two["planned"], two["committed"], two["shards_done"], two["shards"]) == ("sized", 10, 5, 1, 2)
+    assert (view["bytes"], view["entries"], view["partitions"], view["next_epoch"]) == (33_000, 33, 2, 2)
+    assert view["budget_bytes"] == 1 << 30
+
+
+def test_inspect_reads_well_for_people(told: Told, url: str, writer: penstock.Writer) -> None:
+    """What a trainer's owner looks for is on the page: spec, bytes of budget, epochs, groups, members."""
+    assert "no group reads it yet: start a trainer" in told("inspect", "train")[1]
+    produced(writer)
+    with penstock.Loader("train", group="resnet", batch_size=4, url=url, member="gpu-0") as loader:
+        assert sum(batch.size for batch in loader) == 28
+        out = told("inspect", "train")[1]
+    for words in (
+        "x: uint8 [1000]",
+        "0.0 MiB of 1024 MiB (0%)",
+        "30 of 30",
+        "3 of 3",
+        "shared, holds data",
+        "1 epoch",
+        "gpu-0",
+    ):
+        assert words in out, out
+    table = told("inspect")[1].splitlines()
+    assert table[1].split() == ["train", "1", "28", "0.0", "MiB", "of", "1024", "MiB", "(0%)", "1", "0"]
+
+
+def test_inspect_of_an_empty_server_says_what_to_do(told: Told) -> None:
+    """A newcomer's first look."""
+    assert told("inspect") == (0, "no streams yet: start a producer (`penstock produce`, or penstock.Writer)\n", "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["inspect", "trian"], "no stream 'trian'; streams there: train; did you mean 'train'?"),
+        (["audit", "trian"], "no stream 'trian'; streams there: train; did you mean 'train'?"),
+        (["groups", "list", "trian"], "no stream 'trian'; streams there: train; did you mean 'train'?"),
+        (["groups", "drop", "train", "resent"], "stream 'train' has no group 'resent'; groups there: none"),
+        (["groups", "declare", "train", "a b"], "group name 'a b': use 1 to 100 letters"),
+        (["epochs", "close", "train", "7"], "stream 'train' has no epoch 7; retained epochs: 0"),
+        (["epochs", "abandon", "train", "7"], "stream 'train' has no epoch 7; retained epochs: 0"),
+        (["epochs", "abandon", "train", "0"], "epoch 0 of 'train' is complete, with 30 samples: give --force to"),
+        (["audit", "train", "--epoch", "7"], "stream 'train' has no epoch 7; retained epochs: 0"),
+        (["inspect", "--url", "redis://127.0.0.1:1"], "no Redis answers at redis://127.0.0.1:1"),
+        (["audit", "train", "--url", "http://there"], "'http://there' is no Redis URL"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_name_is_one_line_and_exit_code_1(
+    told: Told, writer: penstock.Writer, argv: list[str], line: str
+) -> None:
+    """A typo is answered at once, with what there is."""
+    produced(writer)
+    code, out, err = told(*argv)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"penstock: {line}"), err
+    assert err.count("\n") == 1
+
+
+def test_a_declared_group_holds_data_until_it_is_dropped(told: Told, writer: penstock.Writer) -> None:
+    """Declaring is how a trainer that starts tomorrow gets today's epochs."""
+    produced(writer)
+    said = "group 'vit' of 'train' declared: all from epoch 0 on is kept for it until it is dropped\n"
+    assert told("groups", "declare", "train", "vit") == (0, said, "")
+    assert "was declared before" in told("groups", "declare", "train", "vit")[1]
+    assert told("groups", "list", "train")[1].splitlines()[1].split() == ["vit", "yes", "yes", "0", "28", "0"]
+    assert (
+        told("groups", "drop", "train", "vit")[1]
+        == "group 'vit' of 'train' is dropped: nothing is kept for it any more\n"
+    )
+    assert told("groups", "list", "train")[1] == "stream 'train' has no groups yet\n"
+
+
+def test_a_group_with_living_members_is_dropped_only_by_force(told: Told, url: str, writer: penstock.Writer) -> None:
+    """Dropping it under them would end a training run by a slip of the hand."""
+    produced(writer)
+    with penstock.Loader("train", group="resnet", batch_size=4, url=url, member="gpu-0") as loader:
+        next(iter(loader))
+        code, _, err = told("groups", "drop", "train", "resnet")
+        assert code == 1
+        assert err.startswith("penstock: group 'resnet' of 'train' is read by gpu-0 (seen 0 s ago): stop it first")
+    with penstock.Loader("train", group="vit", batch_size=4, url=url) as loader:
+        next(iter(loader))
+        assert told("groups", "drop", "train", "vit", "--force")[0] == 0
+    # ... and leaving a group that is gone raises nothing at the end of that training run
+
+
+def test_a_group_made_anew_under_an_old_name_reads_everything_again(
+    told: Told, url: str, writer: penstock.Writer
+) -> None:
+    """What the former group settled must not count for it: it would end epochs that it never saw."""
+    produced(writer)
+    with penstock.Loader("train", group="resnet", batch_size=4, url=url) as loader:
+        assert sum(batch.size for batch in loader) == 28
+    told("groups", "drop", "train", "resnet")
+    assert not [key for key in writer.client.scan_iter(match="*") if b"resnet" in key]
+    with penstock.Loader("train", group="resnet", batch_size=4, url=url) as loader:
+        next(iter(loader))
+    audit = json.loads(told("audit", "train", "--json")[1])
+    assert (audit["clean"], audit["delivered"], audit["pending"] + audit["unread"]) == (True, {"resnet": 4}, 24)
+
+
+def test_an_epoch_whose_producer_died_is_closed_as_it_stands(told: Told, url: str, writer: penstock.Writer) -> None:
+    """Trainers then end it with what is there, instead of waiting for ever."""
+    epoch = writer.epoch(sizes=[10, 10])
+    write(epoch, 0, 10)
+    said = "epoch 0 of 'train' is closed as it stands; samples committed: 10 of 20 planned\n"
+    assert told("epochs", "close", "train", "0") == (0, said, "")
+    assert told("epochs", "close", "train", "0")[1] == "epoch 0 of 'train' was produced already, with 10 samples\n"
+    assert told("epochs", "list", "train")[1].splitlines()[1].split()[:5] == ["0", "produced", "10", "of", "10"]
+    with penstock.Loader("train", group="resnet", batch_size=4, url=url) as loader:
+        assert sum(batch.size for batch in loader) == 10
+    assert told("audit", "train")[0] == 0
+
+
+def test_an_abandoned_epoch_stays_so_and_says_so(told: Told, writer: penstock.Writer) -> None:
+    """Asking twice is no error."""
+    writer.epoch(sizes=[10])
+    assert told("epochs", "abandon", "train", "0")[1].startswith("epoch 0 of 'train' is abandoned:")
+    assert told("epochs", "abandon", "train", "0")[1] == "epoch 0 of 'train' was abandoned before\n"
+    assert "abandoned" in told("epochs", "list", "train")[1]
+    code, _, err = told("epochs", "close", "train", "0")
+    assert (code, err) == (1, "penstock: epoch 0 of 'train' is abandoned; there is nothing to close\n")
+
+
+def audit_process(server: EmbeddedServer, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``penstock audit train`` as a script runs it."""
+    environment = {**os.environ, "PYTHONPATH": _PATHS, "PENSTOCK_URL": server.url}
+    command = [sys.executable, "-m", "penstock", "audit", "train", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=30, check=False)
+
+
+def test_the_audit_ends_with_a_verdict_and_a_code_that_scripts_can_use(
+    any_server: EmbeddedServer, any_client: redis.Redis
+) -> None:
+    """0 only for a clean stream; an entry deleted and a duplicate forged are each named, without a traceback."""
+    url = any_server.url
+    with penstock.Writer("train", url=url, spec={"x": ("uint8", (1000,))}, block_bytes=1) as writer:
+        produced(writer)
+    with penstock.Loader("train", group="resnet", batch_size=4, url=url) as loader:
+        assert sum(batch.size for batch in loader) == 28
+    clean = audit_process(any_server)
+    assert (clean.returncode, clean.stderr) == (0, "")
+    assert clean.stdout.splitlines()[-1] == "clean: lost 0, duplicate 0, pending 0"
+    key = load_stream(any_client, "train").partitions[0].entries(0)
+    found: Any = any_client.xrange(key, count=2)
+    (deleted, _), (_, fields) = found
+    any_client.xdel(key, deleted)
+    forged: Any = any_client.xadd(key, fields)
+    damaged = audit_process(any_server)
+    assert (damaged.returncode, damaged.stderr) == (1, "")
+    assert deleted.decode() in damaged.stdout
+    assert forged.decode() in damaged.stdout
+    assert damaged.stdout.splitlines()[-1] == "NOT CLEAN: lost 0, duplicate 1, pending 0, 2 findings"
+    as_json = audit_process(any_server, "--json")
+    report = json.loads(as_json.stdout)
+    assert (as_json.returncode, report["clean"], report["duplicate"], len(report["findings"])) == (1, False, 1, 2)
