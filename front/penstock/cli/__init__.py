@@ -23,6 +23,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS: dict[str, Entry] = {
+    "demo": Entry("penstock.cli.demo", "see it all work: digits, workers, Redis, two models, an audit"),
     "run": Entry("penstock.cli.run", "start server, workers and a training command together"),
     "produce": Entry("penstock.cli.produce", "make epochs of a source with worker processes"),
     "worker": Entry("penstock.cli.worker", "do the jobs of penstock produce, here or on another host"),
