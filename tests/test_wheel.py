@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.test_readme import EPOCHS, command_lines, write_workplace
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
@@ -82,7 +85,7 @@ def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pyt
 
 
 def readme_snippets() -> list[str]:
-    """The README's ```python blocks, in order; what is not meant to run is marked ```text or ```console."""
+    """The README's unnamed ```python blocks, in order; those with a file name need extras (tests/test_readme.py)."""
     return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
@@ -136,6 +139,19 @@ def test_every_dependency_is_declared(installed: Path, tmp_path: Path) -> None:
 
 def test_the_readme_runs(installed: Path, any_url: str, tmp_path: Path) -> None:
     """The first lines a user copies must work as they stand, in order, on an empty server."""
-    if not readme_snippets():
-        pytest.skip("README.md has no python snippets yet")
+    assert readme_snippets()
     run_readme(installed, tmp_path, PENSTOCK_URL=any_url)
+
+
+def test_the_readmes_first_command_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    """A module that only the workers import, or an extra that forgets a package, shows in a fresh environment only."""
+    environment = tmp_path / "venv"
+    venv.create(environment, with_pip=False)
+    wanted = f"{wheel}[producer,embedded]"
+    python = environment / "bin" / "python"
+    _run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", wanted, cwd=tmp_path)
+    write_workplace(tmp_path)
+    (line,) = (line for line in command_lines() if line.startswith("penstock run"))
+    path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    told = _run(*shlex.split(line), cwd=tmp_path, PATH=path, PENSTOCK_URL="")
+    assert told.count("64, 64, 3)") == EPOCHS

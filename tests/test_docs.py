@@ -1,0 +1,150 @@
+"""The documents' claims about the code: defaults have the values told, and every test, file and name told exists.
+
+What the documents promise is tested where the promises are kept; snippets of the README run in test_readme.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+UNITS = {
+    "GiB": 1 << 30, "MiB": 1 << 20, "kB": 1000, "s": 1, "ms": 1,
+}  # fmt: skip
+WRITTEN_BY_HAND = ("architecture.md", "guarantees.md", "defaults.md")
+"""Pages whose `paths/like/this.py` are checked; CONTRIBUTING shortens them on purpose."""
+
+
+def rows(page: str, columns: int) -> Iterator[list[str]]:
+    """The cells of every table row of so many columns, heads and rules left out."""
+    lines = (DOCS / page).read_text().splitlines()
+    for above, line in zip(["", *lines], lines, strict=False):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and len(cells) == columns and not set(line) <= set("|- ") and above.startswith("|"):
+            yield cells
+
+
+def parsed(text: str) -> Any:
+    """``1 GiB``, ``30 s``, ``0.75``, ``"budget"``, ``None`` as a value."""
+    number, _, unit = text.strip('"').partition(" ")
+    return ast.literal_eval(number) * UNITS[unit] if unit in UNITS else ast.literal_eval(text)
+
+
+# --- defaults ---------------------------------------------------------------------------------------------------------
+
+CONSTANTS = {cells[2].strip("`"): cells[1] for cells in rows("defaults.md", 4)}
+
+
+@pytest.mark.parametrize("where", [where for where in CONSTANTS if not where.startswith("stream:")])
+def test_a_default_is_what_the_page_says(where: str) -> None:
+    """A user sizes memory by this page."""
+    module, _, name = where.partition(":")
+    assert getattr(importlib.import_module(module), name) == parsed(CONSTANTS[where])
+    if CONSTANTS[where].endswith("s"):  # the page's unit is the constant's
+        assert name.endswith("_MS" if CONSTANTS[where].endswith(" ms") else "_S")
+
+
+def test_a_stream_made_without_a_word_has_the_defaults_of_the_page(any_url: str) -> None:
+    """What is stored counts, not what a constant says."""
+    with penstock.Writer("plain", url=any_url) as writer:
+        stream = writer.stream
+    assert len(stream.partitions) == parsed(CONSTANTS["stream:partitions"])
+    assert stream.retention == parsed(CONSTANTS["stream:retention"])
+    assert stream.budget_bytes == parsed(CONSTANTS["penstock_common.stream.streams:DEFAULT_BUDGET_BYTES"])
+    assert stream.block_bytes == parsed(CONSTANTS["penstock_common.stream.streams:DEFAULT_BLOCK_BYTES"])
+
+
+def argument_tables() -> dict[str, dict[str, str]]:
+    """Callable -> argument -> default as written ('' where the page says 'as above')."""
+    tables: dict[str, dict[str, str]] = {}
+    for line in (DOCS / "defaults.md").read_text().splitlines():
+        if head := re.match(r"\| `(?:penstock\.)?(\w+)\(\.\.\.\)` \|", line):
+            table = tables.setdefault(head[1], {})
+        elif line.startswith("| `") and line.count("|") == 4:
+            first, default, _ = (cell.strip() for cell in line.strip("|").split("|"))
+            names = re.findall(r"`(\w+)`", first)
+            values = default.split(", ") if default.count(", ") == len(names) - 1 else [default] * len(names)
+            table |= dict(zip(names, values, strict=True))
+    return tables
+
+
+@pytest.mark.parametrize("name", ["Writer", "Loader", "Replay", "produce", "EmbeddedServer"])
+def test_every_argument_with_a_default_is_on_the_page(name: str) -> None:
+    """A default that stands in a signature alone is found by reading code only."""
+    found = {
+        argument.name: argument.default
+        for argument in inspect.signature(getattr(penstock, name)).parameters.values()
+        if argument.default is not argument.empty
+    }
+    table = argument_tables()[name]
+    assert set(table) == set(found)
+    for argument, text in table.items():
+        if text.startswith("`"):
+            assert found[argument].__name__ == text.strip("`")
+        elif text:
+            value = dict(found[argument]) if text == "{}" else found[argument]
+            assert value == parsed(text), argument
+
+
+# --- what is named exists ---------------------------------------------------------------------------------------------
+
+
+@cache
+def all_tests() -> set[str]:
+    """``path::name`` of every test there is, as pytest collects them: also those a contract class gives its heirs."""
+    told = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "--no-header", "-p", "no:cacheprovider"],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    ).stdout  # fmt: skip
+    return {line.partition("[")[0] for line in told.splitlines() if "::" in line}
+
+
+def test_every_test_that_a_guarantee_names_exists() -> None:
+    """A guarantee is worth its test."""
+    named = set(re.findall(r"`(tests/[\w/]+\.py(?:::\w+)+)`", (DOCS / "guarantees.md").read_text()))
+    assert named
+    assert named <= all_tests()
+
+
+def test_every_guarantee_names_a_test() -> None:
+    """A promise without a test is a hope, and belongs into the list of what is not there yet."""
+    text = (DOCS / "guarantees.md").read_text().partition("\n## Not yet")[0]
+    sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
+    assert sections
+    assert [section.splitlines()[0] for section in sections if "`tests/" not in section] == []
+
+
+@pytest.mark.parametrize("page", WRITTEN_BY_HAND)
+def test_every_file_that_a_page_names_exists(page: str) -> None:
+    """A reader opens the file that a page names; one that has moved sends him looking."""
+    text = (DOCS / page).read_text()
+    bases = (ROOT, *(ROOT / base for base in BASES))
+    named = set(re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|md|yaml|toml))`", text))
+    assert [path for path in sorted(named) if not any((base / path).exists() for base in bases)] == []
+
+
+BASES = ("common/penstock_common", "producer/penstock_producer", "consumer/penstock_consumer", "front/penstock")
+
+
+def test_every_decision_is_told_alike() -> None:
+    """A reader of decisions looks for three things: what, why, and at what price."""
+    for path in sorted((DOCS / "decisions").glob("*.md")):
+        text = path.read_text()
+        number = re.match(r"# (\d+)\. ", text)
+        assert number, path.name
+        assert int(number[1]) == int(path.name[:4]), path.name
+        assert all(f"**{word}.**" in text for word in ("Decided", "Why", "The price")), path.name
