@@ -36,7 +36,7 @@ class Child:
         return out.splitlines()
 
     def kill(self) -> list[str]:
-        """kill -9; returns what it had printed and nobody read yet."""
+        """Kill -9; returns what it had printed and nobody read yet."""
         self.process.kill()
         return self.process.communicate()[0].splitlines()
 

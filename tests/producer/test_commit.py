@@ -95,7 +95,7 @@ def test_two_processes_with_one_shard_append_each_sample_once(any_url: str, any_
 
 
 def test_a_writer_killed_in_its_shard_is_gone_on_from(any_url: str, any_client: Client) -> None:
-    """kill -9 between any two instructions leaves whole blocks; the retried job starts behind the last of them."""
+    """Kill -9 between any two instructions leaves whole blocks; the retried job starts behind the last of them."""
     for wait_for in (8, 60, 160):
         with child(write_shard, any_url, 0.002) as job:
             while (line := job.line()) != f"wrote {wait_for}":
