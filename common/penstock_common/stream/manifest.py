@@ -129,14 +129,16 @@ def open_epoch(
     else:
         _reserve_number(client, stream, epoch)
     key = keys.manifest(epoch)
-    if client.hsetnx(key, "id", secrets.token_hex(8)):
-        fields: dict[str | bytes, bytes | float | int | str] = {
-            "kind": kind, "seed": seed, "fingerprint": fingerprint, "done": 0,
-            "created_ms": time.time_ns() // 1_000_000, "state": OPEN,
-        }  # fmt: skip
-        client.hset(key, mapping=fields)
-        client.hset(keys.epochs, str(epoch), OPEN)
-    manifest = _await_manifest(client, stream, epoch)
+    fields: dict[str, str | int] = {
+        "id": secrets.token_hex(8), "kind": kind, "seed": seed, "fingerprint": fingerprint, "done": 0,
+        "created_ms": time.time_ns() // 1_000_000, "state": OPEN,
+    }  # fmt: skip
+    with client.pipeline(transaction=True) as pipe:  # the first one's fields, whole: nobody sees half a manifest
+        for name, value in fields.items():
+            pipe.hsetnx(key, name, value)
+        pipe.hsetnx(keys.epochs, str(epoch), OPEN)
+        pipe.execute()
+    manifest = load_manifest(client, stream, epoch)
     if manifest.state == ABANDONED:
         raise EpochAbandoned(f"epoch {epoch} of {stream.name!r} was abandoned: it takes no more samples")
     for partition in stream.partitions:
@@ -154,15 +156,6 @@ def _reserve_number(client: Client, stream: Stream, epoch: int) -> None:
     following, _, released = read_counters(client, stream)
     if any(low <= epoch <= high for low, high in parse_ranges(released)):
         raise EpochNotFound(f"epoch {epoch} of {stream.name!r} was released; the next is {following}")
-
-
-def _await_manifest(client: Client, stream: Stream, epoch: int) -> Manifest:
-    for _ in range(100):
-        reply = client.hmget(stream.keys.manifest(epoch), "id", "state")
-        if None not in reply:
-            return load_manifest(client, stream, epoch)
-        time.sleep(0.02)
-    raise StreamConflict(f"epoch {epoch} of {stream.name!r} was begun and never finished: `penstock epochs abandon`")
 
 
 def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequence[int]) -> str:

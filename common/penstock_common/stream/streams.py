@@ -118,21 +118,25 @@ def create_stream(
         count = partitions or 1
         if not 1 <= count <= MAX_PARTITIONS:
             raise StreamConflict(f"stream {name!r}: {count} partitions asked for, 1 to {MAX_PARTITIONS} are possible")
-        if client.hsetnx(keys.meta, "tags", json.dumps(search_tags(name, stream_id, count))):
-            fields: dict[str | bytes, bytes | float | int | str] = {
-                "v": 1,
-                "spec": json.dumps(spec.as_json()) if spec else "",
-                "partitions": count,
-                "budget_bytes": budget_bytes or DEFAULT_BUDGET_BYTES,
-                "block_bytes": block_bytes or DEFAULT_BLOCK_BYTES,
-                "retention": retention or "budget",
-                "info": json.dumps(dict(info or {})),
-                "created_ms": time.time_ns() // 1_000_000,
-                "id": stream_id,
-            }
-            client.hset(keys.meta, mapping=fields)
+        fields: dict[str, str | int] = {
+            "v": 1,
+            "tags": json.dumps(search_tags(name, stream_id, count)),
+            "spec": json.dumps(spec.as_json()) if spec else "",
+            "partitions": count,
+            "budget_bytes": budget_bytes or DEFAULT_BUDGET_BYTES,
+            "block_bytes": block_bytes or DEFAULT_BLOCK_BYTES,
+            "retention": retention or "budget",
+            "info": json.dumps(dict(info or {})),
+            "created_ms": time.time_ns() // 1_000_000,
+            "id": stream_id,
+        }
+        with client.pipeline(transaction=True) as pipe:  # the first one's fields, whole: nobody sees half a stream
+            for field, value in fields.items():
+                pipe.hsetnx(keys.meta, field, value)
+            is_ours = all(pipe.execute())
+        if is_ours:
             announce(client, keys, "created", name)
-        stream = _await_creation(client, name)
+        stream = load_stream(client, name)
     _refuse_conflict(stream, partitions)
     if budget_bytes and budget_bytes != stream.budget_bytes:
         client.hset(stream.keys.meta, "budget_bytes", budget_bytes)  # a budget may be changed between runs
@@ -141,15 +145,6 @@ def create_stream(
     if spec is not None:
         fix_spec(client, stream, spec)
     return load_stream(client, name)
-
-
-def _await_creation(client: Client, name: str) -> Stream:
-    """Another process may be between its two commands of creating the same stream."""
-    for _ in range(100):
-        if stream := find_stream(client, name):
-            return stream
-        time.sleep(0.02)
-    raise StreamConflict(f"stream {name!r} was begun and never finished: `redis-cli DEL {StreamKeys(name).meta}`")
 
 
 def _refuse_conflict(stream: Stream, partitions: int | None) -> None:

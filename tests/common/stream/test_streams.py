@@ -1,0 +1,39 @@
+"""Streams and epochs are made by whoever comes first, and by all of them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from penstock_common.format.spec import Spec
+from penstock_common.stream.commands import Client
+from penstock_common.stream.connection import connect
+from penstock_common.stream.manifest import load_manifest, open_epoch, retained_epochs
+from penstock_common.stream.streams import create_stream
+
+AT_ONCE = 8
+
+
+@pytest.fixture
+def clients(any_url: str) -> Iterator[list[Client]]:
+    """As many producers."""
+    made = [connect(any_url) for _ in range(AT_ONCE)]
+    yield made
+    for client in made:
+        client.close()
+
+
+def test_producers_that_start_at_the_same_moment_make_one_stream_and_one_epoch(clients: list[Client]) -> None:
+    """Eight workers of one job all open what they write to; none may see a half-made stream or manifest."""
+    spec = Spec.of({"x": ("uint8", (4,))})
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for turn in range(10):
+            name = f"train-{turn}"
+            streams = list(pool.map(lambda client, name=name: create_stream(client, name, spec=spec), clients))
+            assert len({(stream.id, stream.partitions) for stream in streams}) == 1
+            opened = list(pool.map(lambda client, s=streams[0]: open_epoch(client, s, 0, sizes=(3, 4)), clients))
+            assert len({manifest.id for manifest in opened}) == 1
+            assert retained_epochs(clients[0], streams[0]) == {0: "sized"}
+            assert load_manifest(clients[0], streams[0], 0).sizes == (3, 4)
