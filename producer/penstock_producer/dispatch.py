@@ -6,6 +6,7 @@ When which epoch is due is ``production``'s; what a job says is ``task``'s.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from rq.job import Job, JobStatus, Retry
 from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 
+from penstock_common.errors import ServerUnavailable
 from penstock_common.stream.connection import connect
 from penstock_producer.jobs import FUNCTION, RETRIES, ShardJob
 from penstock_producer.task import ShardTask
@@ -85,8 +87,9 @@ class Dispatcher:
         StartedJobRegistry(queue=self._queue, job_class=ShardJob).cleanup()
 
     def return_jobs(self, worker_name: str, reason: str) -> None:
-        """Puts a dead worker's job back at once."""
-        return_jobs(self._queue, worker_name, reason)
+        """Puts a dead worker's job back at once; without a server its missing heartbeat will tell."""
+        with suppress(ServerUnavailable):
+            return_jobs(self._queue, worker_name, reason)
 
     def failure(self, job_ids: set[str]) -> tuple[str, str] | None:
         """(what, why) of the first of these jobs that failed for good."""

@@ -5,12 +5,14 @@ Starting, counting and replacing such processes is ``fleet``'s.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +27,7 @@ from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty
 
-from penstock_common.errors import BudgetFull, PenstockError
+from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable
 from penstock_common.stream.connection import connect
 from penstock_common.waiting import to_stderr
 from penstock_producer.fill import Stopped
@@ -41,6 +43,10 @@ HEARTBEATS = 5
 MAINTENANCE_S = 5
 """How often somebody looks for the jobs of the dead; rq's default is ten minutes."""
 WORKER_TTL_S = 30
+IDLE_LOOK_S = 0.25
+RETRY_S = 0.5
+PATIENCE_S = 60.0
+"""A server that restarts and loads its append-only file takes its time."""
 STOP_GRACE_S = 3.0
 """After SIGTERM a sample may take so long; then it is cut short and made again by another worker."""
 
@@ -79,11 +85,13 @@ def work(options: WorkerOptions) -> None:
         stopping = threading.Event()
         bench = Workbench(options.url, should_stop=stopping.is_set, room_wait_s=options.room_wait_s)
         set_workbench(bench)
-        queue = open_queue(connect(options.queue_url), options.queue)
+        queue = open_queue(_connect_patiently(options.queue_url), options.queue)
         worker = ShardWorker(queue, options, stopping)
         threading.Thread(target=_watch_owner, args=(options.owner,), daemon=True).start()
-        worker.work(burst=options.burst, logging_level="ERROR")
+        worker.work(burst=options.burst, logging_level="CRITICAL")
         bench.close()
+        if not options.burst and not stopping.is_set():
+            raise PenstockError("it lost its queue in the middle of a job; another run of the job goes on")
     except PenstockError as error:
         to_stderr(f"worker: {error}")
         raise SystemExit(1) from None
@@ -108,20 +116,34 @@ class ShardWorker(SimpleWorker):
             log_job_description=False,
         )
         self._options, self._stopping = options, stopping
-        self.log = logging.getLogger("penstock.worker")  # rq's own tells of every job
+        self.log = logging.getLogger("penstock.worker")  # rq's own tells of every job, and of errors with tracebacks
+        self.log.setLevel(logging.CRITICAL)
 
     # --- waiting for jobs ---
 
     def subscribe(self) -> None:
         """No commands from outside: whoever can write to the queue can do no more than waste time."""
 
-    def dequeue_job_and_maintain_ttl(self, timeout: int | None, max_idle_time: int | None = None) -> Any:
-        """As rq's, but it looks every second whether to stop: an interrupted BLMOVE may have moved a job already."""
+    def dequeue_job_and_maintain_ttl(self, timeout: int | None, max_idle_time: float | None = None) -> Any:
+        """As rq's, but it looks often whether to stop: an interrupted BLMOVE may have moved a job already."""
         while not self._stopping.is_set():
-            found = super().dequeue_job_and_maintain_ttl(timeout, None if timeout is None else 1)
+            try:
+                found = super().dequeue_job_and_maintain_ttl(timeout, None if timeout is None else IDLE_LOOK_S)
+            except ServerUnavailable as error:
+                self._await_server(error)
+                continue
             if found is not None or timeout is None:
                 return found
         raise StopRequested
+
+    def _await_server(self, error: ServerUnavailable) -> None:
+        """Until the queue's server is back; this worker then registers anew, as the server may have forgotten it."""
+        to_stderr(f"worker: waiting for the queue: {error}")
+        while not self._stopping.wait(RETRY_S):
+            with contextlib.suppress(ServerUnavailable):
+                if not self.connection.exists(self.key):
+                    self.register_birth()  # type: ignore[no-untyped-call]
+                return
 
     def get_heartbeat_ttl(self, job: Job) -> int:
         """Short, because a heartbeat comes every few seconds whatever the job does."""
@@ -191,6 +213,18 @@ class _Endless(BaseDeathPenalty):
 
 def _cut_short(signum: int, frame: FrameType | None) -> None:
     raise Stopped
+
+
+def _connect_patiently(url: str) -> Any:
+    """Who started this process has reached the server, so it comes back, or is waited for in vain for a while."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return connect(url)
+        except ServerUnavailable:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(RETRY_S)
 
 
 def _watch_owner(owner: int) -> None:

@@ -202,6 +202,20 @@ def test_a_broken_off_production_is_continued(any_url: str) -> None:
     assert len({int(s["pid"]) for s in read_epoch(any_url).values()}) > 1
 
 
+def test_workers_outlive_their_servers_restart(fresh_server: Callable[..., EmbeddedServer], tmp_path: Path) -> None:
+    """A fleet on ten hosts is not started anew because Redis was."""
+    server = fresh_server(appendonly=True, directory=tmp_path)
+    fleet = Fleet(options_of(server.url), 1, start="fork")
+    try:
+        produce(server.url, dataset(), workers=0)
+        server.kill()
+        again = fresh_server(appendonly=True, directory=tmp_path, port=server.port)
+        produce(again.url, dataset(), workers=0, each=lambda look: fleet.poll())  # one busy just then is replaced
+        assert sorted(numbers_in(again.url, 1)) == list(range(SAMPLES))
+    finally:
+        fleet.stop()
+
+
 # --- what cannot be made ----------------------------------------------------------------------------------------------
 
 
