@@ -162,7 +162,7 @@ def _tell_stages(options: Options, early: Trainer, late: Trainer, console: Conso
         f"3. {options.workers} worker processes decode each image and distort it at random, which costs about 5 ms of "
         f"Python a sample,\n   {options.epochs} times over (epochs), and append the results to a Redis stream.\n"
         f"4. Model {early.task.model!r} reads the stream while it is written. Model {late.task.model!r} is started "
-        "later, and still gets every sample.\n   Each is a process and a consumer group of its own; nothing is made twice."
+        "later, and still gets\n   every sample. Each is a process and a consumer group of its own; none is made twice."
     )
 
 
