@@ -71,19 +71,22 @@ class Keeper:
 
     def recover(self) -> None:
         """Claims what an earlier process of this member's name was given: it is dead, this one took its name."""
-        mine = [(key, entry) for key, entry in self._pending() if entry.member == self._who.member]
-        self._claim([(key, entry) for key, entry in mine if not self._holdings.holds(*key)], min_idle_ms=0)
+        held = self._holdings
+        with self._lock:
+            mine = [(key, entry) for key, entry in self._pending() if entry.member == self._who.member]
+            lost = [(k, entry) for k, entry in mine if not held.holds(*k) and not held.is_settling(*k)]
+            self._claim(lost, min_idle_ms=0)
 
     def _run(self) -> None:
         beat_s = self._lease_s / BEATS_PER_LEASE
         last_look = last_beat = self._clock()
         while not self._stop.wait(beat_s):
             now = self._clock()
-            if now - last_beat > self._lease_s / 2:
-                self._seen.clear()  # this process stalled: what it remembers proves nothing
+            self._forget_after_stall(last_beat)
             last_beat = now
             try:
                 self._renew()
+                self._forget_after_stall(now)
                 if now - last_look >= self._lease_s / LOOKS_PER_LEASE:
                     last_look = now
                     self.look()
@@ -92,6 +95,11 @@ class Keeper:
             except PenstockError as error:
                 self.error = error
                 return
+
+    def _forget_after_stall(self, since_s: float) -> None:
+        """A process or server that stood still has aged every lease: what was seen before proves nothing."""
+        if self._clock() - since_s > self._lease_s / 2:
+            self._seen.clear()
 
     def _renew(self) -> None:
         for partition in self._who.stream.partitions:
@@ -107,9 +115,11 @@ class Keeper:
     def look(self) -> None:
         """One look at everything pending of the group; claims what may be claimed."""
         with self._lock:
+            began = self._clock()
             pending = [
                 (k, entry) for k, entry in self._pending() if k[1] <= self.horizon and not self._holdings.holds(*k)
             ]
+            self._forget_after_stall(began)
             self._seen, claims = plan_reclaim(self._seen, pending, self._who.member, self._clock(), self._lease_s)
             self._claim([c for c in claims if c[1].member.startswith("~")], min_idle_ms=0)
             self._claim([c for c in claims if not c[1].member.startswith("~")], min_idle_ms=int(self._lease_s * 900))

@@ -6,9 +6,13 @@ The ledger proper, one bit per sample, lives on the server (``penstock_common.st
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass, field
 
 from penstock_consumer.pipeline.batch import Batch, Lease
+
+REMEMBERED = 64
+"""Acknowledgements remembered after they were sent: more than can be unanswered at once."""
 
 
 @dataclass(slots=True)
@@ -41,6 +45,7 @@ class Holdings:
         self._lock = threading.Lock()
         self._leases: dict[tuple[int, int], dict[bytes, Lease]] = {}
         """(partition, epoch) -> entry id -> lease."""
+        self._settling: deque[tuple[int, int, frozenset[bytes]]] = deque(maxlen=REMEMBERED)
 
     def add(self, lease: Lease) -> None:
         """A newly received entry; it replaces an earlier lease of the same entry, which is lost."""
@@ -51,8 +56,9 @@ class Holdings:
             held[lease.entry_id] = lease
 
     def remove(self, partition: int, epoch: int, ids: list[bytes]) -> None:
-        """Entries that are settled."""
+        """Entries that are settled, though the server may not have answered yet."""
         with self._lock:
+            self._settling.append((partition, epoch, frozenset(ids)))
             held = self._leases.get((partition, epoch), {})
             for entry_id in ids:
                 held.pop(entry_id, None)
@@ -92,6 +98,11 @@ class Holdings:
         """Whether this member tracks the entry."""
         with self._lock:
             return entry_id in self._leases.get((partition, epoch), {})
+
+    def is_settling(self, partition: int, epoch: int, entry_id: bytes) -> bool:
+        """Whether the entry was settled so recently that it may still be pending on the server."""
+        with self._lock:
+            return any((p, e) == (partition, epoch) and entry_id in ids for p, e, ids in self._settling)
 
     def __len__(self) -> int:
         with self._lock:

@@ -19,7 +19,7 @@ from penstock_common.stream.connection import open_channel
 from penstock_common.stream.entries import fetch_command, list_pending, read_group_command
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import acknowledge, bury, settled_bits
-from penstock_common.stream.manifest import Manifest, load_manifest
+from penstock_common.stream.manifest import Manifest, find_manifest, load_manifest
 from penstock_common.stream.roster import load_roster, server_ms
 from penstock_common.waiting import Notify
 from penstock_consumer.group import Place
@@ -74,6 +74,8 @@ class EpochReader:
         except Stopped:
             self._drain()
             self.queue.end()
+        except EpochNotFound as error:
+            self._end_released(error)
         except BaseException as error:
             self.queue.end(error)
         finally:
@@ -87,6 +89,14 @@ class EpochReader:
     # --- the loop ---
 
     def _read(self) -> None:
+        while True:
+            try:
+                self._read_to_the_end()
+                return
+            except ServerUnavailable as error:
+                self._reconnect(error)
+
+    def _read_to_the_end(self) -> None:
         turn, empty = 0, 0
         while True:
             if self._has_claims():
@@ -118,6 +128,8 @@ class EpochReader:
 
     def _ask(self, turn: int, *, idle: bool) -> int:
         """Keeps `AHEAD` requests under way, partition after partition; an idle reader asks one and lets it wait."""
+        if self.keeper.error is not None:
+            raise self.keeper.error  # nothing may be read any more under a name that another process took
         count = max(1, min(MOST_ENTRIES, int(REQUEST_BYTES / max(self._entry_bytes, 1))))
         block = max(10, BLOCK_MS // len(self._partitions)) if idle else None
         who, commands = self.place.who, []
@@ -154,12 +166,15 @@ class EpochReader:
         return len(taken)
 
     def _settle_received(self, received: list[Received], manifest: Manifest, partition: PartitionKeys) -> None:
-        """Books what arrived: leases for good entries, dead letters for bad ones."""
+        """Books what arrived: leases for good entries first, since the rest asks the server; dead letters for bad."""
         for one in received:
             if one.lease is not None and one.lease.owed:
                 self.place.holdings.add(one.lease)
                 self._entry_bytes += (one.nbytes - self._entry_bytes) * 0.2
-            elif one.is_missing:
+        for one in received:
+            if one.lease is not None and one.lease.owed:
+                continue
+            if one.is_missing:
                 self._bury(
                     manifest, partition, one.entry_id, "payload lost: the entry was deleted while it was pending"
                 )
@@ -198,13 +213,26 @@ class EpochReader:
     def _fetch_claims(self) -> None:
         """Fetches claimed entries by id and hands them in batches of their own; they may be of earlier epochs."""
         claims = [self.keeper.claims.popleft() for _ in range(len(self.keeper.claims))]
-        self.keeper.claims += [claim for claim in claims if claim.epoch > self.epoch]
-        claims = [claim for claim in claims if claim.epoch <= self.epoch]
-        for epoch in sorted({claim.epoch for claim in claims}):
-            manifest = self._manifest if epoch == self.epoch else self._load(epoch)
-            assembler = self._assembler_of(epoch)
-            for claim in (claim for claim in claims if claim.epoch == epoch):
-                self._fetch(claim, manifest, assembler)
+        later = [claim for claim in claims if claim.epoch > self.epoch]
+        todo = deque(sorted((claim for claim in claims if claim.epoch <= self.epoch), key=lambda claim: claim.epoch))
+        try:
+            while todo:
+                self._fetch_epoch(todo[0].epoch, todo)
+        finally:  # what could not be fetched is still claimed
+            self.keeper.claims.extend((*todo, *later))
+
+    def _fetch_epoch(self, epoch: int, todo: deque[Claimed]) -> None:
+        """Takes the claims of one epoch off the left."""
+        manifest = self._manifest if epoch == self.epoch else find_manifest(self.place.client, self.place.stream, epoch)
+        assembler = self._assembler_of(epoch)
+        try:
+            while todo and todo[0].epoch == epoch:
+                if manifest is not None:
+                    self._fetch(todo[0], manifest, assembler)
+                else:  # abandoned and released meanwhile
+                    self.place.holdings.remove(todo[0].partition, epoch, [todo[0].entry_id])
+                todo.popleft()
+        finally:
             assembler.flush()
             self._emit(assembler)
             if epoch != self.epoch:
@@ -230,10 +258,26 @@ class EpochReader:
 
     # --- the end ---
 
+    def _end_released(self, error: EpochNotFound) -> None:
+        """An epoch that this group still holds can only go because it was abandoned: it ends with what was there."""
+        try:
+            roster = load_roster(self.place.client, self._partitions[0])
+        except PenstockError:
+            self.queue.end(error)
+            return
+        if self.place.who.group not in roster.groups or self.epoch in roster.epochs:
+            self.queue.end(error)
+            return
+        self._assembler.flush()
+        self._emit(self._assembler)
+        self._notify(f"epoch {self.epoch} of {self.place.stream.name!r} was abandoned and released while it was read")
+        self.queue.end()
+
     def _is_over(self) -> bool:
         """Nothing undelivered: whether all that is unsettled is held here, handed, or by someone who proved to live."""
         self._assembler.flush()
         self._emit(self._assembler)
+        self.keeper.recover()  # what was delivered under this name and never arrived
         began_ms = server_ms(self.place.client)
         while True:
             if self._has_claims():

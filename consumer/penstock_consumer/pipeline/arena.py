@@ -13,8 +13,17 @@ from numpy.typing import NDArray
 
 ALIGNMENT = 64
 """Bytes: a cache line, and what TensorFlow and XLA ask for to take an array without a copy."""
-_UNUSED = 3
-"""References to a pooled buffer nobody else holds: the pool's list, the loop variable, getrefcount's argument."""
+TRIED = 8
+"""Buffers looked at before a new one is made: they come free in the order they were handed out, so few are enough."""
+
+
+def _references(owners: list[NDArray[np.uint8]], position: int) -> int:
+    owner = owners[position]
+    return getrefcount(owner)
+
+
+_UNUSED = _references([np.empty(1, dtype=np.uint8)], 0)
+"""References to a pooled buffer nobody else holds, as this interpreter counts them: newer ones count fewer."""
 
 
 class Arena:
@@ -28,6 +37,8 @@ class Arena:
         self._keep = keep
         """Buffers remembered per size; what is handed out beyond them is simply freed by its last user."""
         self._pool: dict[int, list[NDArray[np.uint8]]] = {}
+        self._next: dict[int, int] = {}
+        """Size -> where the oldest buffer handed out is looked for first."""
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """An array of undefined content."""
@@ -36,9 +47,13 @@ class Arena:
 
     def _buffer(self, nbytes: int) -> NDArray[np.uint8]:
         owners = self._pool.setdefault(nbytes, [])
-        for owner in owners:
-            if getrefcount(owner) == _UNUSED:
-                return _aligned(owner)
+        start = self._next.get(nbytes, 0)
+        for step in range(min(TRIED, len(owners))):
+            position = (start + step) % len(owners)
+            if _references(owners, position) == _UNUSED:
+                self._next[nbytes] = position + 1
+                return _aligned(owners[position])
+        self._next[nbytes] = start + TRIED  # a trainer may keep those for good
         owner = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
         if len(owners) < self._keep:
             owners.append(owner)

@@ -66,8 +66,7 @@ class Prefetch:
                 self._changed.notify_all()
                 return batch
             if self._error is not None:
-                error, self._error = self._error, None
-                raise error
+                raise self._error  # again at every call: an epoch that broke off never looks like one that ended
             return None
 
     @property

@@ -1,0 +1,496 @@
+"""The Loader, on real servers: every sample once for every group, in memory of its own, and no wait without a word."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock_common.errors import (
+    EpochIncomplete,
+    EpochNotFound,
+    GroupBusy,
+    GroupFinished,
+    MemberReplaced,
+    StreamNotFound,
+    WaitTimeout,
+)
+from penstock_common.stream.commands import Client
+from penstock_common.stream.manifest import abandon_epoch
+from penstock_common.stream.roster import load_roster
+from penstock_common.stream.streams import set_plan
+from penstock_consumer.loader import Loader
+from penstock_producer.writer import Writer
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, numbers, open_stream, produce, sample
+
+
+@contextmanager
+def loader_of(url: str, group: str = "g", batch_size: int = 8, **settings: Any) -> Iterator[Loader]:
+    """A quiet loader of 't' that never waits for long."""
+    settings = {"notify": lambda _: None, "timeout_s": 20, **settings}
+    with Loader("t", group=group, batch_size=batch_size, url=url, **settings) as loader:
+        yield loader
+
+
+class TestDelivery:
+    """Who gets what."""
+
+    @pytest.mark.parametrize("fast", [False, None])
+    def test_every_sample_comes_once_epoch_after_epoch(self, url: str, fast: bool | None) -> None:
+        """One iteration is one epoch, whole, on every server and either channel."""
+        produce(url, "t", 103, epochs=3)
+        with loader_of(url, fast=fast) as loader:
+            for epoch in range(3):
+                batches = list(loader)
+                assert sorted(numbers(batches)) == list(range(103))
+                assert {batch.epoch for batch in batches} == {epoch}
+                assert [batch.size for batch in batches] == [8] * 12 + [7]
+            assert (loader.stats.samples, loader.stats.batches) == (309, 39)
+
+    def test_every_group_sees_every_sample(self, any_url: str) -> None:
+        """Decode once, train many: groups do not share."""
+        produce(any_url, "t", 100, epochs=2)
+        with loader_of(any_url, "a") as a, loader_of(any_url, "b", 30) as b:
+            for _ in range(2):
+                assert sorted(numbers(a)) == list(range(100))
+                assert sorted(numbers(b)) == list(range(100))
+
+    @pytest.mark.parametrize("partitions", [1, 3])
+    def test_the_members_of_a_group_share_an_epoch(self, any_url: str, any_client: Client, partitions: int) -> None:
+        """Two trainers of one group do together what one would do alone."""
+        with Writer("t", url=any_url, spec=SPEC, block_bytes=200, partitions=partitions) as writer:
+            for _ in range(2):
+                epoch = writer.epoch(sizes=[100] * 6)
+                for number in range(6):
+                    with epoch.shard(number) as shard:
+                        for offset in range(100):
+                            shard.write(sample(100 * number + offset))
+        set_plan(any_client, open_stream(any_client, "t"), 2)
+        found: dict[int, list[int]] = {0: [], 1: []}
+        identities: list[tuple[int, int, int]] = []
+
+        def train(loader: Loader) -> None:
+            with suppress(GroupFinished):  # a member may find that the other one has read an epoch whole
+                for _ in range(2):
+                    for batch in loader:
+                        found[batch.epoch] += batch["y"].tolist()
+                        identities.extend(batch.identities())
+
+        settings: dict[str, Any] = {"prefetch_bytes": 1000, "batch_size": 5}
+        with loader_of(any_url, member="one", **settings) as one, loader_of(any_url, member="two", **settings) as two:
+            threads = [threading.Thread(target=train, args=(loader,)) for loader in (one, two)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+            assert one.stats.samples
+            assert two.stats.samples
+        assert sorted(found[0]) == sorted(found[1]) == list(range(600))
+        assert len(set(identities)) == 1200
+
+    def test_a_batch_names_its_samples(self, any_url: str) -> None:
+        """(epoch, shard, offset) is what logs, audits and dead letters speak of."""
+        produce(any_url, "t", 30, epochs=2)
+        with loader_of(any_url) as loader:
+            for epoch in range(2):
+                for batch in loader:
+                    assert list(batch.identities()) == [(epoch, 0, number) for number in batch["y"].tolist()]
+                    assert batch.size == len(batch["y"]) == len(list(batch.identities()))
+
+    def test_ragged_tensors_and_bytes_arrive_as_written(self, any_url: str) -> None:
+        """Boxes differ in number from image to image."""
+        spec = {"boxes": ("float32", (None, 4)), "name": ("bytes", ()), "y": ("int64", ())}
+        with Writer("t", url=any_url, spec=spec, block_bytes=300) as writer, writer.epoch() as epoch:
+            for number in range(70):
+                boxes = np.full((number % 5, 4), number, np.float32)
+                epoch.write({"boxes": boxes, "name": b"n" * number, "y": number})
+        with loader_of(any_url) as loader:
+            seen = 0
+            for batch in loader:
+                for y, boxes, name in zip(batch["y"].tolist(), batch["boxes"], batch["name"], strict=True):
+                    assert np.array_equal(boxes, np.full((y % 5, 4), y, np.float32))
+                    assert name == b"n" * y
+                    seen += 1
+        assert seen == 70
+
+    def test_going_on_after_a_break_gives_the_rest(self, any_url: str) -> None:
+        """Looking at one batch and then training must not lose or repeat it."""
+        produce(any_url, "t", 100)
+        with loader_of(any_url) as loader:
+            first = next(iter(loader))
+            for batch in loader:
+                second = batch
+                break
+            rest = list(loader)
+        assert sorted(numbers([first, second, *rest])) == list(range(100))
+
+    def test_the_next_process_goes_on_where_the_last_one_stopped(self, any_url: str) -> None:
+        """Closing hands back what was not trained on, at once and to anyone."""
+        produce(any_url, "t", 100, epochs=2)
+        seen: list[int] = []
+        for member in ("one", "two", "three"):
+            with loader_of(any_url, member=member) as loader:
+                began = time.monotonic()
+                for batch in loader:
+                    assert batch.epoch == 0
+                    seen += batch["y"].tolist()
+                    if member != "three" and len(seen) % 40 == 0:
+                        break
+                assert time.monotonic() - began < 5
+        assert sorted(seen) == list(range(100))
+
+    def test_what_an_error_in_the_loop_left_untrained_comes_again(self, any_url: str) -> None:
+        """An exception in a training step says nothing good about its batch."""
+        produce(any_url, "t", 30)
+        trained: list[int] = []
+        with pytest.raises(ZeroDivisionError), loader_of(any_url) as loader:
+            for number, batch in enumerate(loader):
+                if number == 2:
+                    raise ZeroDivisionError
+                trained += batch["y"].tolist()
+        with loader_of(any_url) as loader:
+            trained += numbers(loader)
+        assert sorted(trained) == list(range(30))
+
+    def test_manual_acknowledgement_settles_what_it_is_given(self, any_url: str) -> None:
+        """Whoever accumulates gradients knows better than the loop when a batch is trained on."""
+        produce(any_url, "t", 40)
+        with loader_of(any_url, acknowledge="manual") as loader:
+            batches = list(loader)
+            for batch in batches[::2]:
+                loader.acknowledge(batch)
+        kept = sorted(numbers(batches[1::2]))
+        with loader_of(any_url, acknowledge="manual") as loader:
+            again = list(loader)
+            assert sorted(numbers(again)) == kept
+            for batch in again:
+                loader.acknowledge(batch)
+        with loader_of(any_url, timeout_s=0.2) as loader, pytest.raises(WaitTimeout):
+            list(loader)
+
+    def test_a_loader_may_start_before_its_producer(self, any_url: str) -> None:
+        """Nobody wants to order the start of the parts."""
+        starter = threading.Timer(0.3, produce, (any_url, "t", 50))
+        starter.start()
+        with loader_of(any_url) as loader:
+            assert sorted(numbers(loader)) == list(range(50))
+        starter.join()
+
+    def test_samples_come_while_their_epoch_is_still_written(self, any_url: str) -> None:
+        """An epoch may take hours to produce; training begins with its first block."""
+        with Writer("t", url=any_url, spec=SPEC) as writer, loader_of(any_url, batch_size=2) as loader:
+            with writer.epoch() as epoch:
+                epoch.write(sample(0))
+                epoch.write(sample(1))
+                epoch.flush()
+                batches = iter(loader)
+                assert sorted(numbers([next(batches)])) == [0, 1]
+                epoch.write(sample(2))
+            assert numbers(batches) == [2]
+
+    def test_samples_is_the_size_of_the_epoch_being_read(self, any_url: str) -> None:
+        """Progress bars need it; len() would promise what sharing members cannot know."""
+        produce(any_url, "t", 50)
+        with loader_of(any_url) as loader:
+            assert loader.samples == 50
+            next(iter(loader))
+            assert loader.samples == 50
+            with pytest.raises(TypeError, match="samples"):
+                len(loader)
+
+
+class TestStart:
+    """Where a group begins."""
+
+    def test_a_group_may_read_everything_again(self, any_url: str) -> None:
+        """A second experiment under the same name: with start, all that is retained comes again, and is owed again."""
+        produce(any_url, "t", 30, epochs=3)
+        with loader_of(any_url) as loader:
+            assert [len(numbers(loader)) for _ in range(3)] == [30] * 3
+        with loader_of(any_url, start="earliest", member="x") as loader:
+            next(iter(loader))
+        with loader_of(any_url, member="y") as loader:  # owed until acknowledged, as the first time
+            assert [len(numbers(loader)) for _ in range(3)] == [22, 30, 30]
+        with loader_of(any_url, start=2, member="z") as loader:
+            assert {batch.epoch for batch in loader} == {2}
+
+    def test_a_start_that_is_not_there_is_named(self, any_url: str) -> None:
+        """Asking for an epoch that was released must not read another."""
+        produce(any_url, "t", 5, epochs=2)
+        with Writer("t", url=any_url, budget_bytes=60_000) as writer:
+            abandoned = writer.epoch()
+            for number in range(1000):
+                abandoned.write(sample(number))
+            abandoned.flush()
+            abandoned.abandon()
+        with pytest.raises(ValueError, match="latest"), loader_of(any_url, start="latest"):
+            pass
+        produce(any_url, "t", 2000)
+        with pytest.raises(EpochNotFound, match=r"epoch 2 .* not retained"), loader_of(any_url, start=2):
+            pass
+
+    def test_a_group_is_not_reset_under_its_members(self, any_url: str) -> None:
+        """Somebody else's training would start over."""
+        produce(any_url, "t", 50)
+        with loader_of(any_url, member="one"), pytest.raises(GroupBusy, match="one"):
+            loader_of(any_url, start="earliest", member="two").__enter__()
+
+
+class TestMemory:
+    """Batches are the trainer's own."""
+
+    def test_batches_that_are_kept_keep_their_values(self, url: str) -> None:
+        """list(loader) is what everyone tries first."""
+        produce(url, "t", 2000, epochs=2, block_samples=7)
+        with loader_of(url, batch_size=10, prefetch_bytes=2000) as loader:
+            kept = list(loader)
+            list(loader)
+        assert sorted(numbers(kept)) == list(range(2000))
+
+    def test_a_tensor_made_of_a_batch_keeps_its_values(self, any_url: str) -> None:
+        """torch.from_numpy shares memory, and nobody tells it to let go."""
+        torch = pytest.importorskip("torch")
+        produce(any_url, "t", 1000, block_samples=7)
+        with loader_of(any_url, batch_size=10, prefetch_bytes=2000) as loader:
+            kept = [(torch.from_numpy(batch["x"])[3:7], batch["y"][3:7].copy()) for batch in loader]
+        for tensor, want in kept:
+            assert tensor[:, 0].tolist() == want.tolist()
+
+    def test_memory_that_is_let_go_is_used_again(self, any_url: str) -> None:
+        """Fresh arrays cost page faults, and a trainer that keeps nothing must not grow."""
+        with Writer("t", url=any_url, spec={"x": ("uint8", (50_000,))}) as writer, writer.epoch() as epoch:
+            epoch.write_batch({"x": np.zeros((800, 50_000), np.uint8)})
+        with loader_of(any_url, batch_size=4, prefetch_bytes=400_000) as loader:
+            addresses = [batch["x"].ctypes.data for batch in loader]
+        assert len(addresses) == 200
+        assert len(set(addresses)) < 40
+
+    def test_arrays_are_aligned_and_writable(self, any_url: str) -> None:
+        """Frameworks take aligned arrays without a copy; trainers normalize in place."""
+        spec = {"a": ("uint8", (3,)), "b": ("float16", (5,)), "c": ("int64", ())}
+        with Writer("t", url=any_url, spec=spec) as writer, writer.epoch() as epoch:
+            for number in range(100):
+                epoch.write({"a": np.zeros(3, np.uint8), "b": np.zeros(5, np.float16), "c": number})
+        with loader_of(any_url, batch_size=7) as loader:
+            for batch in loader:
+                for value in batch.values():
+                    assert value.ctypes.data % 64 == 0
+                    assert value.flags.c_contiguous
+                    assert value.flags.writeable
+
+
+class TestWaits:
+    """No silence."""
+
+    def test_an_unknown_stream_is_named_in_time(self, any_url: str) -> None:
+        """A typo never hangs, and the near miss is shown."""
+        produce(any_url, "train", 1)
+        said: list[str] = []
+        heard = threading.Event()
+
+        def hear(text: str) -> None:
+            said.append(text)
+            heard.set()
+
+        began = time.monotonic()
+        missing = pytest.raises(StreamNotFound, match="no stream 't'; streams there: train")
+        with loader_of(any_url, notify=hear, timeout_s=4) as loader, missing:
+            list(loader)
+        assert 3.5 < time.monotonic() - began < 5
+        assert "no stream 't'" in said[0]
+
+    def test_no_producer_is_said(self, any_url: str) -> None:
+        """The usual reason for a trainer that does not start."""
+        with Writer("t", url=any_url, spec=SPEC):
+            pass
+        with loader_of(any_url, timeout_s=0.1) as loader, pytest.raises(WaitTimeout, match="start a producer"):
+            list(loader)
+
+    def test_a_producer_that_stopped_in_the_middle_is_said(self, any_url: str) -> None:
+        """A trainer that waits in vain must say for which epoch, and what would end the wait."""
+        with Writer("t", url=any_url, spec=SPEC) as writer:
+            with writer.epoch(sizes=[2, 2]).shard(0) as shard:
+                shard.write(sample(0))
+                shard.write(sample(1))
+            with loader_of(any_url, batch_size=2, timeout_s=0.7) as loader:
+                batches = iter(loader)
+                next(batches)
+                with pytest.raises(WaitTimeout, match=r"1 of 2 shards.*penstock epochs close t 0"):
+                    next(batches)
+
+    def test_a_finished_group_is_told_so(self, any_url: str, any_client: Client) -> None:
+        """Running a training twice by mistake must not wait for epochs that will never come."""
+        produce(any_url, "t", 10, epochs=2)
+        set_plan(any_client, open_stream(any_client, "t"), 2)
+        said: list[str] = []
+        with loader_of(any_url, notify=said.append) as loader:
+            assert [len(list(loader)) for _ in range(2)] == [2, 2]
+            assert list(loader) == []
+            assert "read epochs 0-1" in said[-1]
+            with pytest.raises(GroupFinished):
+                list(loader)
+        with loader_of(any_url) as loader, pytest.raises(GroupFinished, match=r"epochs 0-1.*start='earliest'"):
+            list(loader)
+
+    def test_an_abandoned_epoch_ends_with_what_there_is(self, any_url: str) -> None:
+        """A producer that gave up must not leave trainers waiting."""
+        said: list[str] = []
+        with Writer("t", url=any_url, spec=SPEC, block_bytes=SAMPLE_BYTES) as writer:
+            epoch = writer.epoch()
+            for number in range(6):
+                epoch.write(sample(number))
+            epoch.flush()
+            with loader_of(any_url, batch_size=2, notify=said.append) as loader:
+                batches = iter(loader)
+                next(batches)
+                epoch.abandon()
+                assert sum(batch.size for batch in batches) == 4
+        assert any("abandoned" in line for line in said)
+
+    def test_an_abandoned_epoch_that_was_released_ends_too(self, any_url: str) -> None:
+        """The room an abandoned epoch takes is given away first, readers or not."""
+        settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 480, "budget_bytes": 20_000, "notify": lambda _: None}
+        with Writer("t", url=any_url, **settings) as writer:
+            epoch = writer.epoch()
+            for number in range(400):
+                epoch.write(sample(number))
+            epoch.flush()
+            with loader_of(any_url, batch_size=2, prefetch_bytes=1) as loader:
+                batches = iter(loader)
+                next(batches)
+                epoch.abandon()
+                with writer.epoch() as following:
+                    for number in range(600):
+                        following.write(sample(number))
+                assert all(batch.epoch == 0 for batch in batches)
+                assert sorted(numbers(loader)) == list(range(600))
+
+
+class TestBadEntries:
+    """What the stream holds is not trusted."""
+
+    def test_an_entry_that_vanished_is_named_not_waited_for(self, any_url: str, any_client: Client) -> None:
+        """Somebody's XDEL: the trainer must hear which samples it was never given."""
+        produce(any_url, "t", 50, block_samples=10)
+        stream = open_stream(any_client, "t")
+        any_client.xdel(stream.partitions[0].entries(0), entries(any_client, "t", 0)[2][0])
+        with loader_of(any_url) as loader:
+            found: list[int] = []
+            with pytest.raises(EpochIncomplete, match="shard 0 offsets 20-29") as caught:
+                for batch in loader:
+                    found += batch["y"].tolist()
+        assert caught.value.missing == [(0, 20, 30)]
+        assert sorted(found) == [n for n in range(50) if not 20 <= n < 30]
+
+    def test_a_hostile_entry_is_named_and_the_epoch_goes_on(self, url: str, client: Client) -> None:
+        """Whoever can write to a stream can do no more to a trainer than waste its time."""
+        with Writer("t", url=url, spec=SPEC, block_bytes=240) as writer, writer.epoch() as epoch:
+            for number in range(50):
+                epoch.write(sample(number))
+            epoch.flush()
+            stream = open_stream(client, "t")
+            key = stream.partitions[0].entries(0)
+            true = entries(client, "t", 0)[0][1]
+            meta = json.loads(true[b"meta"])
+            forged: list[dict[Any, Any]] = [
+                {b"garbage": b"x" * 1000},
+                {b"meta": b"{" * 5000},
+                {**true, b"meta": json.dumps({**meta, "first": 1 << 40}).encode()},
+                {**true, b"meta": json.dumps({**meta, "first": (1 << 20) - 5}).encode()},
+                {**true, b"meta": json.dumps({**meta, "epoch": 7}).encode()},
+                {**true, b"meta": json.dumps({**meta, "stream": "other"}).encode()},
+                {**true, b"x": bytes(len(true[b"x"]))},
+                {b"meta": true[b"meta"], b"x": true[b"x"]},
+                {b"meta": true[b"meta"], b"x": true[b"x"][:-1], b"y": true[b"y"]},
+                {**true, b"z": b"more"},
+            ]
+            for fields in forged:
+                client.xadd(key, fields)
+            for number in range(50, 100):
+                epoch.write(sample(number))
+        said: list[str] = []
+        with loader_of(url, notify=said.append) as loader:
+            assert sorted(numbers(loader)) == list(range(100))
+            assert loader.stats.bad_entries == len(forged)
+        dead = [line for line in said if "dead letter" in line]
+        assert len(dead) == len(forged)
+        assert any("ChecksumMismatch" in line for line in dead)
+        assert client.hlen(stream.partitions[0].dead(0, "g")) == len(forged)
+        assert client.xpending(key, "g")["pending"] == 0
+        assert client.strlen(stream.partitions[0].ledger(0, "g", 0)) <= 13
+
+
+class TestMembers:
+    """Names, takeovers, ends."""
+
+    def test_of_two_processes_with_one_name_the_older_stops(self, any_url: str) -> None:
+        """A name belongs to one incarnation; with two, leases would mean nothing."""
+        produce(any_url, "t", 400, block_samples=2)
+        settings: dict[str, Any] = {"member": "m", "lease_s": 1.0, "prefetch_bytes": 200}
+        with loader_of(any_url, **settings) as newer_later:
+            found: list[int] = []
+            older = iter(newer_later)
+            found += next(older)["y"].tolist()
+            with loader_of(any_url, **settings) as newer:
+                with pytest.raises(MemberReplaced, match="'m'"):
+                    for batch in older:
+                        found += batch["y"].tolist()
+                        time.sleep(0.05)
+                rest = numbers(newer)
+        assert set(found) | set(rest) == set(range(400))
+
+    def test_a_member_that_leaves_well_owes_nothing(self, any_url: str, any_client: Client) -> None:
+        """Nothing pending, nobody on the roster, and an undeclared group holds no data any more."""
+        produce(any_url, "t", 40)
+        with loader_of(any_url) as loader:
+            assert len(numbers(loader)) == 40
+        stream = open_stream(any_client, "t")
+        roster = load_roster(any_client, stream.partitions[0])
+        assert not roster.members
+        assert roster.closed == {("g", 0)}
+        assert not roster.groups["g"].holds
+        assert any_client.xpending(stream.partitions[0].entries(0), "g")["pending"] == 0
+
+    def test_a_closed_loader_leaves_no_thread_and_no_connection(self, any_url: str, any_client: Client) -> None:
+        """Notebooks make dozens of loaders in one process."""
+        produce(any_url, "t", 400, block_samples=2)
+        before = set(threading.enumerate())
+        for policy in ("on_next", "manual"):
+            with loader_of(any_url, policy, acknowledge=policy, prefetch_bytes=100) as loader:
+                next(iter(loader))
+        assert set(threading.enumerate()) == before
+        deadline = time.monotonic() + 5
+        while any_client.info("clients")["connected_clients"] > 1 and time.monotonic() < deadline:
+            gc.collect()
+            time.sleep(0.01)
+        assert any_client.info("clients")["connected_clients"] == 1
+
+    def test_a_loader_nobody_closed_ends_with_its_last_reference(self, any_url: str) -> None:
+        """Few people close what they iterate."""
+        produce(any_url, "t", 400, block_samples=2)
+        before = set(threading.enumerate())
+        loader = Loader("t", group="g", batch_size=8, url=any_url, notify=lambda _: None, prefetch_bytes=100)
+        next(iter(loader))
+        del loader
+        gc.collect()
+        assert set(threading.enumerate()) == before
+
+    def test_epochs_abandoned_before_they_are_read_are_passed_over(self, any_url: str, any_client: Client) -> None:
+        """An iteration that has handed nothing goes on to the next epoch."""
+        produce(any_url, "t", 5)
+        stream = open_stream(any_client, "t")
+        with Writer("t", url=any_url) as writer:
+            empty = writer.epoch()
+            abandon_epoch(any_client, stream, empty.number)
+            with writer.epoch() as last:
+                last.write(sample(9))
+        with loader_of(any_url) as loader:
+            assert numbers(loader) == list(range(5))
+            assert numbers(loader) == [9]
