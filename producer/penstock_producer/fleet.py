@@ -38,9 +38,10 @@ class _Member:
 
 
 class Fleet:
-    """``count`` workers. ``spawn`` starts clean interpreters; ``fork`` copies this process, its local objects too.
+    """``count`` workers, forked from this process: they have its local objects, and share its modules' memory.
 
-    ``on_death(name, reason)`` is called for each that did not end by itself.
+    ``restart`` says how the dead are replaced: ``spawn`` starts clean interpreters, for owners that by then have
+    threads or frameworks. ``on_death(name, reason)`` is called for each that did not end by itself.
     """
 
     def __init__(
@@ -48,17 +49,16 @@ class Fleet:
         options: WorkerOptions,
         count: int,
         *,
-        start: Start = "spawn",
+        restart: Start = "fork",
         on_death: Callable[[str, str], None] = lambda name, reason: None,
     ) -> None:
         self._options, self._on_death = options, on_death
-        self._start: Start = start
-        self._context = get_context("fork") if start == "fork" else get_context("spawn")
+        self._restart: Start = restart
         self._members: list[_Member] = []
         self._false_starts = 0
         self._count = count
         for _ in range(count):
-            self._add()
+            self._add("fork")
 
     @property
     def pids(self) -> list[int]:
@@ -83,7 +83,7 @@ class Fleet:
             self._false_starts = self._false_starts + 1 if soon and code > 0 else 0
             if self._false_starts >= FALSE_STARTS:
                 raise FleetFailed(f"{reason} right after its start, as did others: see what it said above")
-            self._add()
+            self._add(self._restart)
 
     def stop(self) -> None:
         """Ends all; each gives its job back. Harmless twice."""
@@ -99,12 +99,13 @@ class Fleet:
                 self._on_death(member.options.name, "stopped")
         self._members.clear()
 
-    def _add(self) -> None:
+    def _add(self, start: Start) -> None:
         options = self._options.named()
-        process = self._context.Process(target=work, args=(options,), daemon=True)
-        if self._start == "spawn":
+        context = get_context("fork") if start == "fork" else get_context("spawn")
+        process = context.Process(target=work, args=(options,), daemon=True)
+        if start == "spawn":
             resource_tracker.ensure_running()  # started below, it would unblock what we block
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the worker ignores it
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # until it is ready
         try:
             with warnings.catch_warnings():
                 # Python 3.12 warns of forks beside threads; the child leaves the parent's locks and connections alone

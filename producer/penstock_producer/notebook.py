@@ -121,7 +121,7 @@ def produce(
     )  # fmt: skip
     options = WorkerOptions(url=settings.url, queue_url=settings.queue_url, queue=f"penstock-{secrets.token_hex(4)}")
     try:
-        loop = Loop(plan, options, workers=workers, start="fork", notify=notify)
+        loop = Loop(plan, options, workers=workers, notify=notify)
     except BaseException:
         for token in tokens:
             forget(token)

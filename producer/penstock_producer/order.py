@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_producer.sources.plan import cut, cut_batches, in_order, items_of, permutation
-from penstock_producer.sources.protocol import AnySource, BatchSource, Source
+from penstock_producer.sources.protocol import BatchSource, Source
 
 SHARDS_PER_WORKER = 8
 """Workers end an epoch together when each has several shards to take; fewer leave the last one running alone."""
@@ -30,11 +30,6 @@ def count_samples(source: Source | BatchSource) -> int:
     if source.unit == "batch":
         return sum(source.size(item) for item in range(len(source)))
     return len(source)
-
-
-def is_sized(source: AnySource) -> bool:
-    """Whether an epoch's shards are known before it is read."""
-    return source.unit != "item"
 
 
 class EpochOrder:

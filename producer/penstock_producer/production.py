@@ -25,8 +25,8 @@ from penstock_common.stream.streams import await_event, last_event, set_plan
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.dispatch import Dispatcher
 from penstock_producer.fill import HOPELESS, Seed
-from penstock_producer.fleet import Fleet, Start
-from penstock_producer.order import EpochOrder, count_samples, default_shard_samples, is_sized
+from penstock_producer.fleet import Fleet
+from penstock_producer.order import EpochOrder, count_samples, default_shard_samples
 from penstock_producer.plan import EpochFailed, ProductionPlan, find_epochs, plan_fingerprint
 from penstock_producer.progress import EpochProgress, Progress, Summary, bad_reasons, look
 from penstock_producer.sources.open import open_source, pin
@@ -57,36 +57,51 @@ class Production:
         options: WorkerOptions,
         *,
         workers: int,
-        start: Start = "spawn",
         notify: Notify = to_stderr,
     ) -> None:
         self._plan, self._notify, self._began = plan, notify, time.monotonic()
+        self._live: dict[int, list[ShardTask]] = {}
+        self._finished: list[EpochProgress] = []
+        self._job_ids: set[str] = set()
+        self._bad_seen = 0
+        self._bad_told: set[str] = set()
+        self._dispatcher = Dispatcher(options.queue_url, options.queue)
+        # Forked while this process has neither threads nor frameworks: starts in milliseconds. Replacements come later
+        # and are started clean, unless only a fork has the objects they need.
+        self._fleet = Fleet(
+            replace(options, owner=os.getpid()),
+            workers,
+            restart="fork" if plan.source.kind == "local" else "spawn",
+            on_death=self._on_death,
+        )
+        try:
+            self._prepare(plan, options, workers)
+        except BaseException:
+            self._fleet.stop()
+            self._dispatcher.close()
+            raise
+
+    def _prepare(self, plan: ProductionPlan, options: WorkerOptions, workers: int) -> None:
         self._source = open_source(plan.source)
         self._config = pin(plan.source, self._source).model_dump(mode="json")
         self._fingerprint = plan_fingerprint(self._source.fingerprint, plan.shuffle)
         spec = plan.spec if plan.spec is not None else self._source.spec
         self._writer = Writer(
             plan.stream, url=options.url, spec=spec, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
-            block_bytes=plan.block_bytes, info=self._source.info, notify=notify,
+            block_bytes=plan.block_bytes, info=self._source.info, notify=self._notify,
         )  # fmt: skip
         self._client = self._writer.client
         self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan.seed, plan.epochs)
         self.epochs = tuple(self._todo)
         """Numbers of the epochs this run produces."""
         if earlier is not None:
-            notify(f"going on with epoch{_ranges(self._todo)} of {plan.stream!r}, which an earlier run left unfinished")
+            self._notify(
+                f"going on with epoch{_ranges(self._todo)} of {plan.stream!r}, which an earlier run left unfinished"
+            )
         self._shard_samples = self._choose_shard_samples(earlier, workers)
-        self._dispatcher = Dispatcher(options.queue_url, options.queue)
-        self._live: dict[int, list[ShardTask]] = {}
-        self._finished: list[EpochProgress] = []
-        self._job_ids: set[str] = set()
-        self._fleet: Fleet | None = None
-        self._bad_seen = 0
-        self._bad_told: set[str] = set()
         self._cared = self._moved = time.monotonic()
         self._moved_done = -1
         self._require_spec()
-        self._start_fleet(options, workers, start)
 
     @property
     def samples_per_epoch(self) -> int | None:
@@ -146,8 +161,7 @@ class Production:
         try:
             self._dispatcher.cancel(task.job_id for tasks in self._live.values() for task in tasks)
         finally:
-            if self._fleet is not None:
-                self._fleet.stop()
+            self._fleet.stop()
             self._dispatcher.close()
             self._source.close()
             self._client.close()
@@ -181,14 +195,6 @@ class Production:
         if self._writer.stream.spec is None and source.unit != "item":
             items = self._order(source, epoch).first(HOPELESS)
             self._writer.require_spec(first_good(source, items, Seed(self._plan.seed, epoch), 0))
-
-    def _start_fleet(self, options: WorkerOptions, workers: int, start: Start) -> None:
-        if not workers:
-            return
-        if not is_sized(self._source) and workers > 1:
-            workers = 1  # an iterator is read by one job
-        owned = replace(options, owner=os.getpid())
-        self._fleet = Fleet(owned, workers, start=start, on_death=self._on_death)
 
     def _on_death(self, name: str, reason: str) -> None:
         if reason != "stopped":
@@ -243,7 +249,7 @@ class Production:
         progress = Progress(
             epochs=tuple(sorted([*finished, *current], key=lambda seen: seen.epoch)),
             samples=self._planned(),
-            pids=tuple(self._fleet.pids) if self._fleet else (),
+            pids=tuple(self._fleet.pids),
         )
         return self._explained(progress)
 
@@ -290,8 +296,7 @@ class Production:
                 )
 
     def _care(self) -> None:
-        if self._fleet is not None:
-            self._fleet.poll()
+        self._fleet.poll()
         if time.monotonic() - self._cared < CARE_S:
             return
         self._cared = time.monotonic()

@@ -81,6 +81,7 @@ def open_queue(connection: Any, name: str) -> Queue:
 
 def work(options: WorkerOptions) -> None:
     """The whole life of one worker process: until SIGTERM, until its owner is gone, or in a burst until all is done."""
+    _forget_owners_handlers()
     try:
         stopping = threading.Event()
         bench = Workbench(options.url, should_stop=stopping.is_set, room_wait_s=options.room_wait_s)
@@ -118,6 +119,7 @@ class ShardWorker(SimpleWorker):
         self._options, self._stopping = options, stopping
         self.log = logging.getLogger("penstock.worker")  # rq's own tells of every job, and of errors with tracebacks
         self.log.setLevel(logging.CRITICAL)
+        self._install_signal_handlers()  # before it is registered, so that whoever sees it can stop it
 
     # --- waiting for jobs ---
 
@@ -128,7 +130,7 @@ class ShardWorker(SimpleWorker):
         """As rq's, but it looks often whether to stop: an interrupted BLMOVE may have moved a job already."""
         while not self._stopping.is_set():
             try:
-                found = super().dequeue_job_and_maintain_ttl(timeout, None if timeout is None else IDLE_LOOK_S)
+                found = super().dequeue_job_and_maintain_ttl(timeout, None if timeout is None else IDLE_LOOK_S)  # type: ignore[arg-type]
             except ServerUnavailable as error:
                 self._await_server(error)
                 continue
@@ -190,8 +192,6 @@ class ShardWorker(SimpleWorker):
     def _install_signal_handlers(self) -> None:
         signal.signal(signal.SIGTERM, self.request_stop)
         signal.signal(signal.SIGALRM, _cut_short)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is its owner's, who then sends SIGTERM
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """Stops after the current sample, whose shard goes back to the queue."""
@@ -213,6 +213,12 @@ class _Endless(BaseDeathPenalty):
 
 def _cut_short(signum: int, frame: FrameType | None) -> None:
     raise Stopped
+
+
+def _forget_owners_handlers() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is its owner's, who then sends SIGTERM
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
 def _connect_patiently(url: str) -> Any:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import redis
 from PIL import Image
 
 import penstock
+from penstock import __main__ as command_line
 from penstock_common.stream.server import EmbeddedServer
 from tests.producer.reading import read_epoch
 
@@ -104,7 +105,18 @@ def test_json_is_all_a_program_sees(any_url: str, photos: Path) -> None:
     assert len(result["workers"]) == 1
 
 
-def test_every_mistake_is_one_line_and_exit_code_1(any_url: str, photos: Path) -> None:
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch, photos: Path) -> Iterator[Callable[[list[str]], int]]:
+    """The command in this process, which is fast, in the pictures' parent folder."""
+    monkeypatch.chdir(photos.parent)
+    before = signal.getsignal(signal.SIGTERM)
+    yield command_line.main
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_every_mistake_is_one_line_and_exit_code_1(
+    any_url: str, photos: Path, in_process: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
     """No traceback, no wait: what was found, and what to do."""
     (photos.parent / "empty").mkdir()
     (photos.parent / "text").mkdir()
@@ -120,7 +132,8 @@ def test_every_mistake_is_one_line_and_exit_code_1(any_url: str, photos: Path) -
         (["images", "photos", "--resize", "8x8", "--crop", "9x9"], "crop"),
     ):
         given = ["produce", *arguments, *([] if "--url" in arguments else ["--url", any_url]), "--workers", "1"]
-        code, out, err = run(*given, cwd=photos.parent)
+        code = in_process(given)
+        out, err = capsys.readouterr()
         said = [line for line in err.splitlines() if line.startswith("penstock: ")]
         assert code == 1, (arguments, err)
         assert "Traceback" not in err + out

@@ -53,7 +53,7 @@ def produce(
 ) -> Summary:
     """One production with forked workers (they start fast), to its end."""
     asked = ProductionPlan(stream="train", source=source, **plan)
-    with Production(asked, options_of(url), workers=workers, start="fork") as production:
+    with Production(asked, options_of(url), workers=workers) as production:
         deadline = time.monotonic() + PATIENCE_S
         for look in production.run():
             each(look)
@@ -105,7 +105,7 @@ def test_a_worker_added_while_it_runs_takes_part(any_url: str) -> None:
 
     def add(look: Progress) -> None:
         if look.done and not added:
-            added.append(Fleet(options_of(any_url), 1, start="fork"))
+            added.append(Fleet(options_of(any_url), 1))
 
     try:
         produce(any_url, dataset("slowly"), workers=1, shard_samples=6, each=add)
@@ -137,7 +137,7 @@ def test_a_killed_worker_costs_nothing(url: str) -> None:
 
 def test_a_host_that_vanishes_is_replaced(any_url: str) -> None:
     """Nobody tells of a host that lost its power: its heartbeat stops, and another takes the shard."""
-    lost = Fleet(replace(options_of(any_url), heartbeat_ttl_s=1), 1, start="fork")
+    lost = Fleet(replace(options_of(any_url), heartbeat_ttl_s=1), 1)
     (pid,) = lost.pids
     helper: list[Fleet] = []
     asked = ProductionPlan(stream="train", source=dataset("slowly"), shard_samples=SAMPLES)
@@ -145,7 +145,7 @@ def test_a_host_that_vanishes_is_replaced(any_url: str) -> None:
         for look in production.run():
             if look.done and not helper:
                 os.kill(pid, signal.SIGKILL)
-                helper.append(Fleet(options_of(any_url), 1, start="fork"))
+                helper.append(Fleet(options_of(any_url), 1))
     helper[0].stop()
     assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
 
@@ -161,7 +161,7 @@ def test_a_sample_that_kills_its_worker_is_tried_by_others(
 
 def test_a_stopped_worker_gives_its_shard_back(any_url: str) -> None:
     """Hosts are taken away with SIGTERM: the worker ends in moments, its shard goes on elsewhere where it stopped."""
-    leaving = Fleet(options_of(any_url), 1, start="fork")
+    leaving = Fleet(options_of(any_url), 1)
     (pid,) = leaving.pids
     took: list[float] = []
 
@@ -177,7 +177,7 @@ def test_a_stopped_worker_gives_its_shard_back(any_url: str) -> None:
         for look in production.run():
             stop(look)
             if took and not helper:
-                helper.append(Fleet(options_of(any_url), 1, start="fork"))
+                helper.append(Fleet(options_of(any_url), 1))
     helper[0].stop()
     made_by = [int(sample["pid"]) for sample in read_epoch(any_url).values()]
     assert took[0] < 4
@@ -188,13 +188,13 @@ def test_a_stopped_worker_gives_its_shard_back(any_url: str) -> None:
 def test_a_broken_off_production_is_continued(any_url: str) -> None:
     """Ctrl-C, a reboot: the same command again makes what is missing, not everything."""
     asked = ProductionPlan(stream="train", source=dataset("slowly"), epochs=2, shard_samples=10)
-    with Production(asked, options_of(any_url), workers=1, start="fork") as production:
+    with Production(asked, options_of(any_url), workers=1) as production:
         for look in production.run():
             if look.done >= 20:
                 break
     told: list[str] = []
     again = ProductionPlan(stream="train", source=dataset("slowly"), epochs=2)
-    with Production(again, options_of(any_url), workers=2, start="fork", notify=told.append) as production:
+    with Production(again, options_of(any_url), workers=2, notify=told.append) as production:
         assert production.epochs == (0, 1)
         list(production.run())
     assert "going on with epochs 0-1" in told[0]
@@ -205,7 +205,7 @@ def test_a_broken_off_production_is_continued(any_url: str) -> None:
 def test_workers_outlive_their_servers_restart(fresh_server: Callable[..., EmbeddedServer], tmp_path: Path) -> None:
     """A fleet on ten hosts is not started anew because Redis was."""
     server = fresh_server(appendonly=True, directory=tmp_path)
-    fleet = Fleet(options_of(server.url), 1, start="fork")
+    fleet = Fleet(options_of(server.url), 1)
     try:
         produce(server.url, dataset(), workers=0)
         server.kill()
@@ -276,7 +276,7 @@ def test_a_generator_is_produced_in_its_order(any_url: str) -> None:
 @pytest.fixture
 def fleet(any_url: str) -> Iterator[Fleet]:
     """One worker on the queue."""
-    fleet = Fleet(options_of(any_url), 1, start="fork")
+    fleet = Fleet(options_of(any_url), 1)
     yield fleet
     fleet.stop()
 
@@ -336,7 +336,7 @@ def test_a_full_budget_is_explained_and_does_not_end_the_production(any_url: str
     small = ProductionPlan(
         stream="train", source=dataset(), shard_samples=10, budget_bytes=1500, block_bytes=250
     )  # 120 samples of 24 bytes are 2880
-    with Production(small, options_of(any_url), workers=2, start="fork") as production:
+    with Production(small, options_of(any_url), workers=2) as production:
         for look in production.run():
             if look.waits:
                 told.append(look.waits)
