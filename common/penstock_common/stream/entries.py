@@ -80,6 +80,11 @@ def is_out_of_memory(reply: Reply) -> bool:
     return isinstance(reply, ResponseError) and ("OOM" in str(reply) or isinstance(reply, OutOfMemoryError))
 
 
+def is_gone(error: ResponseError) -> bool:
+    """Whether a command failed because the epoch was released, or the group dropped, meanwhile."""
+    return "NOGROUP" in str(error) or "no such key" in str(error)
+
+
 def _end_of(record_id: bytes) -> int:
     return int(record_id.partition(b"-")[0])
 
@@ -174,7 +179,7 @@ def list_pending(
     try:
         found = client.xpending_range(partition.entries(epoch), group, "-", "+", limit, consumername=member)
     except ResponseError as error:
-        if "NOGROUP" not in str(error):
+        if not is_gone(error):
             raise
         return []  # dropped or released: the member is told so by its next renewal
     return [
@@ -207,5 +212,10 @@ def trim_entries(
 
 def group_counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, dict[str, Any]]:
     """Per group of an entries key: pending, last delivered id, entries-read and lag where the server knows them."""
-    groups = client.xinfo_groups(partition.entries(epoch))
+    try:
+        groups = client.xinfo_groups(partition.entries(epoch))
+    except ResponseError as error:
+        if not is_gone(error):
+            raise
+        return {}
     return {info["name"].decode(): info for info in groups}

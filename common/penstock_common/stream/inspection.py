@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import PAGE, index_ends
+from penstock_common.stream.entries import PAGE, group_counts, index_ends, is_gone
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.roster import Roster, load_roster, server_ms
@@ -182,12 +184,10 @@ def _add_partition(
 ) -> None:
     """Adds one partition of one epoch to a group's sums."""
     epoch, key = manifest.epoch, partition.entries(manifest.epoch)
-    if not client.exists(key):
-        return
-    last = {info["name"].decode(): info["last-delivered-id"] for info in client.xinfo_groups(key)}.get(view.name)
+    last = group_counts(client, partition, epoch).get(view.name, {}).get("last-delivered-id")
     if last is None:
         return
-    summary = client.xpending(key, view.name)
+    summary = _pending_summary(client, key, view.name)
     view.pending_entries += int(summary["pending"])
     for consumer in summary["consumers"]:
         member = consumer["name"].decode()
@@ -197,6 +197,15 @@ def _add_partition(
             entries, samples = _behind(client, partition, epoch, shard, parse_id(last))
             view.lag_entries += entries
             view.lag_samples += samples
+
+
+def _pending_summary(client: Client, key: str, group: str) -> dict[str, Any]:
+    try:
+        return dict(client.xpending(key, group))
+    except ResponseError as error:
+        if not is_gone(error):
+            raise
+        return {"pending": 0, "consumers": []}
 
 
 def _behind(client: Client, partition: PartitionKeys, epoch: int, shard: int, last: EntryId) -> tuple[int, int]:

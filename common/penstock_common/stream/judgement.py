@@ -260,7 +260,8 @@ class _Judge:
         claimed = covered.copy()
         for span in spans:
             claimed[span.offsets] = True
-        self._name(f"group {name}: shard {shard}: settled, though never committed", settled & ~claimed)
+        if self._manifest.is_ended:  # else it may have been committed and settled since the index was read
+            self._name(f"group {name}: shard {shard}: settled, though never committed", settled & ~claimed)
         open_ = owed & ~settled
         total.delivered += int((settled & claimed).sum())
         for what, mask in (("dead", dead), ("pending", pending), ("unread", unread)):

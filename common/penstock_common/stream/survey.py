@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from redis.exceptions import ResponseError
 
 from penstock_common.errors import BadEntry
 from penstock_common.format.header import Header, parse_header
@@ -17,7 +18,7 @@ from penstock_common.format.limits import MAX_HEADER_BYTES
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import decode
 from penstock_common.stream.commands import Client, run_script
-from penstock_common.stream.entries import Record, group_counts, index_records
+from penstock_common.stream.entries import Record, group_counts, index_records, is_gone
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.ledger import dead_letters, settled_bits
 from penstock_common.stream.roster import Roster, load_roster
@@ -134,8 +135,6 @@ def survey_partition(
 
 def _counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, EntryId]:
     """Group -> last delivered id."""
-    if not client.exists(partition.entries(epoch)):
-        return {}
     return {name: parse_id(info["last-delivered-id"]) for name, info in group_counts(client, partition, epoch).items()}
 
 
@@ -193,7 +192,12 @@ def _checked(client: Client, partition: PartitionKeys, epoch: int, spec: Spec, p
 def _pending(client: Client, partition: PartitionKeys, epoch: int, group: str) -> Iterator[bytes]:
     start = "-"
     while True:
-        page = client.xpending_range(partition.entries(epoch), group, start, "+", PENDING_PAGE)
+        try:
+            page = client.xpending_range(partition.entries(epoch), group, start, "+", PENDING_PAGE)
+        except ResponseError as error:
+            if not is_gone(error):
+                raise
+            return
         yield from (entry["message_id"] for entry in page)
         if len(page) < PENDING_PAGE:
             return
