@@ -1,0 +1,245 @@
+"""`penstock.tensorflow`: the adapters' promises, and what each transformation of tf.data does to acknowledging."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock_common.format.spec import SpecLike
+from penstock_consumer.loader import Loader
+from penstock_producer.writer import Writer
+from tests.contracts.adapter import (
+    BATCH,
+    GROUP,
+    MEMBER,
+    SAMPLES,
+    STREAM,
+    AdapterContract,
+    delivered,
+    loader_of,
+    settled,
+)
+from tests.contracts.feed import produce
+
+tf = pytest.importorskip("tensorflow")
+keras = pytest.importorskip("keras")
+
+from penstock.keras import Acknowledge  # noqa: E402 - only where TensorFlow is
+from penstock.tensorflow import acknowledging, dataset  # noqa: E402 - only where TensorFlow is
+
+BATCHES = -(-SAMPLES // BATCH)
+
+
+def train_until_killed(url: str) -> None:
+    """Trains for ever, reading ahead; each step's labels are a line."""
+    loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, member=MEMBER)
+    for batch in dataset(loader).prefetch(6):
+        sys.stdout.write(" ".join(map(str, batch["y"].numpy().tolist())) + "\n")
+        sys.stdout.flush()
+
+
+class TestTensorFlow(AdapterContract):
+    """tf.data.Dataset."""
+
+    def dataset(self, loader: Loader) -> Any:
+        """With dicts as elements."""
+        return dataset(loader)
+
+    def read_ahead(self, batches: Any, count: int) -> Any:
+        """tf.data's own way."""
+        return batches.prefetch(count)
+
+    def as_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
+        """Without a copy."""
+        values: np.ndarray[Any, Any] = tensor.numpy()
+        return values
+
+    train_until_killed = staticmethod(train_until_killed)
+
+
+@pytest.fixture
+def model() -> Any:
+    """One that learns nothing and takes no time."""
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    made.compile("sgd", "mse")
+    return made
+
+
+def halved(x: Any, y: Any) -> Any:
+    """A function for map."""
+    return x / 2, y
+
+
+def is_even_batch(x: Any, y: Any) -> Any:
+    """Drops some batches."""
+    return tf.reduce_sum(y) % 2 == 0
+
+
+def is_of_the_second_epoch(y: Any) -> Any:
+    """Drops a whole epoch."""
+    return tf.reduce_min(y) >= SAMPLES
+
+
+THROUGH: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda ds: ds,
+    "map": lambda ds: ds.map(halved, num_parallel_calls=2),
+    "unordered map": lambda ds: ds.map(halved, num_parallel_calls=2, deterministic=False),
+    "filter": lambda ds: ds.filter(is_even_batch),
+    "skip": lambda ds: ds.skip(3),
+    "shuffle": lambda ds: ds.shuffle(5),
+    "prefetch": lambda ds: ds.prefetch(4),
+    "unbatch and batch": lambda ds: ds.unbatch().batch(10),
+    "all of them": lambda ds: ds.skip(1).map(halved).shuffle(4).filter(is_even_batch).prefetch(2),
+}
+
+
+@pytest.mark.parametrize("name", THROUGH)
+def test_fit_over_three_epochs_settles_everything_behind(name: str, any_url: str, model: Any) -> None:
+    """What a filter drops is read, what a buffer holds is not yet; at the end nothing is owed and nobody was warned."""
+    produce(any_url, STREAM, SAMPLES, epochs=3)
+    with loader_of(any_url) as loader:
+        batches = THROUGH[name](dataset(loader, select=("x", "y")))
+        model.fit(batches, epochs=3, verbose=0)
+    assert delivered(any_url) == [SAMPLES] * 3
+    assert settled(any_url)
+
+
+CUT: dict[str, Callable[[Any], Any]] = {
+    "take": lambda ds: ds.take(5),
+    "take behind a buffer": lambda ds: ds.prefetch(BATCHES + 1).take(5),
+    "take while": lambda ds: ds.take_while(lambda batch: tf.constant(True)).take(5),
+    "skip and take": lambda ds: ds.skip(1).take(5),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_what_take_leaves_comes_in_the_next_pass(name: str, any_url: str) -> None:
+    """An epoch in pieces is still the epoch, also where a buffer had pulled all of it."""
+    produce(any_url, STREAM, SAMPLES)
+    seen: list[int] = []
+    with loader_of(any_url) as loader:
+        source = dataset(loader)
+        for _ in range(2):
+            seen += [number for batch in CUT[name](source) for number in batch["y"].numpy().tolist()]
+            assert delivered(any_url)[0] < SAMPLES
+        seen += [number for batch in source for number in batch["y"].numpy().tolist()]
+    dropped = 2 * BATCH if "skip" in name else 0
+    assert len(set(seen)) >= SAMPLES - dropped
+    assert settled(any_url)
+
+
+def test_what_was_in_a_shuffle_buffer_comes_again(any_url: str) -> None:
+    """The buffer had pulled the whole epoch; only what left it may be acknowledged."""
+    produce(any_url, STREAM, SAMPLES)
+    with loader_of(any_url) as loader:
+        source = dataset(loader)
+        first = [number for batch in source.shuffle(50).take(4) for number in batch["y"].numpy().tolist()]
+        rest = [number for batch in source for number in batch["y"].numpy().tolist()]
+    assert sorted(first + rest) == list(range(SAMPLES))
+    assert settled(any_url)
+
+
+def test_a_filter_that_drops_an_epoch_goes_on_to_the_next(any_url: str) -> None:
+    """Keras takes an empty pass for an error, and iterating the loader goes on too."""
+    with Writer(STREAM, url=any_url, notify=lambda _: None) as writer:
+        for numbers in (range(SAMPLES), range(SAMPLES, 2 * SAMPLES)):
+            with writer.epoch() as epoch:
+                for number in numbers:
+                    epoch.write({"y": number})
+    with loader_of(any_url) as loader:
+        kept = dataset(loader, select="y").filter(is_of_the_second_epoch)
+        assert sorted(number for y in kept for number in y.numpy().tolist()) == list(range(SAMPLES, 2 * SAMPLES))
+    assert delivered(any_url) == [SAMPLES] * 2
+
+
+def test_a_repeated_dataset_reads_the_epochs_one_after_the_other(any_url: str, model: Any) -> None:
+    """`steps_per_epoch` with `repeat` is how endless feeds are trained on."""
+    produce(any_url, STREAM, SAMPLES, epochs=2)
+    with loader_of(any_url) as loader:
+        model.fit(dataset(loader, select=("x", "y")).repeat(2), steps_per_epoch=BATCHES, epochs=2, verbose=0)
+    assert delivered(any_url) == [SAMPLES] * 2
+
+
+def test_a_zip_is_told_where_it_can_be_acknowledged(any_url: str) -> None:
+    """Where nobody sees the step, refusing beats losing; the error says what to write, and that works."""
+    produce(any_url, STREAM, SAMPLES)
+    with loader_of(any_url) as loader:
+        source = dataset(loader, select="y")
+        zipped = tf.data.Dataset.zip((source, tf.data.Dataset.range(1000)))
+        with pytest.raises(tf.errors.OpError, match="acknowledging"):
+            next(iter(zipped))
+        seen = [number for y, _ in acknowledging(zipped, source) for number in y.numpy().tolist()]
+    assert sorted(seen) == list(range(SAMPLES))
+    assert settled(any_url)
+
+
+def test_several_steps_in_one_call_are_acknowledged_after_the_call(any_url: str, model: Any) -> None:
+    """With steps_per_execution batches are asked for before the first step has ended; the callback knows better."""
+    produce(any_url, STREAM, SAMPLES)
+    seen: list[int] = []
+
+    class Watch(keras.callbacks.Callback):  # type: ignore[name-defined]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            loader._joined().flush()
+            seen.append(delivered(any_url)[0])
+
+    with loader_of(any_url) as loader:
+        model.compile("sgd", "mse", steps_per_execution=4)
+        callbacks = [Watch(), Acknowledge(loader)]
+        model.fit(dataset(loader, select=("x", "y")), verbose=0, callbacks=callbacks)
+    assert seen[:3] == [0, 4 * BATCH, 8 * BATCH]
+    assert settled(any_url)
+
+
+RAGGED: SpecLike = {
+    "boxes": ("float32", (None, 4)),
+    "image": ("uint8", (None, None, 3)),
+    "pairs": ("int32", (2, None)),
+    "name": ("bytes", ()),
+}
+
+
+def test_ragged_tensors_and_bytes_have_their_tensorflow_types(any_url: str) -> None:
+    """Boxes, images of any size and strings go into a model as tf.RaggedTensor and tf.string, with a static spec."""
+    samples = [
+        {
+            "boxes": np.full((i % 3, 4), i, np.float32),
+            "image": np.full((i % 4, 2 + i % 2, 3), i, np.uint8),
+            "pairs": np.full((2, i % 5), i, np.int32),
+            "name": b"sample %d" % i,
+        }
+        for i in range(20)
+    ]
+    with Writer(STREAM, url=any_url, spec=RAGGED, notify=lambda _: None) as writer, writer.epoch() as epoch:
+        for sample in samples:
+            epoch.write(sample)
+    with loader_of(any_url) as loader:
+        ds = dataset(loader)
+        assert isinstance(ds, tf.data.Dataset)
+        assert ds.element_spec["boxes"] == tf.RaggedTensorSpec((None, None, 4), tf.float32, ragged_rank=1)
+        assert ds.element_spec["image"] == tf.RaggedTensorSpec((None, None, None, 3), tf.uint8, ragged_rank=2)
+        assert ds.element_spec["name"] == tf.TensorSpec((None,), tf.string)
+        found = {}
+        for batch in ds:
+            for row, name in enumerate(batch["name"].numpy()):
+                found[name] = {key: batch[key][row] for key in ("boxes", "image", "pairs")}
+    for sample in samples:
+        for key, value in found[sample["name"]].items():
+            expected = np.asarray(sample[key]).tolist()
+            got = value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()
+            assert got == expected, (key, sample["name"])
+
+
+def test_select_gives_tuples_or_bare_tensors_and_names_what_there_is(any_url: str) -> None:
+    """`fit` wants (x, y); a mistyped name is answered with the names."""
+    produce(any_url, STREAM, SAMPLES)
+    with loader_of(any_url) as loader:
+        spec = dataset(loader, select=("x", "y")).element_spec
+        assert spec == (tf.TensorSpec((None, 4), tf.float32), tf.TensorSpec((None,), tf.int64))
+        assert dataset(loader, select="y").element_spec == tf.TensorSpec((None,), tf.int64)
+        with pytest.raises(ValueError, match="x, y"):
+            dataset(loader, select=("x", "z"))

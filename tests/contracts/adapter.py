@@ -1,0 +1,167 @@
+"""What every framework's adapter promises. A subclass says how to make its dataset, iterate it and read ahead in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from penstock_common.format.spec import SpecLike
+from penstock_common.stream.audit import AuditReport, audit_stream
+from penstock_common.stream.connection import connect
+from penstock_consumer.loader import Loader
+from penstock_producer.writer import Writer
+from tests.contracts.feed import produce
+from tests.contracts.processes import child
+
+STREAM, GROUP, MEMBER = "train", "net", "first"
+SAMPLES, BATCH = 100, 8
+MANY = 16
+"""Batches read ahead: more than an epoch has."""
+
+EVERY_DTYPE: SpecLike = {
+    name: (name, (2,))
+    for name in (
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+        "float16", "float32", "float64", "bfloat16", "complex64", "complex128",
+    )
+}  # fmt: skip
+
+
+@contextmanager
+def loader_of(url: str, **settings: Any) -> Iterator[Loader]:
+    """A member of the group, waiting ten seconds at most."""
+    with Loader(
+        STREAM, group=GROUP, batch_size=BATCH, url=url, timeout_s=10, notify=lambda _: None, **settings
+    ) as loader:
+        yield loader
+
+
+def audit(url: str) -> AuditReport:
+    """The stream's audit."""
+    client = connect(url)
+    try:
+        return audit_stream(client, STREAM)
+    finally:
+        client.close()
+
+
+def delivered(url: str) -> list[int]:
+    """Acknowledged samples of the group, per epoch."""
+    return [epoch.groups[GROUP].delivered if GROUP in epoch.groups else 0 for epoch in audit(url).epochs]
+
+
+def settled(url: str) -> bool:
+    """Nothing lost or twice, nothing owed."""
+    report = audit(url)
+    return report.is_clean and not report.pending and not report.unread
+
+
+class AdapterContract:
+    """Inherit it as ``class TestX(AdapterContract)``."""
+
+    def dataset(self, loader: Loader) -> Any:
+        """The framework's object; iterating it gives batches as dicts."""
+        raise NotImplementedError
+
+    def read_ahead(self, batches: Any, count: int) -> Any:
+        """The same, pulling so many batches before they are asked for."""
+        raise NotImplementedError
+
+    def as_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
+        """A tensor's values."""
+        raise NotImplementedError
+
+    train_until_killed: ClassVar[Callable[..., None]]
+    """A function of the test's module, as staticmethod: reads ``url``'s stream as member MEMBER, reading ahead, and
+    prints each step's y as a line."""
+
+    def labels(self, batches: Iterable[Any]) -> list[int]:
+        """The samples' numbers."""
+        return [number for batch in batches for number in self.as_numpy(batch["y"]).tolist()]
+
+    def test_each_pass_is_the_next_epoch_and_settles_it(self, url: str) -> None:
+        """The loop that everybody writes ends with nothing owed."""
+        produce(url, STREAM, SAMPLES, epochs=3)
+        with loader_of(url) as loader:
+            batches = self.dataset(loader)
+            for _ in range(3):
+                assert sorted(self.labels(batches)) == list(range(SAMPLES))
+        assert delivered(url) == [SAMPLES] * 3
+        assert settled(url)
+
+    def test_what_is_only_read_ahead_is_not_acknowledged(self, any_url: str) -> None:
+        """A crash must not take batches with it that no step has seen."""
+        produce(any_url, STREAM, SAMPLES)
+        with loader_of(any_url) as loader:
+            pulled = iter(self.read_ahead(self.dataset(loader), MANY))
+            for steps in range(1, 6):
+                next(pulled)
+                loader._joined().flush()
+                assert delivered(any_url) == [(steps - 1) * BATCH]
+
+    def test_what_a_broken_off_pass_had_read_ahead_comes_in_the_next(self, any_url: str) -> None:
+        """`break` is an everyday thing, and the data behind it still belongs to the epoch."""
+        produce(any_url, STREAM, SAMPLES)
+        with loader_of(any_url) as loader:
+            batches = self.read_ahead(self.dataset(loader), MANY)
+            first = self.labels([next(iter(batches))])
+            rest = self.labels(batches)
+        assert sorted(first + rest) == list(range(SAMPLES))
+        assert settled(any_url)
+
+    def test_what_a_killed_trainer_had_not_trained_on_is_handed_out_again(self, any_url: str) -> None:
+        """Kill -9 in the middle of an epoch, batches on their way: trained and redelivered together are everything."""
+        produce(any_url, STREAM, SAMPLES)
+        with child(self.train_until_killed, any_url) as trainer:
+            trained = [int(number) for _ in range(3) for number in trainer.line().split()]
+            trained += [int(number) for line in trainer.kill() for number in line.split()]
+        with loader_of(any_url, member=MEMBER) as loader:
+            again = self.labels(self.dataset(loader))
+        assert set(trained) | set(again) == set(range(SAMPLES))
+        assert len(trained) >= 3 * BATCH
+        assert len(again) >= SAMPLES - len(trained)
+        assert settled(any_url)
+
+    def test_kept_batches_stay_as_they_were(self, any_url: str) -> None:
+        """Memory is used again only where nothing refers to it, the framework's tensors included."""
+        produce(any_url, STREAM, SAMPLES)
+        with loader_of(any_url, prefetch_bytes=1) as loader:
+            kept = list(self.dataset(loader))
+        assert sorted(self.labels(kept)) == list(range(SAMPLES))
+        for batch in kept:
+            x, y = self.as_numpy(batch["x"]), self.as_numpy(batch["y"])
+            assert np.array_equal(x, np.repeat(y.astype(np.float32)[:, None], 4, axis=1))
+
+    def test_every_dtype_arrives_bit_for_bit(self, any_url: str) -> None:
+        """bfloat16 and the unsigned ones too: no framework's favourite type is forced on anybody."""
+        sent: dict[str, np.ndarray[Any, Any]] = {}
+        with (
+            Writer(STREAM, url=any_url, spec=EVERY_DTYPE, notify=lambda _: None) as writer,
+            writer.epoch() as epoch,
+        ):
+            for tensor in writer.stream.spec or ():
+                kind = np.dtype(tensor.dtype) if tensor.dtype != "bfloat16" else _bfloat16()
+                sent[tensor.name] = np.arange(BATCH * 2).reshape(BATCH, 2).astype(kind)
+            epoch.write_batch(sent)
+        with loader_of(any_url) as loader:
+            (batch,) = list(self.dataset(loader))
+        for name, values in sent.items():
+            got = self.as_numpy(batch[name])
+            assert (got.dtype, got.tobytes()) == (values.dtype, values.tobytes())
+
+    def test_a_loader_that_acknowledges_by_hand_is_refused(self, any_url: str) -> None:
+        """Nobody could acknowledge a batch that the framework does not show."""
+        produce(any_url, STREAM, SAMPLES)
+        with loader_of(any_url, acknowledge="manual") as loader, pytest.raises(ValueError, match="on_next"):
+            self.dataset(loader)
+
+
+def _bfloat16() -> np.dtype[Any]:
+    import ml_dtypes
+
+    kind: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return kind

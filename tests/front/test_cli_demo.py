@@ -1,0 +1,121 @@
+"""`penstock demo`: its options, what it refuses, and when it calls its own outcome not good."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from penstock.__main__ import main
+from penstock.cli.console import Console
+from penstock.demo.augment import augment, plain
+from penstock.demo.digits import Folders
+from penstock.demo.models import NumpyModel
+from penstock.demo.report import as_json, failures, tell
+from penstock.demo.session import Options, Outcome, goal_applies
+from penstock.demo.trainer import Task
+from penstock.demo.trainers import Trainer
+from penstock_common.stream.accounts import AuditReport, EpochAudit, GroupAudit
+from penstock_producer.progress import Summary
+
+
+def trained(name: str, accuracy: float = 0.97) -> Trainer:
+    """A trainer that is through with everything."""
+    task = Task(url="", group=name, model=name, epochs=1, samples=80, train=Path(), held_out=Path())
+    numbers = {"accuracy": accuracy, "rate": 500.0, "waited": 0.25}
+    return Trainer(task, print, results={"trained": numbers, "compared": {"rate": 200.0, "waited": 0.9}})
+
+
+@pytest.fixture
+def outcome() -> Outcome:
+    """A good end."""
+    groups = {"convnet": GroupAudit(delivered=80), "dense": GroupAudit(delivered=80)}
+    return Outcome(
+        folders=Folders(Path("train"), Path("held-out"), 80, 20),
+        epochs=1,
+        trainer="keras",
+        summary=Summary("digits", (0,), 80, 0, 1000, 2.0, ("a", "b")),
+        worker_pids=(11, 12),
+        trainers=(trained("convnet"), trained("dense")),
+        audit=AuditReport("digits", [EpochAudit(0, "produced", 80, produced=80, groups=groups)], ""),
+        look_command="redis-cli -u redis://x XINFO GROUPS key",
+        look_output='1) 1) "name"',
+        seconds=60.0,
+    )
+
+
+def test_a_good_outcome_is_told_with_every_number(outcome: Outcome) -> None:
+    """Who reads nothing else must see accuracy, speed, waiting, the comparison and the audit."""
+    out = io.StringIO()
+    assert failures(outcome, needs_goal=True) == []
+    tell(outcome, Console(out=out, err=out), [])
+    text = out.getvalue()
+    for part in ("0.970", "500", "25%", "200", "90%", "lost 0, duplicate 0, pending 0", "redis-cli -u", "11, 12"):
+        assert part in text
+
+
+def test_a_low_accuracy_is_no_success(outcome: Outcome) -> None:
+    """A feed that hands out wrong labels would show nowhere else."""
+    worse = dataclasses.replace(outcome, trainers=(trained("convnet", 0.9), trained("dense")))
+    assert "convnet" in failures(worse, needs_goal=True)[0]
+    assert failures(worse, needs_goal=False) == []
+    assert as_json(worse, ["x"])["ok"] is False
+
+
+def test_a_sample_that_was_not_delivered_is_no_success(outcome: Outcome) -> None:
+    """The audit's word decides the exit code."""
+    short = GroupAudit(delivered=79, pending=1)
+    outcome.audit.epochs[0].groups["dense"] = short
+    assert "79 of 80" in failures(outcome, needs_goal=True)[0]
+
+
+def test_the_goal_is_for_the_whole_demo_only() -> None:
+    """A few digits cannot be learned that well, and that is nobody's fault."""
+    options = Options(1797, 3, 2, None, None)
+    assert goal_applies(options)
+    assert not goal_applies(dataclasses.replace(options, samples=300))
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody's files are mixed with digits."""
+    (tmp_path / "mine.txt").write_text("precious")
+    assert main(["demo", "--keep", str(tmp_path), "--trainer", "numpy"]) == 1
+    assert "something is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--samples", "5"], ["--epochs", "0"], ["--workers", "x"], ["--trainer", "jax"]])
+def test_impossible_numbers_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Told before anything is started."""
+    assert main(["demo", *arguments]) == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_augmenting_keeps_form_and_label_and_follows_its_generator() -> None:
+    """A retried job must make the very same sample."""
+    image = np.zeros((32, 32, 1), np.uint8)
+    image[8:24, 14:18] = 255
+    sample = {"x": image, "y": 1}
+    made = [augment(sample, np.random.default_rng(seed)) for seed in (1, 1, 2)]
+    assert np.array_equal(made[0]["x"], made[1]["x"])
+    assert not np.array_equal(made[0]["x"], made[2]["x"])
+    for one in (*made, plain(sample)):
+        assert (one["x"].shape, one["x"].dtype, one["y"]) == ((32, 32, 1), np.float32, 1)
+        assert 0 <= one["x"].min() < one["x"].max() <= 1
+
+
+def test_the_numpy_model_learns() -> None:
+    """Without TensorFlow the demo still shows that the data arrived as they were meant."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 640)
+    images = rng.random((640, 32, 32, 1), dtype=np.float32) * 0.5
+    images[np.arange(640), labels * 3, :, 0] += 1
+    model = NumpyModel(64, steps=40, seed=0)
+    batches: Any = ((images[i : i + 16], labels[i : i + 16]) for i in range(0, 640, 16))
+    steps: list[int] = []
+    model.train_on(cast("Any", batches), lambda: steps.append(1))
+    assert len(steps) == 40
+    assert model.accuracy(images, labels) > 0.9
