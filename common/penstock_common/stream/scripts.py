@@ -295,8 +295,9 @@ local freed = 0
 for i = 3, #ARGV, 2 do
   if redis.call('XDEL', KEYS[2], ARGV[i]) == 1 then freed = freed + tonumber(ARGV[i + 1]) end
 end
-redis.call('HINCRBY', KEYS[1], 'b:' .. ARGV[2], -freed)
-redis.call('HINCRBY', KEYS[1], 'bytes', -freed)
+-- 0 - n, because -n of 0 is '-0', which is no integer
+redis.call('HINCRBY', KEYS[1], 'b:' .. ARGV[2], 0 - freed)
+redis.call('HINCRBY', KEYS[1], 'bytes', 0 - freed)
 return freed
 """
 )
@@ -311,7 +312,7 @@ if ARGV[1] ~= '' and (redis.call('HGET', KEYS[1], 'gen') or '0') ~= ARGV[1] then
 redis.call('SET', KEYS[2], 'gone:' .. ARGV[3])
 mark_lost(KEYS[1], tonumber(ARGV[2]))
 local bytes = tonumber(redis.call('HGET', KEYS[1], 'b:' .. ARGV[2]) or '0')
-redis.call('HINCRBY', KEYS[1], 'bytes', -bytes)
+redis.call('HINCRBY', KEYS[1], 'bytes', 0 - bytes)
 redis.call('HDEL', KEYS[1], 'e:' .. ARGV[2], 't:' .. ARGV[2], 'b:' .. ARGV[2])
 redis.call('HSET', KEYS[1], 'x:' .. ARGV[2], ARGV[3])
 for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do

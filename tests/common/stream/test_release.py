@@ -1,0 +1,44 @@
+"""Removing what is settled: any number of writers do it at once, so every step meets work that is done already."""
+
+from __future__ import annotations
+
+import numpy as np
+import redis
+
+import penstock
+from penstock_common.stream.entries import index_records, trim_entries
+from penstock_common.stream.manifest import retained_epochs
+from penstock_common.stream.release import release_epoch
+from penstock_common.stream.roster import load_roster
+from penstock_common.stream.streams import Stream, load_stream
+
+
+def made(url: str, client: redis.Redis, *, good: int) -> Stream:
+    """One epoch: some good samples, one bad."""
+    with penstock.Writer("train", url=url, spec={"x": ("uint8", (100,))}, block_bytes=1) as writer:
+        with writer.epoch() as epoch:
+            for _ in range(good):
+                epoch.write({"x": np.zeros(100, dtype=np.uint8)})
+            epoch.quarantine("truncated")
+    return load_stream(client, "train")
+
+
+def test_trimming_what_another_writer_just_trimmed_frees_nothing_and_fails_nothing(
+    url: str, client: redis.Redis
+) -> None:
+    """Two jobs that wait for room plan the same entries; the second must go on, not die."""
+    stream = made(url, client, good=3)
+    partition = stream.partitions[0]
+    records = [record for record in index_records(client, partition, 0, 0) if record.entry_id]
+    generation = load_roster(client, partition).generation
+    assert [trim_entries(client, partition, generation, 0, records) for _ in range(2)] == [300, 0]
+    assert load_roster(client, partition).bytes == 0
+
+
+def test_an_epoch_that_holds_no_bytes_is_released(url: str, client: redis.Redis) -> None:
+    """All its samples were bad, or all entries were trimmed before: its keys have to go all the same."""
+    stream = made(url, client, good=0)
+    assert release_epoch(client, stream, 0)
+    assert retained_epochs(client, stream) == {}
+    left = {key.decode().rpartition(":")[2] for key in client.scan_iter(match="*")}
+    assert left == {"meta", "events", "roster"}
