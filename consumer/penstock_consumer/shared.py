@@ -160,9 +160,9 @@ class EpochReader:
             broken = error
         taken = list(self._received)
         self._settle_received(taken, self._manifest, partition)  # before recovery asks what is held
-        if broken is not None:
-            self._reconnect(broken)
         self._emit(self._assembler)
+        if broken is not None:
+            raise broken  # no answer: what it would have been is not "nothing"
         return len(taken)
 
     def _settle_received(self, received: list[Received], manifest: Manifest, partition: PartitionKeys) -> None:

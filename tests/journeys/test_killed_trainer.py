@@ -1,0 +1,238 @@
+"""Trainers that die, vanish, are doubled or interrupted: everything is trained on, and twice only what a crash allows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from penstock_common.stream.commands import Client
+from penstock_common.stream.streams import set_plan
+from penstock_consumer.loader import Loader
+from penstock_producer.writer import Writer
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, produce, sample
+from tests.contracts.processes import Child, child
+
+COUNT = 600
+
+
+def train(url: str, member: str, batches: str, pause_s: str = "0", epochs: str = "1", lease_s: str = "1") -> None:
+    """A trainer: prints each batch's numbers after its step; stops in the middle of step ``batches``, if not -1."""
+    loader = Loader(
+        "t", group="g", batch_size=10, url=url, member=member, lease_s=float(lease_s), timeout_s=30, prefetch_bytes=3000
+    )
+    step = 0
+    with loader:
+        for _ in range(int(epochs)):
+            for batch in loader:
+                step += 1
+                if step == int(batches):
+                    print("middle", flush=True)
+                    time.sleep(60)
+                time.sleep(float(pause_s))
+                print(*batch["y"].tolist(), flush=True)
+
+
+def steps(lines: list[str]) -> list[int]:
+    """The numbers trained on, from what a trainer printed."""
+    return [int(word) for line in lines if line and line[0].isdigit() for word in line.split()]
+
+
+def run_until_middle(trainer: Child) -> list[str]:
+    """What a trainer printed until it stopped in a step."""
+    lines: list[str] = []
+    while (line := trainer.line()) != "middle":
+        assert line
+        lines.append(line)
+    return lines
+
+
+def test_a_trainer_restarted_under_its_name_goes_on_at_once(any_url: str, any_client: Client) -> None:
+    """Kill -9 in a step, with a prefetch queue full: what it had been given is its own, no lease has to lapse."""
+    produce(any_url, "t", COUNT, block_samples=7)
+    logged = kill_in_a_step(any_url)
+    with child(train, any_url, "killed", -1, 0, 1, 600) as trainer:
+        require_everything(any_client, logged, trainer.rest())
+
+
+def test_what_a_killed_trainer_had_not_trained_on_goes_to_another(url: str, client: Client) -> None:
+    """The same with another name, as in a new container: after a lease, and nothing but what is owed."""
+    produce(url, "t", COUNT, block_samples=7)
+    logged = kill_in_a_step(url)
+    with child(train, url, "other", -1) as trainer:
+        require_everything(client, logged, trainer.rest())
+
+
+def kill_in_a_step(url: str) -> list[str]:
+    """What a trainer printed before it was killed in its twelfth step."""
+    with child(train, url, "killed", 12) as trainer:
+        logged = run_until_middle(trainer)
+        return logged + trainer.kill()
+
+
+def require_everything(client: Client, logged: list[str], rest: list[str]) -> None:
+    """All was trained on; twice at most the step before the kill, which the loop could not acknowledge any more."""
+    trained = Counter(steps(logged)) + Counter(steps(rest))
+    assert set(trained) == set(range(COUNT))
+    repeated = {number for number, count in trained.items() if count > 1}
+    assert repeated <= set(steps(logged[-1:]))
+    assert max(trained.values()) <= 2
+    assert client.xpending(open_stream(client, "t").partitions[0].entries(0), "g")["pending"] == 0
+
+
+def test_a_living_member_takes_over_within_the_running_epoch(any_url: str) -> None:
+    """Of two members one dies: the other's iteration ends only when it has everything."""
+    produce(any_url, "t", COUNT, block_samples=7)
+    with child(train, any_url, "dies", 5, 0.01) as dying, child(train, any_url, "lives", -1, 0.01) as living:
+        logged = run_until_middle(dying)
+        logged += dying.kill()
+        rest = living.rest()
+    trained = Counter(steps(logged)) + Counter(steps(rest))
+    assert set(trained) == set(range(COUNT))
+    assert sum(trained.values()) - COUNT <= 10
+
+
+def test_a_member_that_closes_hands_over_without_a_lease(any_url: str) -> None:
+    """A scaled-down trainer says goodbye: nobody waits for it."""
+    produce(any_url, "t", COUNT, block_samples=7)
+    settings: dict[str, Any] = {"group": "g", "batch_size": 10, "url": any_url, "timeout_s": 20, "prefetch_bytes": 3000}
+    with Loader("t", member="stays", lease_s=600, **settings) as stays:
+        leaves = Loader("t", member="leaves", lease_s=600, **settings)
+        found = next(iter(leaves))["y"].tolist()
+        threading.Timer(0.5, leaves.close).start()
+        began = time.monotonic()
+        found += [number for batch in stays for number in batch["y"].tolist()]
+        assert time.monotonic() - began < 5
+    assert sorted(found) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("fast", [False, None])
+def test_connections_cut_while_reading_repeat_and_lose_nothing(url: str, client: Client, fast: bool | None) -> None:
+    """Every connection of a trainer is cut again and again; entries under way are found by id."""
+    produce(url, "t", COUNT, block_samples=3)
+    said: list[str] = []
+    found: list[int] = []
+    with Loader(
+        "t", group="g", batch_size=5, url=url, timeout_s=20, prefetch_bytes=400, fast=fast, notify=said.append
+    ) as loader:
+        for number, batch in enumerate(loader):
+            found += batch["y"].tolist()
+            if number % 10 == 5:
+                for info in client.client_list():
+                    if "xreadgroup" in info["cmd"] or "eval" in info["cmd"]:
+                        client.client_kill_filter(_id=info["id"])
+            time.sleep(0.002)
+    assert any("connection broke while reading" in line for line in said)
+    assert sorted(found) == list(range(COUNT))
+
+
+def test_a_server_that_restarts_while_a_trainer_reads_and_a_writer_writes(fresh_server: Any, tmp_path: Any) -> None:
+    """With its append-only file a server comes back as it was, and both sides go on by themselves."""
+    server = fresh_server(appendonly=True, directory=tmp_path, extra={"appendfsync": "always"})
+    url, port = server.url, server.port
+    found: list[int] = []
+    errors: list[BaseException] = []
+    quiet: dict[str, Any] = {"url": url, "notify": lambda _: None}
+
+    def write() -> None:
+        try:
+            with Writer("t", spec=SPEC, block_bytes=5 * SAMPLE_BYTES, **quiet) as writer, writer.epoch() as epoch:
+                for number in range(COUNT):
+                    epoch.write(sample(number))
+                    time.sleep(0.002)
+        except BaseException as error:
+            errors.append(error)
+
+    def read() -> None:
+        try:
+            with Loader("t", group="g", batch_size=5, timeout_s=30, lease_s=2, **quiet) as loader:
+                for batch in loader:
+                    found.extend(batch["y"].tolist())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write), threading.Thread(target=read)]
+    for thread in threads:
+        thread.start()
+    while len(found) < 50 and not errors:
+        time.sleep(0.01)
+    server.close()
+    fresh_server(appendonly=True, directory=tmp_path, port=port, extra={"appendfsync": "always"})
+    for thread in threads:
+        thread.join(30)
+    assert not errors
+    assert set(found) == set(range(COUNT))
+    assert len(found) == COUNT
+
+
+def test_a_server_that_stood_still_takes_nothing_from_the_living(fresh_server: Any) -> None:
+    """A stopped server ages every lease at once; that proves nothing about their holders."""
+    server = fresh_server()
+    produce(server.url, "t", COUNT, block_samples=7)
+    settings: dict[str, Any] = {
+        "group": "g", "batch_size": 10, "url": server.url, "timeout_s": 20, "lease_s": 1.0, "prefetch_bytes": 3000,
+    }  # fmt: skip
+    said: list[str] = []
+    with (
+        Loader("t", member="one", notify=said.append, **settings) as one,
+        Loader("t", member="two", notify=said.append, **settings) as two,
+    ):
+        ones, twos = iter(one), iter(two)
+        found = next(ones)["y"].tolist() + next(twos)["y"].tolist()
+        for _ in range(2):
+            os.kill(server.pid, signal.SIGSTOP)
+            time.sleep(1.6)
+            os.kill(server.pid, signal.SIGCONT)
+            time.sleep(0.4)
+        for batches in (ones, twos):
+            found += [number for batch in batches for number in batch["y"].tolist()]
+    assert sorted(found) == list(range(COUNT))
+    assert not any("lost" in line for line in said)
+
+
+def idle(url: str) -> None:
+    """A trainer that ends without closing anything, with a reader, a keeper and a full queue."""
+    loader = Loader("t", group="g", batch_size=10, url=url, member="m", prefetch_bytes=1000)
+    print(*next(iter(loader))["y"].tolist(), flush=True)
+
+
+def test_a_program_that_just_ends_does_not_hang_and_hands_back(any_url: str, any_client: Client) -> None:
+    """Nobody closes what a script leaves open; its interpreter must end, and others go on at once."""
+    produce(any_url, "t", COUNT, block_samples=7)
+    with child(idle, any_url) as trainer:
+        trainer.rest(timeout_s=10)
+    began = time.monotonic()
+    set_plan(any_client, open_stream(any_client, "t"), 1)
+    with Loader("t", group="g", batch_size=10, url=any_url, timeout_s=20) as loader:
+        assert sorted(number for batch in loader for number in batch["y"].tolist()) == list(range(COUNT))
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("where", ["waiting", "training"])
+def test_ctrl_c_ends_a_trainer_within_seconds(any_url: str, where: str) -> None:
+    """Whoever presses Ctrl-C does not want to wait for a lease or a timeout."""
+    if where == "training":
+        produce(any_url, "t", COUNT, block_samples=7)
+    else:
+        with (
+            Writer("t", url=any_url, spec=SPEC, notify=lambda _: None) as writer,
+            writer.epoch(sizes=[20]).shard(0) as s,
+        ):
+            for number in range(20):
+                s.write(sample(number))
+    with child(train, any_url, "m", -1, 0.02, 5) as trainer:
+        assert trainer.line()
+        if where == "waiting":
+            assert trainer.line()
+            time.sleep(0.3)
+        began = time.monotonic()
+        trainer.interrupt()
+        _, err = trainer.process.communicate(timeout=10)
+        assert time.monotonic() - began < 2
+        assert trainer.process.returncode != 0
+        assert "KeyboardInterrupt" in err
