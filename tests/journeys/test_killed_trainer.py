@@ -1,4 +1,4 @@
-"""Trainers that die, vanish, are doubled or interrupted: everything is trained on, and twice only what a crash allows."""
+"""Trainers that die, vanish, are doubled or interrupted: all is trained on, and twice only what a crash allows."""
 
 from __future__ import annotations
 

@@ -1,0 +1,287 @@
+"""Retention: the plans as pure functions, and on real servers what goes, what stays, and that the books agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_common.errors import EpochNotFound, EpochsReleased, ReplayTruncated
+from penstock_common.stream.commands import Client
+from penstock_common.stream.entries import Record
+from penstock_common.stream.manifest import retained_epochs
+from penstock_common.stream.ranges import add_to_ranges, format_ranges, parse_ranges
+from penstock_common.stream.roster import GroupRecord, Membership, Roster, expire_silent, join_group, load_roster
+from penstock_consumer.loader import Loader
+from penstock_consumer.replay import Replay
+from penstock_producer.retention import EpochFacts, is_settled, owing_groups, plan_release, plan_trim, trimming_groups
+from penstock_producer.writer import Writer
+from tests.contracts.feed import accounted_bytes, open_stream, payload_bytes
+
+WIDE = {"x": ("uint8", (1000,)), "y": ("int64", ())}
+BYTES = 1008
+BUDGET = 100 * BYTES
+
+
+def group(first: int = 0, *, holds: bool = True) -> GroupRecord:
+    """A group as a roster knows it."""
+    return GroupRecord(first=first, declared=False, holds=holds, seen_ms=0, read=-1, lost=None)
+
+
+def roster_of(groups: dict[str, GroupRecord], closed: set[tuple[str, int]] = set(), **fields: Any) -> Roster:  # noqa: B006
+    """A roster of these groups."""
+    return Roster("1", groups=groups, closed=frozenset(closed), **fields)
+
+
+class TestPlans:
+    """What may go, decided from values alone."""
+
+    facts = tuple(EpochFacts(epoch, "produced", 10) for epoch in range(4))
+
+    def test_the_oldest_settled_epochs_go_until_there_is_room(self) -> None:
+        """Replay wants the latest epochs, so the oldest go, and no more than needed."""
+        roster = roster_of({"a": group(), "b": group()}, {(g, e) for g in "ab" for e in range(3)})
+        assert plan_release(self.facts, roster, 0, 15) == [0, 1]
+        assert plan_release(self.facts, roster, 0, 100) == [0, 1, 2]
+        assert plan_release(self.facts, roster, 0, 0) == []
+
+    def test_what_one_group_owes_stays(self) -> None:
+        """Every group sees every sample, however slow it is."""
+        roster = roster_of({"a": group(), "b": group()}, {("a", 0), ("a", 1), ("b", 1)})
+        assert owing_groups(roster, 0) == ["b"]
+        assert plan_release(self.facts, roster, 0, 100) == [1]
+
+    def test_without_any_group_nothing_is_settled(self) -> None:
+        """A producer started first must not throw away what nobody could read yet."""
+        assert plan_release(self.facts, roster_of({}), 0, 100) == []
+        assert not is_settled(roster_of({"gone": group(holds=False)}), 0)
+
+    def test_a_group_that_came_late_or_left_holds_nothing_before_it(self) -> None:
+        """A group owes from its first epoch on, and while it holds."""
+        roster = roster_of({"a": group(), "late": group(2), "left": group(holds=False)}, {("a", 0), ("a", 1), ("a", 2)})
+        assert plan_release(self.facts, roster, 0, 100) == [0, 1]
+
+    def test_a_replayed_epoch_stays_while_its_lease_lasts(self) -> None:
+        """A replay must not lose its ground, and a dead one must not hold it for ever."""
+        roster = roster_of({"a": group()}, {("a", 0), ("a", 1)}, replays={"r": (0, 1000)})
+        assert plan_release(self.facts, roster, 999, 100) == [1]
+        assert plan_release(self.facts, roster, 1000, 100) == [0, 1]
+
+    def test_abandoned_epochs_go_first_and_unfinished_ones_never(self) -> None:
+        """Nobody is owed what will never be complete."""
+        facts = tuple(EpochFacts(0, "produced", 10), EpochFacts(1, "sized", 10), EpochFacts(2, "abandoned", 10)]
+        roster = roster_of({"a": group()}, {("a", 0), ("a", 1)})
+        assert plan_release(facts, roster, 0, 5) == [2]
+        assert plan_release(facts, roster, 0, 100) == [2, 0]
+
+    def test_entries_go_when_every_group_has_settled_all_of_them(self) -> None:
+        """A block half read, or read by half the groups, is still owed."""
+        records = [Record(10 * (n + 1), b"%d-0" % n, 10 * n, 10, 100, ()) for n in range(5)]
+        a, b = np.ones(50, dtype=bool), np.ones(50, dtype=bool)
+        b[25] = False
+        a[49] = False
+        assert [r.first for r in plan_trim(records, [a, b], 1000)] == [0, 10, 30]
+        assert [r.first for r in plan_trim(records, [a, b], 101)] == [0, 10]
+        assert plan_trim(records, [a[:5], b], 1000) == []
+
+    def test_holes_owe_nothing(self) -> None:
+        """A sample that could not be made is settled for everyone."""
+        record = Record(10, b"1-0", 0, 8, 100, (3, 9))
+        bits = np.ones(10, dtype=bool)
+        bits[[3, 9]] = False
+        assert plan_trim([record], [bits], 1) == [record]
+        bits[4] = False
+        assert plan_trim([record], [bits], 1) == []
+        assert plan_trim([Record(10, b"", 0, 0, 0, tuple(range(10)))], [bits], 1) == []
+
+    def test_a_group_that_is_through_trims_by_the_others(self) -> None:
+        """Only those that still read an epoch decide about its entries."""
+        roster = roster_of({"a": group(), "b": group(), "left": group(holds=False), "late": group(3)}, {("a", 0)})
+        assert trimming_groups(roster, 0) == ["b"]
+        assert trimming_groups(roster_of({}), 0) == []
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_ranges_remember_exactly_what_was_added(numbers: set[int]) -> None:
+    """Released epochs are remembered for ever in a few bytes, whatever the order they went in."""
+    text = ""
+    for number in sorted(numbers, key=lambda n: n * 37 % 61):
+        text = add_to_ranges(text, number)
+    ranges = parse_ranges(text)
+    assert {n for low, high in ranges for n in range(low, high + 1)} == numbers
+    assert format_ranges(ranges) == text
+    assert all(high + 1 < low for (_, high), (low, _) in pairwise(ranges))
+
+
+# --- on a server ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def writer_of(url: str, **settings: Any) -> Iterator[Writer]:
+    """A quiet writer of 't' with ten samples an entry, that waits for room one second at most."""
+    defaults: dict[str, Any] = {"spec": WIDE, "block_bytes": 10 * BYTES, "budget_bytes": BUDGET, "room_wait_s": 1.0}
+    with Writer("t", url=url, notify=lambda _: None, **{**defaults, **settings}) as writer:
+        yield writer
+
+
+def write_epoch(writer: Writer, count: int) -> None:
+    """One more epoch."""
+    with writer.epoch() as epoch:
+        for number in range(count):
+            epoch.write({"x": np.full(1000, number % 256, np.uint8), "y": number})
+
+
+@contextmanager
+def loader_of(url: str, name: str, **settings: Any) -> Iterator[Loader]:
+    """A quiet loader of 't'."""
+    with Loader("t", group=name, batch_size=10, url=url, notify=lambda _: None, timeout_s=10, **settings) as loader:
+        yield loader
+
+
+def read(loader: Loader) -> list[int]:
+    """The next epoch's numbers, sorted."""
+    return sorted(number for batch in loader for number in batch["y"].tolist())
+
+
+def require_exact_books(client: Client) -> None:
+    """The rosters' bytes are those of the entries that are there, epoch by epoch."""
+    stream = open_stream(client, "t")
+    total, by_epoch = accounted_bytes(client, "t")
+    there = {epoch: payload_bytes(client, "t", epoch) for epoch in retained_epochs(client, stream)}
+    assert by_epoch == {epoch: by_epoch.get(epoch, 0) for epoch in there if epoch in by_epoch}
+    assert {epoch: nbytes for epoch, nbytes in by_epoch.items() if nbytes} == {e: n for e, n in there.items() if n}
+    assert total == sum(there.values())
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_the_oldest_settled_epochs_make_room_and_the_books_agree(url: str, client: Client, partitions: int) -> None:
+    """Everything is kept until room is needed; then the oldest goes, whole, with all its keys."""
+    with (
+        writer_of(url, partitions=partitions, budget_bytes=partitions * BUDGET) as writer,
+        loader_of(url, "g") as loader,
+    ):
+        for epoch in range(9):
+            write_epoch(writer, 20)
+            assert read(loader) == list(range(20))
+            if epoch == 3:
+                assert list(retained_epochs(client, writer.stream)) == [0, 1, 2, 3]
+        kept = list(retained_epochs(client, writer.stream))
+        assert kept == list(range(kept[0], 9))
+        assert 0 < kept[0] <= 6
+    require_exact_books(client)
+    assert not [key for key in client.keys("*") for gone in range(kept[0]) if b"}:%d:" % gone in key]
+    with pytest.raises(EpochNotFound, match=f"retained epochs: {kept[0]}, "):
+        Replay("t", url=url, epoch=0, batch_size=1)
+
+
+def test_an_epoch_larger_than_the_budget_passes_through(url: str, client: Client) -> None:
+    """Entries that every group has settled go while their epoch is still written."""
+    with writer_of(url, room_wait_s=None) as writer, loader_of(url, "a", prefetch_bytes=1) as a:
+        epoch = writer.epoch()
+        found: list[int] = []
+        batches: Any = None
+        for number in range(500):
+            epoch.write({"x": np.zeros(1000, np.uint8), "y": number})
+            if number % 10 == 9 and number >= 20:
+                batches = batches or iter(a)
+                found += next(batches)["y"].tolist()
+        epoch.close()
+        found += [number for batch in batches for number in batch["y"].tolist()]
+        assert sorted(found) == list(range(500))
+        assert payload_bytes(client, "t", 0) <= BUDGET
+    require_exact_books(client)
+    with pytest.raises(ReplayTruncated), Replay("t", url=url, epoch=0, batch_size=10) as replay:
+        list(replay)
+
+
+def test_a_late_group_starts_at_the_first_whole_epoch(any_url: str) -> None:
+    """It must not be shown an epoch that has gaps."""
+    with writer_of(any_url) as writer, loader_of(any_url, "early") as early:
+        write_epoch(writer, 60)
+        for batch in early:
+            if batch["y"].max() >= 29:
+                break
+        next(iter(early))
+        with writer.epoch() as second:  # needs room: entries of epoch 0 go, though it is not read to its end
+            for number in range(45):
+                second.write({"x": np.zeros(1000, np.uint8), "y": number})
+        assert load_roster(writer.client, writer.stream.partitions[0]).trimmed == {0}
+        with loader_of(any_url, "late") as late:
+            assert {batch.epoch for batch in late} == {1}
+
+
+def test_a_replay_keeps_its_epoch(any_url: str, any_client: Client) -> None:
+    """Production goes on beside a replay and frees other epochs, not this one."""
+    with writer_of(any_url) as writer, loader_of(any_url, "g") as loader:
+        for _ in range(3):
+            write_epoch(writer, 20)
+            read(loader)
+        with Replay("t", url=any_url, epoch=1, batch_size=3) as replay:
+            again = iter(replay)
+            first = next(again)["y"].tolist()
+            for _ in range(6):
+                write_epoch(writer, 20)
+                read(loader)
+            assert 1 in retained_epochs(any_client, writer.stream)
+            assert 0 not in retained_epochs(any_client, writer.stream)
+            assert first + [n for batch in again for n in batch["y"].tolist()] == list(range(20))
+            assert [n for batch in replay for n in batch["y"].tolist()] == list(range(20))
+        for _ in range(4):
+            write_epoch(writer, 20)
+            read(loader)
+        assert 1 not in retained_epochs(any_client, writer.stream)
+
+
+def test_a_group_that_left_holds_nothing_and_is_told_what_it_missed(any_url: str) -> None:
+    """An experiment that ended must not stop production; if it comes back, it must know that there is a gap."""
+    with writer_of(any_url) as writer:
+        write_epoch(writer, 20)
+        with loader_of(any_url, "left") as left:
+            read(left)
+        with loader_of(any_url, "stays") as stays:
+            for _ in range(8):
+                write_epoch(writer, 20)
+                while read(stays) and stays.stats.samples % 20:
+                    pass
+            with pytest.raises(EpochsReleased, match=r"'left'.*epochs 1-\d+.*start="), loader_of(any_url, "left"):
+                pass
+            with loader_of(any_url, "left", start="earliest") as back:
+                assert read(back) == list(range(20))
+
+
+def test_a_declared_group_holds_what_it_has_not_read(any_url: str, any_client: Client) -> None:
+    """A trainer that runs at night is declared once, and production waits for it."""
+    with writer_of(any_url, room_wait_s=0.1) as writer:
+        join_group(any_client, Membership(writer.stream, "night", "", ""), declared=True)
+        with loader_of(any_url, "day") as day:
+            for _ in range(3):
+                write_epoch(writer, 20)
+                read(day)
+            with pytest.raises(TimeoutError, match="because of group night"):
+                for _ in range(3):
+                    write_epoch(writer, 20)
+        with loader_of(any_url, "night") as night:
+            assert read(night) == list(range(20))
+            write_epoch(writer, 20)
+
+
+def test_a_group_that_vanished_stops_holding_after_a_while(any_url: str, any_client: Client) -> None:
+    """A killed trainer that nobody restarts would otherwise stop production for good."""
+    with writer_of(any_url) as writer:
+        join_group(any_client, Membership(writer.stream, "dead", "m", "1"))
+        join_group(any_client, Membership(writer.stream, "declared", "m", "1"), declared=True)
+        partition = writer.stream.partitions[0]
+        assert expire_silent(any_client, partition, 10**9) == []
+        assert load_roster(any_client, partition).groups["dead"].holds
+        while not expire_silent(any_client, partition, 1):
+            pass
+        roster = load_roster(any_client, partition)
+        assert not roster.groups["dead"].holds
+        assert roster.groups["declared"].holds
+        assert not roster.members
