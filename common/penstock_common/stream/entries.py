@@ -20,7 +20,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.scripts import COMMIT, TRIM
 
 _COMMIT = COMMIT.encode()
-"""Sent in full: a digest that the server forgot would fail inside EXEC, after the XADD, and leave an unindexed entry."""
+"""Sent in full: a digest the server forgot would fail inside EXEC, after the XADD, and leave an unindexed entry."""
 PAGE = 1000
 """Index records read at once."""
 
