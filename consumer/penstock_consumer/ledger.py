@@ -69,7 +69,8 @@ class Holdings:
         """Entries someone else holds now; returns how many of them were still held here."""
         with self._lock:
             held = self._leases.get((partition, epoch), {})
-            lost = [lease for entry_id in ids if (lease := held.pop(entry_id, None)) is not None]
+            found = [lease for entry_id in ids if (lease := held.pop(entry_id, None)) is not None]
+            lost = [lease for lease in found if lease.owed]  # the others' acknowledgement is just under way
             for lease in lost:
                 lease.is_lost = True
             return len(lost)

@@ -5,19 +5,15 @@ Receiving is done in ``shared``'s thread, renewing in ``keeper``'s; this is the 
 
 from __future__ import annotations
 
-import re
 import secrets
 import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from os import getpid
-from socket import gethostname
 from typing import Literal, Protocol
 
-from penstock_common.errors import EpochIncomplete, GroupFinished, PenstockError, StreamNotFound, WaitTimeout
+from penstock_common.errors import GroupFinished, StreamNotFound, WaitTimeout
 from penstock_common.format.spec import Spec
 from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client
@@ -33,6 +29,7 @@ from penstock_consumer.keeper import Claimed, Keeper
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.session import Run, Session, default_member, end_session
 from penstock_consumer.shared import EpochReader
 
 PREFETCH_BYTES = 64 << 20
@@ -64,15 +61,6 @@ class Stats:
     waited_s: float = 0.0
     """Time the training loop spent waiting for a batch."""
     bad_entries: int = 0
-
-
-@dataclass(slots=True)
-class _Run:
-    """One epoch being read."""
-
-    reader: EpochReader
-    queue: Prefetch
-    thread: threading.Thread
 
 
 class Loader:
@@ -129,7 +117,7 @@ class Loader:
         self._place: Place | None = None
         self._keeper: Keeper | None = None
         self._arena: Arena | None = None
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._handed: Batch | None = None
         self._cursor = -1
         """The last epoch iterated to its end here."""
@@ -137,8 +125,8 @@ class Loader:
         """Epochs of which something was handed back: they are iterated again, if the running iteration cannot."""
         self._is_told_finished = False
         self.stats = Stats()
-        self._parts = _Parts(self._client)
-        self._closing = weakref.finalize(self, _shut, self._parts)
+        self._session = Session(self._client)
+        self._closing = weakref.finalize(self, end_session, self._session)
         if (found := find_stream(self._client, self.name)) is not None and found.spec is not None:
             self._join(found)
 
@@ -201,7 +189,7 @@ class Loader:
         self._place, self._keeper = place, Keeper(self._client, who, place.holdings, self._lease_s, self._notify)
         self._keeper.recover()
         self._keeper.start()
-        self._parts.place, self._parts.keeper = place, self._keeper
+        self._session.place, self._session.keeper = place, self._keeper
 
     # --- iterating ---
 
@@ -315,13 +303,13 @@ class Loader:
                 return None
             wait.because("batch", lambda: self._why_no_batch(run, wait.seconds))
 
-    def _why_no_batch(self, run: _Run, seconds: float) -> str:
+    def _why_no_batch(self, run: Run, seconds: float) -> str:
         return (
             f"{run.reader.waiting_for} of {self.name!r}; none came for {seconds:.0f} s. Is a producer running "
             f"(`penstock inspect {self.name}`)? If none will: `penstock epochs close {self.name} {run.reader.epoch}`"
         )
 
-    def _begin(self, place: Place, epoch: int) -> _Run:
+    def _begin(self, place: Place, epoch: int) -> Run:
         assert self._keeper is not None
         assert self._arena is not None
         queue = Prefetch(self._prefetch_bytes)
@@ -336,7 +324,7 @@ class Loader:
             fast=self._fast,
         )
         thread = threading.Thread(target=reader.run, name=f"penstock-reader-{self.group}", daemon=True)
-        self._run = self._parts.run = _Run(reader, queue, thread)
+        self._run = self._session.run = Run(reader, queue, thread)
         self._keeper.horizon = epoch
         thread.start()
         return self._run
@@ -346,7 +334,7 @@ class Loader:
         assert self._run is not None
         self._run.thread.join()
         self.stats.bad_entries += self._run.reader.bad_entries
-        self._run = self._parts.run = None
+        self._run = self._session.run = None
         self._cursor = max(self._cursor, epoch)
         if self._unfinished:
             self._go_back()
@@ -390,37 +378,3 @@ class Loader:
             self.close()
         else:
             self._leave()
-
-
-@dataclass(slots=True)
-class _Parts:
-    """What has to be ended with a loader, also one that nobody closed."""
-
-    client: Client
-    place: Place | None = None
-    keeper: Keeper | None = None
-    run: _Run | None = None
-
-
-def _shut(parts: _Parts) -> None:
-    """Ends threads, closes epochs that are settled by now, hands back, signs off; at the latest at program end."""
-    if parts.run is not None:
-        parts.run.queue.stop()
-        parts.run.thread.join(timeout=5)
-    if parts.keeper is not None:
-        parts.keeper.stop()
-    try:
-        if parts.place is not None:
-            with suppress(EpochIncomplete):  # whoever iterates next is told
-                for epoch in sorted(parts.place.unclosed):
-                    parts.place.close_epochs(epoch)
-            parts.place.leave()
-    except PenstockError:
-        pass  # the server is gone: the leases lapse by themselves
-    parts.client.close()
-
-
-def default_member() -> str:
-    """Host and process: two processes of a host are two members; a restarted container is the same one."""
-    host = re.sub(r"[^A-Za-z0-9.-]", "-", gethostname())[:80] or "host"
-    return f"{host}-{getpid()}"
