@@ -75,7 +75,7 @@ class TestPlans:
 
     def test_abandoned_epochs_go_first_and_unfinished_ones_never(self) -> None:
         """Nobody is owed what will never be complete."""
-        facts = tuple(EpochFacts(0, "produced", 10), EpochFacts(1, "sized", 10), EpochFacts(2, "abandoned", 10)]
+        facts = [EpochFacts(0, "produced", 10), EpochFacts(1, "sized", 10), EpochFacts(2, "abandoned", 10)]
         roster = roster_of({"a": group()}, {("a", 0), ("a", 1)})
         assert plan_release(facts, roster, 0, 5) == [2]
         assert plan_release(facts, roster, 0, 100) == [2, 0]
