@@ -68,13 +68,17 @@ class Replay:
         self.stream: Stream = load_stream(self._client, stream)
         self._manifest = self._produced(load_manifest(self._client, self.stream, epoch))
         self._token = secrets.token_hex(8)
-        self._hold(renew=False)
-        self.samples = sum(record.count for _, record in self._records())
-        """Samples in the epoch, bad ones not counted."""
         self._closed = threading.Event()
-        self._holder = threading.Thread(target=self._keep_hold, name="penstock-replay-lease", daemon=True)
-        self._holder.start()
         self._lost: PenstockError | None = None
+        self._holder = threading.Thread(target=self._keep_hold, name="penstock-replay-lease", daemon=True)
+        try:
+            self._hold(renew=False)
+            self.samples = sum(record.count for _, record in self._records())
+            """Samples in the epoch, bad ones not counted."""
+        except PenstockError:
+            self.close()
+            raise
+        self._holder.start()
 
     def _produced(self, manifest: Manifest) -> Manifest:
         if manifest.state != "produced":
@@ -206,7 +210,8 @@ class Replay:
         if self._closed.is_set():
             return
         self._closed.set()
-        self._holder.join(timeout=5)
+        if self._holder.is_alive():
+            self._holder.join(timeout=5)
         for partition in self.stream.partitions:
             end_replay(self._client, partition, self._token)
         self._client.close()

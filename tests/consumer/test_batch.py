@@ -1,0 +1,197 @@
+"""The assembler: whatever blocks come, cut and holed as they are, batches hold every wanted row once and in order."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_common.format.block import Column
+from penstock_common.format.ragged import Ragged
+from penstock_common.format.spec import Spec
+from penstock_common.stream.ledger import runs
+from penstock_consumer.ledger import Holdings, plan_acknowledgement
+from penstock_consumer.pipeline.arena import Arena
+from penstock_consumer.pipeline.batch import Assembler, Batch, Lease, Span
+
+SPEC = Spec.of({"x": ("int64", (2,)), "r": ("int64", (None,))})
+
+
+def place(assembler: Assembler, numbers: list[int], spans: list[Span]) -> None:
+    """A whole entry, received in place as the reader does it."""
+    x = np.repeat(np.array(numbers, dtype=np.int64)[:, None], 2, axis=1)
+    done = 0
+    for piece in assembler.targets("x", len(numbers)):
+        piece[...] = x[done : done + len(piece)]
+        done += len(piece)
+    assembler.accept(len(numbers), spans, {"r": ragged(numbers)})
+
+
+def ragged(numbers: list[int]) -> Ragged:
+    """Each number as often as its last digit says, modulo three."""
+    counts = np.array([[number % 3] for number in numbers], dtype=np.int64).reshape(-1, 1)
+    return Ragged(np.repeat(np.array(numbers, dtype=np.int64), counts[:, 0]), counts)
+
+
+def append(assembler: Assembler, numbers: list[int], wanted: list[int], spans: list[Span]) -> None:
+    """Some rows of an entry, copied."""
+    flat = ragged(numbers)
+    columns = {
+        "x": Column(SPEC.tensors[0], np.repeat(np.array(numbers, dtype=np.int64)[:, None], 2, axis=1)),
+        "r": Column(SPEC.tensors[1], flat.values, flat.shapes),
+    }
+    assembler.append(columns, np.array(wanted, dtype=np.int64), spans)
+
+
+entries = st.lists(
+    st.tuples(st.lists(st.booleans(), min_size=1, max_size=12), st.booleans(), st.booleans()), max_size=12
+)
+"""Per entry: which offsets are no holes; whether some rows are unwanted; whether its lease is lost later."""
+
+
+@settings(deadline=None)
+@given(entries, st.integers(1, 9), st.randoms(use_true_random=False))
+def test_every_wanted_row_comes_once_in_order(plan: list[Any], batch_size: int, random: Any) -> None:
+    """Blocks of any size, with holes, some half settled, some whose lease is lost before they are handed out."""
+    assembler = Assembler(SPEC, batch_size, Arena(3), epoch=4)
+    expected: list[tuple[int, Lease]] = []
+    offset = 0
+    for present, is_partial, is_lost in plan:
+        offsets = [offset + position for position, there in enumerate(present) if there]
+        offset += len(present)
+        if not offsets:
+            continue
+        rows = [row for row in range(len(offsets)) if not is_partial or random.random() < 0.5]
+        wanted = [offsets[row] for row in rows]
+        lease = Lease(0, 4, 0, b"%d-0" % offset, len(wanted))
+        spans = [Span(lease, lo, hi) for lo, hi in runs(wanted)]
+        if is_partial:
+            append(assembler, offsets, rows, spans)
+        else:
+            place(assembler, offsets, spans)
+        expected += [(number, lease) for number in wanted]
+        lease.is_lost = is_lost
+    assembler.flush()
+    batches: list[Batch] = []
+    while (batch := assembler.take()) is not None:
+        batches.append(batch)
+    assert all(batch.size == batch_size for batch in batches[:-1])
+    kept = [batch for one in batches if (batch := one.without_lost()) is not None]
+    want = [number for number, lease in expected if not lease.is_lost]
+    assert [int(row[0]) for batch in kept for row in batch["x"]] == want
+    assert [identity for batch in kept for identity in batch.identities()] == [(4, 0, number) for number in want]
+    rows_of_r = [row.tolist() for batch in kept for row in batch["r"]]
+    assert rows_of_r == [[number] * (number % 3) for number in want]
+    assert not assembler.has_rows
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 9))
+def test_an_entry_is_due_with_its_last_row_and_every_row_once(sizes: list[int], batch_size: int) -> None:
+    """Acknowledging batch by batch settles every offset, and each entry exactly when nothing of it is owed."""
+    assembler = Assembler(SPEC, batch_size, Arena(3), epoch=4)
+    offset = 0
+    for size in sizes:
+        lease = Lease(0, 4, 0, b"%d-0" % (offset + size), size)
+        place(assembler, list(range(offset, offset + size)), [Span(lease, offset, offset + size)])
+        offset += size
+    assembler.flush()
+    settled: list[int] = []
+    ids: list[bytes] = []
+    while (batch := assembler.take()) is not None:
+        due = plan_acknowledgement(batch)[0]
+        settled += [n for lo, hi in due.ranges[0] for n in range(lo, hi)]
+        ids += due.ids
+        for entry_id in due.ids:
+            assert int(entry_id.split(b"-")[0]) <= len(settled)
+    assert settled == list(range(offset))
+    assert ids == [b"%d-0" % end for end in np.cumsum(sizes).tolist()]
+
+
+@given(st.sets(st.integers(0, 200)))
+def test_runs_are_the_shortest_ranges_of_their_offsets(offsets: set[int]) -> None:
+    """Acknowledgements and error messages are made of them."""
+    found = runs(sorted(offsets))
+    assert {n for lo, hi in found for n in range(lo, hi)} == offsets
+    assert all(hi < lo for (_, hi), (lo, _) in pairwise(found))
+    assert runs(np.array(sorted(offsets))) == found
+
+
+class TestArena:
+    """Memory comes back when nobody refers to it, and not a moment earlier."""
+
+    def test_an_array_in_use_is_never_given_out_again(self) -> None:
+        """Not while a slice, a view of another dtype or a memoryview of it lives."""
+        arena = Arena(4)
+        array = arena.array((10,), np.dtype(np.float32))
+        address = array.ctypes.data
+        holders: list[Any] = [array[3:], array.view(np.uint8), array.reshape(2, 5), array.data]
+        del array
+        while holders:
+            assert arena.array((10,), np.dtype(np.float32)).ctypes.data != address
+            holders.pop()
+        assert address in {arena.array((10,), np.dtype(np.float32)).ctypes.data for _ in range(8)}
+
+    def test_memory_that_is_free_is_used_again(self) -> None:
+        """In a loop that keeps nothing two buffers are enough."""
+        arena = Arena(4)
+        assert len({arena.array((1000,), np.dtype(np.int64)).ctypes.data for _ in range(50)}) <= 2
+
+    def test_a_trainer_that_keeps_everything_costs_no_more_than_it_keeps(self) -> None:
+        """Beyond its few remembered buffers the arena forgets what it made."""
+        arena = Arena(4)
+        kept = [arena.array((100,), np.dtype(np.int64)) for _ in range(50)]
+        assert len({array.ctypes.data for array in kept}) == 50
+        addresses = {array.ctypes.data for array in kept}
+        del kept
+        assert arena.array((100,), np.dtype(np.int64)).ctypes.data in addresses
+
+    @pytest.mark.parametrize(
+        ("shape", "dtype"), [((0,), "float32"), ((7, 3), "uint8"), ((5,), "complex128"), ((), "int8")]
+    )
+    def test_arrays_are_aligned_whatever_their_shape(self, shape: tuple[int, ...], dtype: str) -> None:
+        """XLA and TensorFlow copy what does not begin at a cache line."""
+        array = Arena(2).array(shape, np.dtype(dtype))
+        assert array.shape == shape
+        assert array.dtype == np.dtype(dtype)
+        assert array.size == 0 or array.ctypes.data % 64 == 0
+
+
+class TestHoldings:
+    """What this member holds."""
+
+    def test_an_entry_received_again_replaces_its_earlier_lease(self) -> None:
+        """Rows of the earlier delivery must not be handed out beside those of the later one."""
+        holdings = Holdings()
+        first, again = Lease(0, 1, 2, b"1-0", 5), Lease(0, 1, 2, b"1-0", 3)
+        holdings.add(first)
+        holdings.add(again)
+        assert first.is_lost
+        assert not again.is_lost
+        assert len(holdings) == 1
+
+    def test_a_lost_entry_is_marked_once(self) -> None:
+        """The keeper may hear of it again."""
+        holdings = Holdings()
+        lease = Lease(0, 1, 2, b"1-0", 5)
+        holdings.add(lease)
+        assert holdings.lose(0, 1, [b"1-0", b"2-0"]) == 1
+        assert holdings.lose(0, 1, [b"1-0"]) == 0
+        assert lease.is_lost
+        assert holdings.ids(0) == {}
+
+    def test_what_was_just_settled_is_remembered_for_a_while(self) -> None:
+        """It may still be pending on the server, and must not be taken for lost."""
+        holdings = Holdings()
+        holdings.add(Lease(0, 1, 2, b"1-0", 5))
+        assert not holdings.is_settling(0, 1, b"1-0")
+        holdings.remove(0, 1, [b"1-0"])
+        assert holdings.is_settling(0, 1, b"1-0")
+        assert not holdings.is_settling(1, 1, b"1-0")
+        for number in range(100):
+            holdings.remove(0, 1, [b"9-%d" % number])
+        assert not holdings.is_settling(0, 1, b"1-0")

@@ -1,0 +1,104 @@
+"""The plan of reclaiming: entries of the dead are taken, those of the living never, whatever the clocks do."""
+
+from __future__ import annotations
+
+from penstock_common.stream.entries import Pending
+from penstock_common.stream.keys import RELEASED
+from penstock_consumer.reclaim import Key, Sighting, plan_reclaim
+
+LEASE = 30.0
+KEY: Key = (0, 0, b"1-0")
+
+
+class Watcher:
+    """One member's memory and clock."""
+
+    def __init__(self) -> None:
+        self.seen: dict[Key, Sighting] = {}
+
+    def look(self, now_s: float, idle_ms: int, holder: str = "dead", *keys: Key) -> list[Key]:
+        """What is claimed when the entries are seen pending like this."""
+        pending = [(key, Pending(key[2], holder, idle_ms, 1)) for key in keys or (KEY,)]
+        self.seen, claims = plan_reclaim(self.seen, pending, "me", now_s, LEASE)
+        return [key for key, _ in claims]
+
+
+def test_an_entry_is_taken_after_a_whole_lease_without_renewal() -> None:
+    """Not earlier: its holder may be in a long step. Not much later: someone waits for it."""
+    watcher = Watcher()
+    assert watcher.look(100, 0) == []
+    assert watcher.look(115, 15_000) == []
+    assert watcher.look(129.9, 29_900) == []
+    assert watcher.look(130, 30_000) == [KEY]
+
+
+def test_a_huge_idle_time_alone_proves_nothing() -> None:
+    """A stopped server, or a watcher that just came, sees every lease old at once."""
+    watcher = Watcher()
+    assert watcher.look(100, 10**9) == []
+    assert watcher.look(129, 10**9 + 29_000) == []
+    assert watcher.look(130, 10**9 + 30_000) == [KEY]
+
+
+def test_a_renewal_starts_the_lease_anew() -> None:
+    """However it is noticed: an idle time that fell, or one that grew less than time went by."""
+    watcher = Watcher()
+    for now in range(100, 400, 5):
+        assert watcher.look(now, 1000) == []
+    watcher = Watcher()
+    assert watcher.look(100, 0) == []
+    assert watcher.look(120, 20_000) == []
+    assert watcher.look(140, 3_000) == []
+    assert watcher.look(169, 32_000) == []
+    assert watcher.look(170, 33_000) == [KEY]
+
+
+def test_another_holder_starts_the_lease_anew() -> None:
+    """Someone else took it over: he has his own lease."""
+    watcher = Watcher()
+    assert watcher.look(100, 50_000, "dead") == []
+    assert watcher.look(129, 79_000, "dead") == []
+    assert watcher.look(131, 81_000, "other") == []
+    assert watcher.look(160, 110_000, "other") == []
+    assert watcher.look(161, 111_000, "other") == [KEY]
+
+
+def test_a_clock_that_jumps_back_takes_nothing() -> None:
+    """Idle times come from the server's wall clock, which someone may set: back, and it looks like a renewal."""
+    watcher = Watcher()
+    assert watcher.look(100, 500_000) == []
+    assert watcher.look(115, 0) == []
+    assert watcher.look(144, 29_000) == []
+    assert watcher.look(145, 30_000) == [KEY]
+
+
+def test_a_clock_that_jumps_forward_takes_nothing_before_its_time() -> None:
+    """An hour of idle time in a second of the watcher's clock is no lease."""
+    watcher = Watcher()
+    assert watcher.look(100, 0) == []
+    assert watcher.look(101, 3_600_000) == []
+    assert watcher.look(129, 3_628_000) == []
+
+
+def test_what_was_handed_back_is_free_at_once() -> None:
+    """A member that closed in order makes nobody wait."""
+    assert Watcher().look(100, 0, RELEASED) == [KEY]
+
+
+def test_my_own_entries_are_none_of_this_plans_business() -> None:
+    """They are renewed, or recovered, but never taken from myself."""
+    watcher = Watcher()
+    assert watcher.look(100, 10**9, "me") == []
+    assert watcher.look(1000, 10**9, "me") == []
+    assert not watcher.seen
+
+
+def test_an_entry_that_is_settled_is_forgotten() -> None:
+    """Memory is bounded by what is pending now."""
+    watcher = Watcher()
+    other: Key = (1, 2, b"9-9")
+    watcher.look(100, 0, "dead", KEY, other)
+    assert set(watcher.seen) == {KEY, other}
+    watcher.look(110, 10_000, "dead", other)
+    assert set(watcher.seen) == {other}
+    assert watcher.look(131, 31_000, "dead", KEY, other) == [other]

@@ -1,0 +1,183 @@
+"""Replay: a retained epoch once more, in canonical order, the same bytes every time, or an error; never a gap."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from penstock_common.errors import BadEntry, EpochIncomplete, EpochNotFound, ReplayTruncated, StreamNotFound
+from penstock_common.stream.commands import Client
+from penstock_common.stream.roster import load_roster
+from penstock_consumer.loader import Loader
+from penstock_consumer.replay import Replay
+from penstock_producer.writer import Writer
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, numbers, open_stream, produce, sample
+
+
+@pytest.mark.parametrize("fast", [False, None])
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_shards_written_in_any_order_replay_in_the_planned_one(url: str, partitions: int, fast: bool | None) -> None:
+    """The seeded permutation made the order random once; everyone must then see the same."""
+    with Writer("t", url=url, spec=SPEC, block_bytes=7 * SAMPLE_BYTES, partitions=partitions) as writer:
+        epoch = writer.epoch(sizes=[20] * 5)
+        for number in (3, 0, 4, 2, 1):
+            with epoch.shard(number) as shard:
+                for offset in range(20):
+                    shard.write(sample(20 * number + offset))
+    with Replay("t", url=url, epoch=0, batch_size=8, fast=fast) as replay:
+        assert (len(replay), replay.samples) == (13, 100)
+        batches = list(replay)
+        assert [batch.size for batch in batches] == [8] * 12 + [4]
+        assert numbers(batches) == list(range(100))
+        identities = [identity for batch in batches for identity in batch.identities()]
+        assert identities == [(0, number // 20, number % 20) for number in range(100)]
+        assert numbers(replay) == list(range(100))
+
+
+def test_a_replay_is_bit_exact_for_every_kind_of_tensor(any_url: str) -> None:
+    """NaNs with payloads, negative zeros, empty boxes and empty strings included."""
+    rng = np.random.default_rng(5)
+    spec = {
+        "f": ("float32", (3,)),
+        "b": ("bool", (2,)),
+        "h": ("bfloat16", (2,)),
+        "r": ("float16", (None, 2)),
+        "s": ("bytes", ()),
+    }
+    samples: list[dict[str, Any]] = [
+        {
+            "f": rng.integers(0, 1 << 32, 3, dtype=np.uint32).view(np.float32),
+            "b": rng.integers(0, 2, 2).astype(bool),
+            "h": rng.integers(0, 1 << 16, 2, dtype=np.uint16).view(ml_dtypes.bfloat16),
+            "r": rng.integers(0, 1 << 16, (number % 4, 2), dtype=np.uint16).view(np.float16),
+            "s": rng.bytes(number % 7),
+        }
+        for number in range(200)
+    ]
+    with Writer("t", url=any_url, spec=spec, block_bytes=500) as writer, writer.epoch() as epoch:
+        for one in samples:
+            epoch.write(one)
+    with Replay("t", url=any_url, epoch=0, batch_size=32) as replay:
+        rows = [{name: batch[name][row] for name in spec} for batch in replay for row in range(batch.size)]
+    for got, want in zip(rows, samples, strict=True):
+        assert got["s"] == want["s"]
+        for name in "fbhr":
+            assert got[name].tobytes() == want[name].tobytes()
+            assert got[name].shape == want[name].shape
+
+
+def test_a_replay_is_what_a_group_was_given(any_url: str) -> None:
+    """A debugging session over last night's epoch must see last night's samples, settled or not."""
+    produce(any_url, "t", 100, epochs=2)
+    with Loader("t", group="g", batch_size=9, url=any_url, timeout_s=10) as loader:
+        given = {
+            identity: row for batch in loader for identity, row in zip(batch.identities(), batch["x"], strict=True)
+        }
+    with Replay("t", url=any_url, epoch=0, batch_size=9) as replay:
+        for batch in replay:
+            for identity, row in zip(batch.identities(), batch["x"], strict=True):
+                assert np.array_equal(given.pop(identity), row)
+    assert not given
+
+
+def test_a_replay_goes_on_beside_production(any_url: str) -> None:
+    """Nothing that is written meanwhile gets into an epoch that is complete."""
+    produce(any_url, "t", 500, block_samples=3)
+    producing = threading.Thread(target=produce, args=(any_url, "t", 500), kwargs={"epochs": 3})
+    with Replay("t", url=any_url, epoch=0, batch_size=10, prefetch_bytes=500) as replay:
+        producing.start()
+        assert numbers(replay) == list(range(500))
+        producing.join()
+        assert numbers(replay) == list(range(500))
+
+
+def test_an_iteration_that_is_left_early_ends_its_thread(any_url: str) -> None:
+    """Looking at the first batch is what replays are for."""
+    produce(any_url, "t", 500, block_samples=3)
+    with Replay("t", url=any_url, epoch=0, batch_size=10, prefetch_bytes=500) as replay:
+        before = threading.active_count()
+        for batch in replay:
+            assert batch["y"][0] == 0
+            break
+        deadline = time.monotonic() + 5
+        while threading.active_count() > before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert threading.active_count() == before
+
+
+class TestRefusals:
+    """What cannot be replayed is said at once."""
+
+    def test_an_epoch_that_is_still_written(self, any_url: str) -> None:
+        """Its end is not known, so its order and length are not either."""
+        with Writer("t", url=any_url, spec=SPEC) as writer:
+            writer.epoch().write(sample(0))
+            with pytest.raises(EpochIncomplete, match=r"epoch 0 .* open.*Loader"):
+                Replay("t", url=any_url, epoch=0, batch_size=1)
+            abandoned = writer.epoch()
+            abandoned.abandon()
+            with pytest.raises(EpochIncomplete, match="abandoned"):
+                Replay("t", url=any_url, epoch=1, batch_size=1)
+
+    def test_an_epoch_or_stream_that_is_not_there(self, any_url: str) -> None:
+        """With the names of those that are."""
+        produce(any_url, "train", 1, epochs=2)
+        with pytest.raises(EpochNotFound, match="no epoch 7; retained epochs: 0, 1"):
+            Replay("train", url=any_url, epoch=7, batch_size=1)
+        with pytest.raises(StreamNotFound, match="did you mean 'train'"):
+            Replay("trian", url=any_url, epoch=0, batch_size=1)
+        with pytest.raises(ValueError, match="batch_size"):
+            Replay("train", url=any_url, epoch=0, batch_size=0)
+
+    @pytest.mark.parametrize("fast", [False, None])
+    def test_an_entry_that_is_gone_is_an_error_not_a_gap(self, url: str, client: Client, fast: bool | None) -> None:
+        """Silently shorter epochs are how experiments become irreproducible."""
+        produce(url, "t", 100)
+        key = open_stream(client, "t").partitions[0].entries(0)
+        client.xdel(key, entries(client, "t", 0)[5][0])
+        found: list[int] = []
+        truncated = pytest.raises(ReplayTruncated, match="no longer whole")
+        with Replay("t", url=url, epoch=0, batch_size=10, fast=fast) as replay, truncated:
+            for batch in replay:
+                found += numbers([batch])
+        assert found == list(range(len(found)))
+        assert len(found) <= 50
+
+    def test_an_entry_that_was_changed_is_an_error(self, any_url: str, any_client: Client) -> None:
+        """The checksum is verified again each time."""
+        produce(any_url, "t", 20)
+        key = open_stream(any_client, "t").partitions[0].entries(0)
+        (_, _), (last, fields) = entries(any_client, "t", 0)
+        any_client.delete(key)
+        first = f"{int(last.split(b'-')[0]) - 10**6}-0"
+        any_client.xadd(key, fields, id=first)
+        any_client.xadd(key, {**fields, b"x": bytes(160)}, id=last)
+        index = open_stream(any_client, "t").partitions[0].index(0, 0)
+        any_client.delete(index)
+        any_client.xadd(index, {"e": last, "f": 0, "n": 20, "b": 480, "h": "[]"}, id="20-0")
+        with Replay("t", url=any_url, epoch=0, batch_size=10) as replay, pytest.raises(BadEntry):
+            list(replay)
+
+    def test_an_index_with_a_gap(self, any_url: str, any_client: Client) -> None:
+        """What the index does not know, no replay could find."""
+        produce(any_url, "t", 100)
+        index = open_stream(any_client, "t").partitions[0].index(0, 0)
+        any_client.xdel(index, "30-0")
+        with pytest.raises(ReplayTruncated, match="no record of offsets 20-29"):
+            Replay("t", url=any_url, epoch=0, batch_size=10)
+        assert not load_roster(any_client, open_stream(any_client, "t").partitions[0]).replays
+
+
+def test_a_replay_holds_its_epoch_until_it_is_closed(any_url: str, any_client: Client) -> None:
+    """Its lease is on the roster, where retention looks, and goes with it."""
+    produce(any_url, "t", 100)
+    partition = open_stream(any_client, "t").partitions[0]
+    with Replay("t", url=any_url, epoch=0, batch_size=10) as replay:
+        assert [epoch for epoch, _ in load_roster(any_client, partition).replays.values()] == [0]
+        replay.close()
+    assert not load_roster(any_client, partition).replays
