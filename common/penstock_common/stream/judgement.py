@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.format.header import Header
+from penstock_common.format.limits import MAX_SHARD_SAMPLES
 from penstock_common.stream.accounts import EpochAudit, GroupAudit
 from penstock_common.stream.entries import Record
 from penstock_common.stream.ledger import runs
@@ -46,7 +47,8 @@ class _Judge:
     def __init__(self, stream_id: str, manifest: Manifest, survey: Survey, audit: EpochAudit) -> None:
         self._stream_id, self._manifest, self._survey, self._audit = stream_id, manifest, survey, audit
         self._epoch = manifest.epoch
-        self._indexed = {r.entry_id: (s, r) for s, records in survey.index.items() for r in records if r.entry_id}
+        self._index = {shard: self._believable(shard, records) for shard, records in survey.index.items()}
+        self._indexed = {r.entry_id: (s, r) for s, records in self._index.items() for r in records if r.entry_id}
         seen = max((parse_id(entry_id) for entry_id in survey.held), default=(0, 0))
         self._newest = max(seen, survey.newest)
         self._strays: dict[int, list[_Span]] = {}
@@ -61,13 +63,25 @@ class _Judge:
                 self._check_header(held, *self._indexed[entry_id])
             else:
                 self._name_stray(held)
-        for shard, records in self._survey.index.items():
+        for shard, records in self._index.items():
             self._judge_shard(shard, records)
         self._check_bytes()
         self._check_groups()
 
     def _find(self, text: str) -> None:
         self._audit.findings.append(text)
+
+    def _believable(self, shard: int, records: list[Record]) -> list[Record]:
+        """Numbers of a forged record could be anything: such a one is named, and then as if it were not there."""
+        kept: list[Record] = []
+        for record in records:
+            if 0 <= record.first < record.end <= MAX_SHARD_SAMPLES and all(
+                record.first <= hole < record.end for hole in record.holes
+            ):
+                kept.append(record)
+            else:
+                self._find(f"shard {shard}: the index record {record.end}-0 is none that a producer writes")
+        return kept
 
     # --- what the partition knows of the epoch ---
 
@@ -131,7 +145,7 @@ class _Judge:
         if header.stream != self._stream_id or header.epoch != self._epoch:
             self._find(f"{claims} of stream {header.stream} epoch {header.epoch}: it does not belong here")
             return
-        records = self._survey.index.get(header.shard)
+        records = self._index.get(header.shard)
         if records is None or header.end > self._limit(header.shard, records):
             self._find(f"{claims}, which the manifest does not plan")
             return
@@ -294,8 +308,9 @@ def _identity(shard: int, what: Record | Header) -> str:
     return f"shard {shard} offsets {_range(what.first, what.end)}"
 
 
-def _offsets(first: int, end: int, holes: Iterable[int]) -> NDArray[np.int64]:
-    return np.setdiff1d(np.arange(first, end, dtype=np.int64), np.fromiter(holes, dtype=np.int64), assume_unique=True)
+def _offsets(first: int, end: int, holes: tuple[int, ...]) -> NDArray[np.int64]:
+    every = np.arange(first, end, dtype=np.int64)
+    return np.delete(every, np.asarray(holes, dtype=np.int64) - first) if holes else every
 
 
 def _padded(bits: Mask, length: int) -> Mask:

@@ -113,7 +113,7 @@ def survey_partition(
     before = load_roster(client, partition)
     newest = _counts(client, partition, epoch).get(LAST, (0, 0))
     held = {one.entry_id: one for one in _held(client, partition, epoch, spec, deep=deep)}
-    index = {shard: list(index_records(client, partition, epoch, shard)) for shard in sizes}
+    index = {shard: _records(client, partition, epoch, shard) for shard in sizes}
     delivered = _counts(client, partition, epoch)
     groups: dict[str, GroupSurvey] = {}
     for name, record in before.groups.items():
@@ -136,6 +136,16 @@ def survey_partition(
 def _counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, EntryId]:
     """Group -> last delivered id."""
     return {name: parse_id(info["last-delivered-id"]) for name, info in group_counts(client, partition, epoch).items()}
+
+
+def _records(client: Client, partition: PartitionKeys, epoch: int, shard: int) -> list[Record]:
+    try:
+        return list(index_records(client, partition, epoch, shard))
+    except (KeyError, ValueError, TypeError) as error:
+        raise BadEntry(
+            f"the index of shard {shard} of epoch {epoch} holds a record that no producer wrote ({error!r}): "
+            f"look at {partition.index(epoch, shard)}, see docs/redis-keys.md"
+        ) from None
 
 
 def _end(records: Sequence[Record]) -> int:

@@ -3,108 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from itertools import islice
-from typing import Any
 
-import numpy as np
 import pytest
 import redis
 
-from penstock_common.errors import EpochNotFound, StreamNotFound
+from penstock_common.errors import BadEntry, EpochNotFound, StreamNotFound
 from penstock_common.format.header import parse_header
-from penstock_common.format.spec import Spec
-from penstock_common.stream.audit import AuditReport, audit_stream
-from penstock_common.stream.connection import connect
-from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.roster import Membership, join_group
 from penstock_common.stream.streams import load_stream
-from penstock_consumer.loader import Loader
-from penstock_producer.writer import EpochWriter, Writer
-
-SPEC = Spec.of({"x": ("uint8", (1000,)), "tag": ("bytes", ())})
-PER_ENTRY = 8
-Fields = dict[bytes, bytes]
-
-
-def sample(number: int) -> dict[str, object]:
-    """One of them."""
-    return {"x": np.full(1000, number % 251, dtype=np.uint8), "tag": b""}
-
-
-def writer(url: str, partitions: int = 1, budget_bytes: int | None = None) -> Writer:
-    """A writer that packs `PER_ENTRY` samples into each entry."""
-    return Writer(
-        "train", url=url, spec=SPEC, block_bytes=1000 * PER_ENTRY, partitions=partitions, budget_bytes=budget_bytes
-    )  # fmt: skip
-
-
-def fill(url: str, sizes: tuple[int, ...] = (40, 24), partitions: int = 1, bad: tuple[int, ...] = (3,)) -> None:
-    """One produced epoch; the offsets ``bad`` of its first shard are holes."""
-    with writer(url, partitions) as made, made.epoch(sizes=sizes) as epoch:
-        for shard, size in enumerate(sizes):
-            with epoch.shard(shard) as part:
-                for offset in range(size):
-                    if shard == 0 and offset in bad:
-                        part.quarantine("truncated")
-                    else:
-                        part.write(sample(offset))
-
-
-def train(url: str, group: str = "resnet") -> int:
-    """Reads the group's next epoch to its end."""
-    with Loader("train", group=group, batch_size=10, url=url) as loader:
-        return sum(batch.size for batch in loader)
-
-
-def audited(url: str, *, deep: bool = False) -> AuditReport:
-    """The audit of the stream."""
-    with connect(url) as client:
-        return audit_stream(client, "train", deep=deep)
-
-
-def partition_of(client: redis.Redis, number: int = 0) -> PartitionKeys:
-    """Where the entries lie."""
-    return load_stream(client, "train").partitions[number]
-
-
-def everything(client: redis.Redis, key: str) -> list[tuple[bytes, Fields]]:
-    """All of a stream."""
-    found: Any = client.xrange(key)
-    return list(found)
-
-
-def entry_of(client: redis.Redis, position: int, epoch: int = 0) -> tuple[bytes, Fields]:
-    """An entry by its place in partition 0."""
-    return everything(client, partition_of(client).entries(epoch))[position]
-
-
-def append(client: redis.Redis, fields: Fields) -> bytes:
-    """XADD, as no producer does it; the new entry's id."""
-    made: bytes = client.execute_command(
-        "XADD", partition_of(client).entries(0), "*", *(part for field in fields.items() for part in field)
-    )
-    return made
-
-
-def rewrite_index(client: redis.Redis, shard: int, change: dict[int, tuple[bytes, bytes]]) -> None:
-    """Replaces field values of a shard's index records, by end offset; what is not named stays."""
-    key = partition_of(client).index(0, shard)
-    records = everything(client, key)
-    client.delete(key)
-    for record_id, fields in records:
-        end = int(record_id.split(b"-")[0])
-        changed = {**fields, **dict([change[end]] if end in change else [])}
-        client.execute_command("XADD", key, record_id, *(part for field in changed.items() for part in field))
-
-
-def the_finding(report: AuditReport, *words: str) -> str:
-    """The only finding, which has all the words."""
-    assert len(report.findings) == 1, report.findings
-    assert not report.is_clean
-    assert [word for word in words if word not in report.findings[0]] == [], report.findings[0]
-    return report.findings[0]
+from tests.common.stream.audited import (
+    PER_ENTRY,
+    SPEC,
+    append,
+    audited,
+    entry_of,
+    fill,
+    partition_of,
+    rewrite_index,
+    sample,
+    the_finding,
+    train,
+    unfinished,
+    writer,
+)
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
@@ -221,6 +144,24 @@ def test_a_deleted_index_record_is_named(url: str, client: redis.Redis) -> None:
     assert (report.lost, report.is_clean) == (0, False)
 
 
+@pytest.mark.parametrize("end", ["1152921504606846976-0", "70-0"])
+def test_a_forged_index_record_is_named_and_takes_no_memory(any_url: str, any_client: redis.Redis, end: str) -> None:
+    """Its numbers are whatever the forger likes: offsets beyond any shard, holes outside the block."""
+    fill(any_url)
+    forged = {"e": "1-1", "f": "64", "n": "1", "b": "1", "h": "[4000]"}
+    parts = [part for field in forged.items() for part in field]
+    any_client.execute_command("XADD", partition_of(any_client).index(0, 1), end, *parts)
+    the_finding(audited(any_url), f"shard 1: the index record {end} is none that a producer writes")
+
+
+def test_an_index_record_that_is_none_is_one_error(any_url: str, any_client: redis.Redis) -> None:
+    """Not a traceback: the operator is told where to look."""
+    fill(any_url)
+    any_client.execute_command("XADD", partition_of(any_client).index(0, 1), "70-0", "e", "1-1")
+    with pytest.raises(BadEntry, match="the index of shard 1 of epoch 0 holds a record that no producer wrote"):
+        audited(any_url)
+
+
 def test_an_epoch_declared_produced_with_samples_missing_is_lost_and_named(
     any_url: str, any_client: redis.Redis
 ) -> None:
@@ -276,30 +217,6 @@ def test_a_dead_letter_is_named_and_its_samples_are_not_called_delivered(url: st
     )
 
 
-def unfinished(made: Writer, count: int = 40) -> EpochWriter:
-    """An epoch with some samples committed and more to come."""
-    epoch = made.epoch()
-    for number in range(count):
-        epoch.write(sample(number))
-    epoch.flush()
-    return epoch
-
-
-def test_a_running_epoch_with_pending_and_unread_samples_is_clean(url: str) -> None:
-    """An audit during the run must not cry wolf: what is still to come is not lost."""
-    with writer(url) as made, Loader("train", group="resnet", batch_size=8, url=url, prefetch_bytes=1) as loader:
-        epoch = unfinished(made)
-        batches = iter(loader)
-        next(batches), next(batches)
-        report = audited(url)
-        group = report.epochs[0].groups["resnet"]
-        assert (report.is_clean, report.produced, report.lost) == (True, 40, 0)
-        assert group.delivered + group.pending + group.unread == 40
-        assert group.pending > 0
-        assert "still to be trained on" in report.verdict
-        epoch.close()
-
-
 def test_samples_of_a_group_whose_members_are_gone_are_unread_not_lost(any_url: str, any_client: redis.Redis) -> None:
     """They wait for its return."""
     fill(any_url)
@@ -326,39 +243,6 @@ def test_a_ledger_that_settles_what_was_never_committed_is_named(any_url: str, a
         epoch.close()
         any_client.setbit(partition_of(any_client).ledger(0, "resnet", 0), 1000, 1)
     the_finding(audited(any_url), "group resnet: the ledger of shard 0 is longer than the shard")
-
-
-@pytest.fixture
-def trimmed(url: str) -> Iterator[EpochWriter]:
-    """An epoch larger than its budget, read as it was written: retention had to remove what was settled."""
-    with writer(url, budget_bytes=400_000) as made, Loader("train", group="resnet", batch_size=8, url=url) as loader:
-        epoch = unfinished(made, 240)
-        batches = iter(loader)
-        for _ in range(3):
-            assert sum(batch.size for batch in islice(batches, 15)) == 120
-            for number in range(120):
-                epoch.write(sample(number))
-            epoch.flush()
-        yield epoch
-        epoch.close()
-
-
-def test_a_trimmed_epoch_is_clean(url: str, trimmed: EpochWriter) -> None:
-    """Entries that every group has settled may go: that is retention's work, no loss."""
-    report = audited(url)
-    assert report.epochs[0].trimmed > 0
-    assert (report.is_clean, report.lost, report.produced) == (True, 0, 600)
-
-
-def test_an_unread_entry_deleted_from_a_trimmed_epoch_is_lost(
-    url: str, client: redis.Redis, trimmed: EpochWriter
-) -> None:
-    """That retention removed some entries is no excuse for others."""
-    entry_id, _ = entry_of(client, -1)
-    client.xdel(partition_of(client).entries(0), entry_id)
-    report = audited(url)
-    assert report.lost == PER_ENTRY
-    assert any(entry_id.decode() in finding for finding in report.findings)
 
 
 def test_an_abandoned_epoch_owes_nothing(any_url: str, any_client: redis.Redis) -> None:
