@@ -23,6 +23,8 @@ _COMMIT = COMMIT.encode()
 """Sent in full: a digest the server forgot would fail inside EXEC, after the XADD, and leave an unindexed entry."""
 PAGE = 1000
 """Index records read at once."""
+PENDING_PAGE = 10_000
+"""Pending entries listed at once; a member with tiny entries and a long queue holds many more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +175,25 @@ class Pending:
 
 
 def list_pending(
-    client: Client, partition: PartitionKeys, epoch: int, group: str, member: str | None = None, limit: int = 10_000
+    client: Client,
+    partition: PartitionKeys,
+    epoch: int,
+    group: str,
+    member: str | None = None,
+    limit: int | None = None,
 ) -> list[Pending]:
-    """The group's pending entries, or one member's, oldest first; none where group or epoch went meanwhile."""
-    try:
-        found = client.xpending_range(partition.entries(epoch), group, "-", "+", limit, consumername=member)
-    except ResponseError as error:
-        if not is_gone(error):
-            raise
-        return []  # dropped or released: the member is told so by its next renewal
-    return [
-        Pending(p["message_id"], p["consumer"].decode(), p["time_since_delivered"], p["times_delivered"]) for p in found
-    ]
+    """The group's pending entries, or one member's, oldest first; all of them unless ``limit`` is given."""
+    key, start, page = partition.entries(epoch), "-", limit or PENDING_PAGE
+    listed: list[Pending] = []
+    while True:
+        found = client.xpending_range(key, group, start, "+", page)
+        listed += [
+            Pending(p["message_id"], p["consumer"].decode(), p["time_since_delivered"], p["times_delivered"])
+            for p in found
+        ]
+        if limit or len(found) < page:
+            return listed
+        start = f"({found[-1]['message_id'].decode()}"
 
 
 def claim(

@@ -1,0 +1,98 @@
+"""The ledger, on real servers: a set of settled samples, however they are cut, repeated or late."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock_common.stream.commands import Client
+from penstock_common.stream.entries import list_pending
+from penstock_common.stream.ledger import acknowledge, bury, dead_letters, runs, settled_bits, uncovered
+from penstock_common.stream.manifest import abandon_epoch, load_manifest
+from penstock_common.stream.roster import Membership, join_group
+from penstock_producer.writer import Writer
+from tests.contracts.feed import SPEC, entries, open_stream, produce
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(1, 60)), max_size=8))
+def test_bits_are_exactly_the_ranges_that_were_acknowledged(
+    any_url: str, any_client: Client, ranges: list[tuple[int, int]]
+) -> None:
+    """Whole bytes are set in one piece, the rest bit by bit: no neighbour may be touched."""
+    any_client.flushall()
+    produce(any_url, "t", 200)
+    stream = open_stream(any_client, "t")
+    manifest, partition = load_manifest(any_client, stream, 0), stream.partitions[0]
+    join_group(any_client, Membership(stream, "g", "", ""))
+    expected = np.zeros(200, dtype=bool)
+    for lo, size in ranges:
+        hi = min(200, lo + size)
+        expected[lo:hi] = True
+        assert acknowledge(any_client, partition, manifest, "g", [], {0: [(lo, hi)]})
+    assert np.array_equal(settled_bits(any_client, partition, 0, "g", 0, 0, 200), expected)
+    assert np.array_equal(settled_bits(any_client, partition, 0, "g", 0, 13, 101), expected[13:101])
+    missing = [n for shard, lo, hi in uncovered(any_client, stream, manifest, "g") for n in range(lo, hi) if shard == 0]
+    assert missing == np.flatnonzero(~expected).tolist()
+
+
+def test_an_epoch_that_is_no_longer_live_takes_no_acknowledgement(url: str, client: Client) -> None:
+    """A late trainer must not write keys of an epoch that was given away: nobody would remove them."""
+    with Writer("t", url=url, spec=SPEC) as writer:
+        writer.epoch()
+    stream = open_stream(client, "t")
+    manifest, partition = load_manifest(client, stream, 0), stream.partitions[0]
+    join_group(client, Membership(stream, "g", "", ""))
+    abandon_epoch(client, stream, 0)
+    before = set(client.keys("*"))
+    assert not acknowledge(client, partition, manifest, "g", [b"1-0"], {0: [(0, 5)]})
+    assert not bury(client, partition, manifest, "g", b"1-0", "bad")
+    assert set(client.keys("*")) == before
+
+
+def test_dead_letters_and_holes_are_covered_and_the_rest_is_named(any_url: str, any_client: Client) -> None:
+    """An epoch closes when nothing is owed, and what is missing has a name."""
+    with Writer("t", url=any_url, spec=SPEC, block_bytes=240, partitions=2) as writer:
+        epoch = writer.epoch(sizes=[20, 20])
+        for number in range(2):
+            with epoch.shard(number) as shard:
+                for offset in range(20):
+                    if offset == 3:
+                        shard.quarantine("bad")
+                    else:
+                        shard.write({"x": np.zeros(4, np.float32), "y": offset})
+    stream = open_stream(any_client, "t")
+    manifest = load_manifest(any_client, stream, 0)
+    for group in ("g", "other"):
+        join_group(any_client, Membership(stream, group, "", ""))
+    assert uncovered(any_client, stream, manifest, "g") == [(0, 0, 3), (0, 4, 20), (1, 0, 3), (1, 4, 20)]
+    acknowledge(any_client, stream.partitions[0], manifest, "g", [], {0: [(0, 3), (4, 20)]})
+    last = any_client.xrevrange(stream.partitions[1].entries(0), count=1)[0][0]
+    bury(any_client, stream.partitions[1], manifest, "g", last, "ChecksumMismatch: x")
+    assert dead_letters(any_client, stream.partitions[1], 0, "g") == {last: "ChecksumMismatch: x"}
+    assert uncovered(any_client, stream, manifest, "g") == [(1, 0, 3), (1, 4, 11)]
+    assert len(uncovered(any_client, stream, manifest, "other")) == 4
+
+
+@pytest.mark.parametrize("count", [0, 1, 25])
+def test_all_that_is_pending_is_listed(
+    any_url: str, any_client: Client, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member with tiny entries holds more of them than fit one answer; none may be overlooked."""
+    monkeypatch.setattr("penstock_common.stream.entries.PENDING_PAGE", 5)
+    produce(any_url, "t", 30, block_samples=1)
+    stream = open_stream(any_client, "t")
+    join_group(any_client, Membership(stream, "g", "", ""))
+    key = stream.partitions[0].entries(0)
+    if count:
+        any_client.xreadgroup("g", "m", {key: ">"}, count=count)
+    listed = [entry.entry_id for entry in list_pending(any_client, stream.partitions[0], 0, "g")]
+    assert listed == [entry_id for entry_id, _ in entries(any_client, "t", 0)][:count]
+
+
+def test_runs_of_nothing_are_nothing() -> None:
+    """Most batches settle whole entries, some settle none."""
+    assert runs([]) == []
+    assert runs([3, 4, 5, 9]) == [(3, 6), (9, 10)]

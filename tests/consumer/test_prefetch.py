@@ -1,0 +1,84 @@
+"""The prefetch queue: bounded in bytes, honest about its end."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
+
+
+def batch(nbytes: int) -> Batch:
+    """A batch of so many bytes."""
+    return Batch({"x": np.zeros(nbytes, np.uint8)}, 0, [])
+
+
+def test_room_is_given_in_bytes_and_always_for_one_batch() -> None:
+    """Memory is bounded by what was declared, yet a batch larger than that must still come through."""
+    queue = Prefetch(100)
+    assert queue.wait_for_room(0, 0)
+    queue.put(batch(60))
+    assert queue.wait_for_room(30, 0)
+    assert not queue.wait_for_room(40, 0)
+    queue.put(batch(1000))
+    assert not queue.wait_for_room(0, 0)
+    for _ in range(2):
+        assert queue.get(0) is not None
+    assert queue.wait_for_room(10**9, 0)
+
+
+def test_a_reader_that_waits_for_room_is_woken_by_the_trainer() -> None:
+    """Not by a timeout: the queue would run dry at every turn."""
+    queue = Prefetch(10)
+    queue.put(batch(10))
+    woken: list[float] = []
+
+    def wait() -> None:
+        if queue.wait_for_room(0, 30):
+            woken.append(time.monotonic())
+
+    reader = threading.Thread(target=wait)
+    reader.start()
+    taken = time.monotonic()
+    queue.get(0)
+    reader.join(5)
+    assert woken
+    assert woken[0] - taken < 2
+
+
+def test_an_error_comes_after_the_batches_before_it_and_stays() -> None:
+    """What was received can be trained on, and an epoch that broke off must never look as if it had ended."""
+    queue = Prefetch(100)
+    queue.put(batch(1))
+    queue.end(ValueError("broken"))
+    assert queue.get(0) is not None
+    for _ in range(2):
+        assert not queue.is_over
+        with pytest.raises(ValueError, match="broken"):
+            queue.get(0)
+
+
+def test_the_end_is_over_when_the_last_batch_was_taken() -> None:
+    """And not when it was put."""
+    queue = Prefetch(100)
+    queue.put(batch(1))
+    queue.end()
+    assert not queue.is_over
+    assert queue.get(0) is not None
+    assert queue.get(30) is None
+    assert queue.is_over
+
+
+def test_a_reader_nobody_needs_any_more_is_stopped_at_once() -> None:
+    """Also when it waits for room."""
+    queue = Prefetch(1)
+    queue.put(batch(10))
+    threading.Timer(0.05, queue.stop).start()
+    with pytest.raises(Stopped):
+        queue.wait_for_room(0, 30)
+    assert queue.is_stopped
+    assert [left.nbytes for left in queue.drain()] == [10]
