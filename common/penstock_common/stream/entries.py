@@ -17,7 +17,7 @@ from penstock_common.format.wire import Fields
 from penstock_common.stream.channel import Command, Reply
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.scripts import COMMIT, TRIM
+from penstock_common.stream.lua_entries import COMMIT, TRIM
 
 _COMMIT = COMMIT.encode()
 """Sent in full: a digest the server forgot would fail inside EXEC, after the XADD, and leave an unindexed entry."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from penstock_common.errors import EpochAbandoned
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import index_ends
+from penstock_common.stream.lua_epochs import CLOSE_AS_COMMITTED, FINISH_FEED_SHARD, TAKE_SHARD
 from penstock_common.stream.manifest import (
     ABANDONED,
     OPEN,
@@ -18,7 +19,6 @@ from penstock_common.stream.manifest import (
     open_epoch,
     retained_epochs,
 )
-from penstock_common.stream.scripts import CLOSE_AS_COMMITTED, FINISH_FEED_SHARD, TAKE_SHARD
 from penstock_common.stream.streams import Stream
 
 FEED = "feed"

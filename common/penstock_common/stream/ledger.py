@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from penstock_common.stream.commands import Arg, Client, run_script
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.lua_entries import ACK, BURY
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
-from penstock_common.stream.scripts import ACK, BURY
 from penstock_common.stream.streams import Stream
 
 Ranges = Sequence[tuple[int, int]]

@@ -18,8 +18,8 @@ from penstock_common.stream.connection import open_channel
 from penstock_common.stream.failure import ReplyError, address
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import Ranges, acknowledgement
+from penstock_common.stream.lua_entries import ACK
 from penstock_common.stream.manifest import Manifest
-from penstock_common.stream.scripts import ACK
 
 UNANSWERED = 8
 """Acknowledgements under way at once: what a crash of the server may lose of them is handed out again."""

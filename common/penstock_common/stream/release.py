@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.lua_epochs import RETIRE
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
 from penstock_common.stream.ranges import add_to_ranges
 from penstock_common.stream.roster import load_roster
-from penstock_common.stream.scripts import RETIRE
 from penstock_common.stream.streams import Stream
 
 CHUNK = 512

@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import EpochsReleased, GroupNotFound, MemberReplaced
 from penstock_common.stream.commands import Arg, Client, decoded, is_script_error, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.scripts import (
+from penstock_common.stream.lua_groups import (
     BEAT,
     CLOSE_FOR_GROUP,
     DROP_GROUP,

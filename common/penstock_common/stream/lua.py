@@ -1,0 +1,30 @@
+"""Pieces that several Lua scripts begin with. The scripts: ``lua_groups``, ``lua_epochs``, ``lua_entries``.
+
+All are short, move ids and counters only, and name only keys they are given.
+"""
+
+from __future__ import annotations
+
+GO_ON = """
+redis.call('HDEL', KEYS[1], '')
+"""
+"""What releases, renews or completes must not fail at maxmemory: a script whose first write is one that frees memory
+may go on to write (design.md 5.3)."""
+
+MARK_LOST = """
+local function mark_lost(roster, epoch)
+  local all = redis.call('HGETALL', roster)
+  for i = 1, #all, 2 do
+    if string.sub(all[i], 1, 2) == 'g:' then
+      local record = cjson.decode(all[i + 1])
+      local name = string.sub(all[i], 3)
+      if not record.holds and record.first <= epoch
+          and redis.call('HEXISTS', roster, 'd:' .. name .. ':' .. epoch) == 0 then
+        local lost = record.lost or {epoch, epoch}
+        record.lost = {math.min(lost[1], epoch), math.max(lost[2], epoch)}
+        redis.call('HSET', roster, all[i], cjson.encode(record))
+      end
+    end
+  end
+end
+"""

@@ -1,0 +1,81 @@
+"""The Lua of entries: a commit's index record, acknowledging, burying, trimming. Ids and counters, never a payload.
+
+Called by ``entries``, ``ledger`` and ``outbox``.
+"""
+
+from __future__ import annotations
+
+from penstock_common.stream.lua import GO_ON, MARK_LOST
+
+COMMIT = """
+-- KEYS entries index roster | ARGV epoch end first count bytes holes : runs right after the XADD in one MULTI.
+-- Learns the new id without reading the payload, and refuses if nothing was appended.
+local function last()
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+    for i = 1, #group, 2 do
+      if group[i] == 'name' and group[i + 1] == '_last' then
+        for j = 1, #group, 2 do if group[j] == 'last-delivered-id' then return group[j + 1] end end
+      end
+    end
+  end
+end
+local id = ''
+if tonumber(ARGV[4]) > 0 then
+  local before = last()
+  redis.call('XGROUP', 'SETID', KEYS[1], '_last', '$')
+  id = last()
+  if id == before then return redis.error_reply('PENSTOCK nothing was appended') end
+end
+redis.call('XADD', KEYS[2], ARGV[2] .. '-0', 'e', id, 'f', ARGV[3], 'n', ARGV[4], 'b', ARGV[5], 'h', ARGV[6])
+redis.call('HINCRBY', KEYS[3], 'b:' .. ARGV[1], ARGV[5])
+return {id, redis.call('HINCRBY', KEYS[3], 'bytes', ARGV[5])}
+"""
+
+ACK = """
+-- KEYS state entries ledger.. | ARGV live_state group n id1..idn, then per ledger: m lo1 hi1 .. : bits [lo, hi)
+-- The first write is always an XACK: at maxmemory a script that starts with one may go on to write (design.md 5.3).
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -1 end
+local n, at = tonumber(ARGV[3]), 4
+redis.call('XACK', KEYS[2], ARGV[2], '0-0')
+for i = at, at + n - 1 do redis.call('XACK', KEYS[2], ARGV[2], ARGV[i]) end
+at = at + n
+for k = 3, #KEYS do
+  local m = tonumber(ARGV[at])
+  for r = 0, m - 1 do
+    local lo, hi = tonumber(ARGV[at + 1 + 2 * r]), tonumber(ARGV[at + 2 + 2 * r])
+    while lo < hi and lo % 8 ~= 0 do redis.call('SETBIT', KEYS[k], lo, 1) lo = lo + 1 end
+    while hi > lo and hi % 8 ~= 0 do hi = hi - 1 redis.call('SETBIT', KEYS[k], hi, 1) end
+    if hi > lo then redis.call('SETRANGE', KEYS[k], lo / 8, string.rep('\\255', (hi - lo) / 8)) end
+  end
+  at = at + 1 + 2 * m
+end
+return n
+"""
+
+BURY = """
+-- KEYS state entries dead | ARGV live_state group id reason : a dead letter of this group, kept by its id
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -1 end
+redis.call('XACK', KEYS[2], ARGV[2], ARGV[3])
+redis.call('HSET', KEYS[3], ARGV[3], ARGV[4])
+return 1
+"""
+
+TRIM = (
+    GO_ON
+    + MARK_LOST
+    + """
+-- KEYS roster entries | ARGV gen epoch id1 bytes1 .. : XDEL of what every group has settled
+-- Returns the bytes freed, -1 if the roster changed since it was read.
+if (redis.call('HGET', KEYS[1], 'gen') or '0') ~= ARGV[1] then return -1 end
+redis.call('HSET', KEYS[1], 't:' .. ARGV[2], '1')
+mark_lost(KEYS[1], tonumber(ARGV[2]))
+local freed = 0
+for i = 3, #ARGV, 2 do
+  if redis.call('XDEL', KEYS[2], ARGV[i]) == 1 then freed = freed + tonumber(ARGV[i + 1]) end
+end
+-- 0 - n, because -n of 0 is '-0', which is no integer
+redis.call('HINCRBY', KEYS[1], 'b:' .. ARGV[2], 0 - freed)
+redis.call('HINCRBY', KEYS[1], 'bytes', 0 - freed)
+return freed
+"""
+)
