@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +22,9 @@ class Child:
     def __init__(self, function: Callable[..., None], *arguments: object) -> None:
         command = [sys.executable, "-c", _RUN, function.__module__, function.__name__, *map(str, arguments)]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by `close`
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+            command, stdout=subprocess.PIPE, stderr=self._errors, text=True, cwd=ROOT, env=environment
         )
 
     def line(self) -> str:
@@ -31,14 +34,39 @@ class Child:
 
     def rest(self, timeout_s: float = 30) -> list[str]:
         """Waits for the end; all lines that were not read yet. The process must have ended well."""
-        out, err = self.process.communicate(timeout=timeout_s)
-        assert self.process.returncode == 0, err
-        return out.splitlines()
+        lines = self.finish(timeout_s)
+        assert self.process.returncode == 0, self.errors()
+        return lines
+
+    def finish(self, timeout_s: float = 30) -> list[str]:
+        """Waits for the end, good or bad, at most so long; all lines that were not read yet."""
+        assert self.process.stdout is not None
+        guard = threading.Timer(timeout_s, self.process.kill)
+        guard.start()
+        try:
+            lines = self.process.stdout.read().splitlines()
+            self.process.wait()
+        finally:
+            guard.cancel()
+        return lines
 
     def kill(self) -> list[str]:
         """Kill -9; returns what it had printed and nobody read yet."""
         self.process.kill()
-        return self.process.communicate()[0].splitlines()
+        return self.finish()
+
+    def errors(self) -> str:
+        """All it wrote to stderr."""
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def close(self) -> None:
+        """Ends the process if it runs, and gives its files back."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._errors.close()
 
     def interrupt(self) -> None:
         """What Ctrl-C sends."""
@@ -52,6 +80,4 @@ def child(function: Callable[..., None], *arguments: object) -> Iterator[Child]:
     try:
         yield one
     finally:
-        if one.process.poll() is None:
-            one.process.kill()
-        one.process.communicate()
+        one.close()

@@ -232,7 +232,7 @@ def test_ctrl_c_ends_a_trainer_within_seconds(any_url: str, where: str) -> None:
             time.sleep(0.3)
         began = time.monotonic()
         trainer.interrupt()
-        _, err = trainer.process.communicate(timeout=10)
+        trainer.finish(timeout_s=10)
         assert time.monotonic() - began < 2
         assert trainer.process.returncode != 0
-        assert "KeyboardInterrupt" in err
+        assert "KeyboardInterrupt" in trainer.errors()
