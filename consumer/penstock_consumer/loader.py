@@ -27,7 +27,7 @@ from penstock_common.waiting import Notify, Wait, to_stderr
 from penstock_consumer.group import Place
 from penstock_consumer.keeper import Claimed, Keeper
 from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.pipeline.batch import Batch, Lease
 from penstock_consumer.pipeline.prefetch import Prefetch
 from penstock_consumer.session import Run, Session, default_member, end_session
 from penstock_consumer.shared import EpochReader
@@ -209,7 +209,8 @@ class Loader:
                 yield batch
                 if self._policy == "on_next":
                     self._acknowledge_handed()
-            if not self._finish(place, epoch) and not is_empty:
+            runs_on = self._finish(place, epoch)
+            if not runs_on and not is_empty and self._cursor >= epoch:  # below it: something handed back is still due
                 return
 
     def acknowledge(self, batch: Batch) -> None:
@@ -239,6 +240,8 @@ class Loader:
             place.flush()  # what is fetched again is chosen by the ledger
         for lease in dict.fromkeys(span.lease for batch in batches for span in batch.spans):
             if place.holdings.drop(lease):
+                # held meanwhile, so that it is renewed; the reader's lease replaces this one
+                place.holdings.add(Lease(lease.partition, lease.epoch, lease.shard, lease.entry_id, owed=0))
                 self._keeper.claims.append(Claimed(lease.partition, lease.epoch, lease.entry_id))
                 self._unfinished.add(lease.epoch)
         self._handed = None

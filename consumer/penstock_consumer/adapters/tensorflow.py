@@ -51,18 +51,25 @@ def dataset(loader: Loader, *, select: Select = None) -> tf.data.Dataset:
     spec = loader.spec
     chosen = _chosen(spec, select)
     _no_alarm_at_the_end()
-    source = tf.data.Dataset.from_generator(
-        functools.partial(_flat_batches, feed, chosen),
-        output_signature=(tuple(_flat_spec(tensor) for tensor in chosen), tf.TensorSpec((), tf.int64)),
-    )
 
-    def assemble(parts: tuple[Any, ...], token: Any) -> tuple[Any, Any]:
-        values = [_assembled(tensor, part) for tensor, part in zip(chosen, parts, strict=True)]
+    def shaped(values: list[Any]) -> Any:
         if select is None:
-            return dict(zip(spec.names, values, strict=True)), token
-        return (values[0] if isinstance(select, str) else tuple(values)), token
+            return dict(zip(spec.names, values, strict=True))
+        return values[0] if isinstance(select, str) else tuple(values)
 
-    return FedDataset(source.map(assemble), feed, is_ordered=True, is_drained=True)
+    source = tf.data.Dataset.from_generator(
+        functools.partial(_flat_batches, feed, chosen, shaped),
+        output_signature=(shaped([_flat_spec(tensor) for tensor in chosen]), tf.TensorSpec((), tf.int64)),
+    )
+    if any(tensor.is_ragged and tensor.dtype != BYTES for tensor in chosen):
+
+        def assemble(element: Any, token: Any) -> tuple[Any, Any]:
+            parts = [element[t.name] for t in chosen] if select is None else element
+            parts = [parts] if isinstance(select, str) else parts
+            return shaped([_assembled(tensor, part) for tensor, part in zip(chosen, parts, strict=True)]), token
+
+        source = source.map(assemble)
+    return FedDataset(source, feed, is_ordered=True, is_drained=True)
 
 
 def acknowledging(made: tf.data.Dataset, source: tf.data.Dataset) -> tf.data.Dataset:
@@ -211,9 +218,11 @@ def _flat_spec(tensor: TensorSpec) -> Any:
     return (tf.TensorSpec((None, *tensor.shape[levels:]), dtype), *splits)
 
 
-def _flat_batches(feed: Feed, chosen: list[TensorSpec]) -> Iterator[tuple[tuple[Any, ...], int]]:
+def _flat_batches(
+    feed: Feed, chosen: list[TensorSpec], shaped: Callable[[list[Any]], Any]
+) -> Iterator[tuple[Any, int]]:
     for batch, token in feed.batches():
-        yield tuple(_flat_value(tensor, batch) for tensor in chosen), token
+        yield shaped([_flat_value(tensor, batch) for tensor in chosen]), token
 
 
 def _flat_value(tensor: TensorSpec, batch: Batch) -> Any:
