@@ -109,16 +109,23 @@ class Place:
         return None
 
     def finished(self) -> str:
-        """One sentence on a group that has read what there is."""
+        """One sentence on a group for which there is no epoch to read now."""
         roster = load_roster(self.client, self.stream.partitions[0])
-        closed = [epoch for group, epoch in roster.closed if group == self.who.group]
         record = roster.groups.get(self.who.group)
-        read = [(record.first, record.read)] if record and record.read >= record.first else []
-        text = format_ranges(_merged([*read, *((epoch, epoch) for epoch in sorted(closed))])) or "nothing"
-        return (
-            f"group {self.who.group!r} has read epochs {text} of {self.stream.name!r} and there are no others: "
-            "start='earliest' or penstock.Replay reads them again"
-        )
+        closed = [(epoch, epoch) for group, epoch in roster.closed if group == self.who.group]
+        read = _merged([*closed, *([(record.first, record.read)] if record and record.read >= record.first else [])])
+        if read:
+            epochs = "epoch" if read == [(read[0][0], read[0][0])] else "epochs"
+            return (
+                f"group {self.who.group!r} has read {epochs} {format_ranges(read)} of {self.stream.name!r}; there is "
+                "no other: start='earliest' or penstock.Replay reads what is retained again"
+            )
+        if self.first > 0:
+            return (
+                f"group {self.who.group!r} came after epoch {self.first - 1} of {self.stream.name!r}, which is not "
+                f"whole any more, and begins with epoch {self.first}: it is not there yet"
+            )
+        return f"stream {self.stream.name!r} has no epoch for group {self.who.group!r} yet"
 
     def acknowledge(self, batch: Batch) -> None:
         """Settles a batch that was trained on."""

@@ -276,16 +276,9 @@ class Loader:
                 return None
             if epoch is not None:
                 return epoch
-            wait.because("epoch", lambda: self._why_no_epoch(place), limit)
+            wait.because("epoch", lambda: f"{place.finished()}; is a producer running (`penstock produce`)?", limit)
             self._raise_keepers_error()
             await_event(self._client, place.stream.keys, event, EVENT_MS)
-
-    def _why_no_epoch(self, place: Place) -> str:
-        if self._cursor < 0 and self.stats.batches == 0 and place.first > 0:
-            return f"{place.finished()}; waiting for epoch {place.first}: is a producer running?"
-        if self._cursor >= 0 or self.stats.batches:
-            return f"{place.finished()}; waiting for a producer to open the next epoch"
-        return f"stream {self.name!r} has no epoch for group {self.group!r} yet: start a producer (`penstock produce`)"
 
     def _next_batch(self, place: Place, epoch: int) -> Batch | None:
         run = self._run or self._begin(place, epoch)
@@ -304,13 +297,7 @@ class Loader:
             if run.queue.is_over:
                 self.stats.waited_s += time.perf_counter() - began
                 return None
-            wait.because("batch", lambda: self._why_no_batch(run, wait.seconds))
-
-    def _why_no_batch(self, run: Run, seconds: float) -> str:
-        return (
-            f"{run.reader.waiting_for} of {self.name!r}; none came for {seconds:.0f} s. Is a producer running "
-            f"(`penstock inspect {self.name}`)? If none will: `penstock epochs close {self.name} {run.reader.epoch}`"
-        )
+            wait.because("batch", lambda: run.reader.why_waiting(wait.seconds))
 
     def _begin(self, place: Place, epoch: int) -> Run:
         assert self._keeper is not None

@@ -57,7 +57,8 @@ class EpochReader:
         self.place, self.keeper, self.epoch, self.queue = place, keeper, epoch, queue
         self._arena, self._batch_size, self._notify, self._fast = arena, batch_size, notify, fast
         self.bad_entries = 0
-        self.waiting_for = f"the first samples of epoch {epoch}"
+        self._silent: set[str] = set()
+        """Members whose entries are waited for, once nothing else is left."""
         self._manifest = load_manifest(place.client, place.stream, epoch)
         self._assembler = self._assembler_of(epoch)
         self._received: list[Received] = []
@@ -119,12 +120,20 @@ class EpochReader:
             self._manifest = self._load(self.epoch)
             if self._manifest.is_ended:
                 empty = 0
-            self._say_what_is_missing()
 
-    def _say_what_is_missing(self) -> None:
-        done, sizes = len(self._manifest.done), self._manifest.sizes
-        produced = "" if sizes is None else f" ({done} of {len(sizes)} shards are done)"
-        self.waiting_for = f"more samples of epoch {self.epoch}{produced}"
+    def why_waiting(self, seconds: float) -> str:
+        """Why there is no batch, said to the training loop's user."""
+        name, manifest = self.place.stream.name, self._manifest
+        if self._silent:
+            return (
+                f"what {', '.join(sorted(self._silent))} was given of epoch {self.epoch} of {name!r} and did not "
+                "acknowledge: it is handed out here once its lease has lapsed"
+            )
+        done = "" if manifest.sizes is None else f" ({len(manifest.done)} of {len(manifest.sizes)} shards are done)"
+        return (
+            f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s. Is a producer "
+            f"running (`penstock inspect {name}`)? If none will: `penstock epochs close {name} {self.epoch}`"
+        )
 
     def _ask(self, turn: int, *, idle: bool) -> int:
         """Keeps `AHEAD` requests under way, partition after partition; an idle reader asks one and lets it wait."""
@@ -292,8 +301,7 @@ class EpochReader:
             living = {member for (g, member), seen in roster.members.items() if g == group and seen > began_ms}
             if others <= living:
                 return True
-            silent = ", ".join(sorted(others - living))
-            self.waiting_for = f"entries of epoch {self.epoch} that {silent} was given: a lease has to lapse"
+            self._silent = others - living
             if "~released" in others:
                 self.keeper.look()
             time.sleep(0.05)

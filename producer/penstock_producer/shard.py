@@ -16,7 +16,8 @@ from penstock_common.format.spec import Spec
 from penstock_producer.commit import Committer
 
 LINGER_S = 1.0
-"""A block that fills slowly is sent after this long, so that trainers do not wait for its size."""
+"""A block begun this long ago is sent with the next write, so that trainers do not wait for it to be full. There is no
+timer: who writes and then pauses calls `flush`."""
 MAX_BLOCK_SAMPLES = 1 << 16
 
 
