@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
+
+import numpy as np
 
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record, index_ends, index_records, trim_entries
@@ -19,12 +22,12 @@ from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify
 from penstock_producer.retention import EpochFacts, is_replayed, plan_release, plan_trim, trimming_groups
 
-SLACK_SHARE = 0.05
+SLACK_SHARE = 0.1
 """How much more than needed is freed at once, so that a full budget is not planned for at every block."""
 SILENT_MS = 600_000
 """An undeclared group that vanished stops holding data after this long (design.md 5.6)."""
 EXPIRE_EVERY_S = 10.0
-CHUNK = 500
+CHUNK = 250
 """Ids per script call: bounds how long the server is busy with one."""
 
 
@@ -50,15 +53,17 @@ class Janitor:
         """Tries to free that many payload bytes and a little more; returns what was freed."""
         self._expire()
         roster = load_roster(self._client, self._partition)
+        # groups join the first partition first, so its roster says what is settled, and its generation who has joined
+        first = load_roster(self._client, self._stream.partitions[0])
         need = need_bytes + int(self._stream.partition_budget * SLACK_SHARE)
         now_ms = server_ms(self._client)
         states = retained_epochs(self._client, self._stream)
-        for epoch, manifest_id in roster.retiring.items():
+        for epoch, manifest_id in {**roster.retiring, **first.retiring}.items():
             unlink_epoch(self._client, self._stream, epoch, manifest_id)
         facts = [EpochFacts(e, states.get(e, "abandoned"), roster.epoch_bytes.get(e, 0)) for e in roster.epochs]
         freed = 0
-        for epoch in plan_release(facts, roster, now_ms, need):
-            if release_epoch(self._client, self._stream, epoch, roster.generation):
+        for epoch in plan_release(facts, first, now_ms, need):
+            if release_epoch(self._client, self._stream, epoch, first.generation):
                 freed += roster.epoch_bytes.get(epoch, 0)
         for epoch in roster.epochs:
             if freed >= need:
@@ -88,34 +93,39 @@ class Janitor:
         ]
         freed = 0
         for shard, end in index_ends(self._client, self._partition, epoch, mine).items():
-            floor = self._floors.get((epoch, shard), 0)
-            if freed >= need or floor >= end:
+            if freed >= need or self._floors.get((epoch, shard), 0) >= end:
                 continue
-            bits = [settled_bits(self._client, self._partition, epoch, group, shard, 0, end) for group in groups]
-            for records in self._pages(epoch, shard, floor):
-                plan = plan_trim(records, bits, need - freed)
-                freed += self._drop(roster, epoch, plan)
-                dropped = {record.end for record in plan}
-                for record in records:
-                    if record.entry_id and record.end not in dropped:
-                        break
-                    floor = record.end
-                self._floors[epoch, shard] = floor
-                if not plan or freed >= need:
-                    break
+            freed += self._trim_shard(roster, groups, (epoch, shard), end, need - freed)
         return freed
 
-    def _pages(self, epoch: int, shard: int, floor: int) -> Iterator[list[Record]]:
-        page: list[Record] = []
-        for record in index_records(self._client, self._partition, epoch, shard, after=floor):
-            page.append(record)
-            if len(page) == CHUNK:
-                yield page
-                page = []
-        if page:
-            yield page
+    def _trim_shard(self, roster: Roster, groups: list[str], of: tuple[int, int], end: int, need: int) -> int:
+        """Removes settled entries of one shard, in pages as far as anything is settled."""
+        floor = self._floors.get(of, 0)
+        bits = [settled_bits(self._client, self._partition, of[0], group, of[1], floor, end) for group in groups]
+        settled = np.flatnonzero(np.logical_and.reduce(bits))
+        if not len(settled):
+            return 0
+        # an entry that ends later is not settled, or ends in holes and waits for the next look
+        upto = floor + int(settled[-1]) + 1
+        freed, base, is_unbroken = 0, floor, True
+        for page in _pages(index_records(self._client, self._partition, *of, after=floor, upto=upto)):
+            plan = plan_trim(page, bits, need - freed, base)
+            freed += self._drop(roster, of[0], plan)
+            dropped = {record.end for record in plan}
+            for record in page:
+                is_unbroken = is_unbroken and (not record.entry_id or record.end in dropped)
+                floor = record.end if is_unbroken else floor
+            if freed >= need:
+                break
+        self._floors[of] = floor
+        return freed
 
     def _drop(self, roster: Roster, epoch: int, plan: list[Record]) -> int:
         if not plan:
             return 0
         return trim_entries(self._client, self._partition, roster.generation, epoch, plan)
+
+
+def _pages(records: Iterator[Record]) -> Iterator[list[Record]]:
+    while page := list(islice(records, CHUNK)):
+        yield page

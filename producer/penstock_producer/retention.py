@@ -63,22 +63,24 @@ def trimming_groups(roster: Roster, epoch: int) -> list[str]:
     return [name for name in holding if (name, epoch) not in roster.closed] or holding
 
 
-def plan_trim(records: Sequence[Record], settled: Sequence[NDArray[np.bool_]], need_bytes: int) -> list[Record]:
+def plan_trim(
+    records: Iterable[Record], settled: Sequence[NDArray[np.bool_]], need_bytes: int, base: int = 0
+) -> list[Record]:
     """Entries that every group has settled, in order, until ``need_bytes`` are free.
 
-    ``settled`` has one array of bits per group, indexed by offset. Holes count as settled.
+    ``settled`` has one array of bits per group, for the offsets from ``base`` on. Holes count as settled.
     """
     plan: list[Record] = []
     freed = 0
     for record in records:
         if freed >= need_bytes:
             break
-        if record.entry_id and all(_covers(bits, record) for bits in settled):
+        if record.entry_id and all(_covers(bits, record, base) for bits in settled):
             plan.append(record)
             freed += record.nbytes
     return plan
 
 
-def _covers(bits: NDArray[np.bool_], record: Record) -> bool:
-    part = bits[record.first : record.end]
+def _covers(bits: NDArray[np.bool_], record: Record, base: int) -> bool:
+    part = bits[record.first - base : record.end - base]
     return int(np.count_nonzero(part)) == record.count if len(part) == record.end - record.first else False

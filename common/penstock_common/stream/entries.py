@@ -114,12 +114,16 @@ def commit_commands(
     return commands
 
 
-def index_records(client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int = 0) -> Iterator[Record]:
-    """A shard's records in order of offset, those whose end is beyond ``after``; read in pages."""
+def index_records(
+    client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int = 0, upto: int | None = None
+) -> Iterator[Record]:
+    """A shard's records in order of offset, those that end beyond ``after`` and at most at ``upto``; read in pages."""
     key = partition.index(epoch, shard)
     start = f"({after}-0" if after else "-"
     while True:
-        page: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(key, min=start, count=PAGE)
+        page: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(
+            key, min=start, max="+" if upto is None else f"{upto}-0", count=PAGE
+        )
         for record_id, fields in page:
             yield _record(record_id, fields)
         if len(page) < PAGE:
