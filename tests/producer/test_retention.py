@@ -13,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_common.errors import EpochNotFound, EpochsReleased, ReplayTruncated
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import Record
-from penstock_common.stream.manifest import retained_epochs
+from penstock_common.stream.lua_epochs import RETIRE
+from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.ranges import add_to_ranges, format_ranges, parse_ranges
 from penstock_common.stream.roster import GroupRecord, Membership, Roster, expire_silent, join_group, load_roster
 from penstock_consumer.loader import Loader
 from penstock_consumer.replay import Replay
+from penstock_producer.janitor import Janitor
 from penstock_producer.retention import EpochFacts, is_settled, owing_groups, plan_release, plan_trim, trimming_groups
 from penstock_producer.writer import Writer
 from tests.contracts.feed import accounted_bytes, open_stream, payload_bytes
@@ -285,3 +287,41 @@ def test_a_group_that_vanished_stops_holding_after_a_while(any_url: str, any_cli
         assert not roster.groups["dead"].holds
         assert roster.groups["declared"].holds
         assert not roster.members
+
+
+def test_rosters_that_changed_unequally_do_not_stop_releases(any_url: str, any_client: Client) -> None:
+    """A trainer killed while it joined is on one partition's roster and not on the other's."""
+    with writer_of(any_url, partitions=2, budget_bytes=2 * BUDGET) as writer, loader_of(any_url, "g") as loader:
+        any_client.hincrby(writer.stream.partitions[1].roster, "gen", 5)
+        for _ in range(6):
+            epoch = writer.epoch(sizes=[20, 20])
+            for number in range(2):
+                with epoch.shard(number) as shard:
+                    for offset in range(20):
+                        shard.write({"x": np.zeros(1000, np.uint8), "y": offset})
+            assert len(read(loader)) == 40
+        assert 0 not in retained_epochs(any_client, writer.stream)
+    require_exact_books(any_client)
+
+
+def test_a_release_that_was_cut_short_is_finished_by_the_next(any_url: str, any_client: Client) -> None:
+    """Its author died after the first partition: the bytes of the others must not be counted for ever."""
+    with writer_of(any_url, partitions=2, budget_bytes=2 * BUDGET) as writer, loader_of(any_url, "g") as loader:
+        stream = writer.stream
+        for _ in range(2):
+            epoch = writer.epoch(sizes=[20, 20])
+            for number in range(2):
+                with epoch.shard(number) as shard:
+                    for offset in range(20):
+                        shard.write({"x": np.zeros(1000, np.uint8), "y": offset})
+            read(loader)
+        manifest = load_manifest(any_client, stream, 0)
+        first = stream.partitions[0]
+        run_script(any_client, RETIRE, [first.roster, first.state(0)], ["", 0, manifest.id])
+        for partition in (1, 0):
+            Janitor(any_client, stream, stream.partitions[partition], lambda _: None).make_room(1)
+        assert list(retained_epochs(any_client, stream)) in ([1], [])
+        assert load_roster(any_client, first).groups["g"].lost is None
+        assert not load_roster(any_client, first).retiring
+        assert not [key for key in any_client.keys("*") if b"}:0:" in key]
+    require_exact_books(any_client)

@@ -119,6 +119,7 @@ RETIRE = (
 -- KEYS roster state | ARGV gen epoch manifest_id : first step of a release; the keys are unlinked after it
 -- gen '' = whatever the roster is.
 if ARGV[1] ~= '' and (redis.call('HGET', KEYS[1], 'gen') or '0') ~= ARGV[1] then return -1 end
+if redis.call('HEXISTS', KEYS[1], 'e:' .. ARGV[2]) == 0 then return 0 end
 redis.call('SET', KEYS[2], 'gone:' .. ARGV[3])
 mark_lost(KEYS[1], tonumber(ARGV[2]))
 local bytes = tonumber(redis.call('HGET', KEYS[1], 'b:' .. ARGV[2]) or '0')

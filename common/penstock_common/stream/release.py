@@ -5,6 +5,8 @@ Which epochs may go is the producer's retention plan; the operator's `penstock d
 
 from __future__ import annotations
 
+from redis.exceptions import WatchError
+
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.lua_epochs import RETIRE
@@ -22,27 +24,46 @@ def release_epoch(client: Client, stream: Stream, epoch: int, generation: str = 
     if manifest is None:
         return False
     for partition in stream.partitions:
-        keys = [partition.roster, partition.state(epoch)]
-        if int(run_script(client, RETIRE, keys, [generation, epoch, manifest.id])) < 0:
+        if not _retire(client, partition, epoch, manifest.id, generation):
             return False
         generation = ""  # the first partition's word is enough; a half retired epoch must go on
     unlink_epoch(client, stream, epoch, manifest.id)
     return True
 
 
+def _retire(client: Client, partition: PartitionKeys, epoch: int, manifest_id: str, generation: str = "") -> bool:
+    keys = [partition.roster, partition.state(epoch)]
+    return int(run_script(client, RETIRE, keys, [generation, epoch, manifest_id])) >= 0
+
+
 def unlink_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str) -> None:
-    """Second step of a release, also for one that was begun by someone who died."""
+    """Second step of a release, also for one that was begun by someone who died, in whichever partition he was."""
     manifest = find_manifest(client, stream, epoch)
     ours = manifest if manifest is not None and manifest.id == manifest_id else None
     for partition in stream.partitions:
+        _retire(client, partition, epoch, manifest_id)
         _unlink(client, _keys_of(client, stream, partition, epoch, ours))
     if ours is not None:
-        released = client.hget(stream.keys.meta, "released")
-        client.hset(stream.keys.meta, "released", add_to_ranges((released or b"").decode(), epoch))
+        _remember_released(client, stream, epoch)
         client.hdel(stream.keys.epochs, str(epoch))
         _unlink(client, [stream.keys.manifest(epoch)])
     for partition in stream.partitions:
         client.hdel(partition.roster, f"x:{epoch}")
+
+
+def _remember_released(client: Client, stream: Stream, epoch: int) -> None:
+    """Adds one number to the ranges in meta, also when others do so at the same time."""
+    while True:
+        with client.pipeline() as pipe:
+            pipe.watch(stream.keys.meta)
+            released = pipe.hget(stream.keys.meta, "released") or b""
+            pipe.multi()
+            pipe.hset(stream.keys.meta, "released", add_to_ranges(released.decode(), epoch))
+            try:
+                pipe.execute()
+            except WatchError:
+                continue
+            return
 
 
 def _keys_of(
