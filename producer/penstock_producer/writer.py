@@ -192,8 +192,11 @@ class Writer:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self._feed is not None:
-            self._feed.abort()
-            self._feed = None
+            feed, self._feed = self._feed, None
+            try:  # what was written stands, and its epoch must end: trainers would wait for it for ever
+                feed.close()
+            except PenstockError:
+                feed.abort()
         self.close()
 
 

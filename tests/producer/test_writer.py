@@ -358,6 +358,16 @@ class TestFeed:
                 assert numbers([next(iter(loader))]) == [5]
 
 
+    def test_an_error_beside_a_feed_loses_nothing_of_it(self, any_url: str, any_client: Client) -> None:
+        """What was written was accepted; and an epoch nobody ends would keep every trainer waiting."""
+        with pytest.raises(ZeroDivisionError), writer_of(any_url, spec=SPEC) as writer:
+            for number in range(5):
+                writer.write(sample(number))
+            raise ZeroDivisionError
+        assert load_manifest(any_client, open_stream(any_client, "t"), 0).state == "produced"
+        assert replayed(any_url) == list(range(5))
+
+
 class TestRefusals:
     """What a writer will not begin."""
 
