@@ -357,7 +357,6 @@ class TestFeed:
             with Loader("t", group="g", batch_size=1, url=any_url, timeout_s=5, notify=lambda _: None) as loader:
                 assert numbers([next(iter(loader))]) == [5]
 
-
     def test_an_error_beside_a_feed_loses_nothing_of_it(self, any_url: str, any_client: Client) -> None:
         """What was written was accepted; and an epoch nobody ends would keep every trainer waiting."""
         with pytest.raises(ZeroDivisionError), writer_of(any_url, spec=SPEC) as writer:
