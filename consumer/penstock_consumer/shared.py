@@ -136,11 +136,11 @@ class EpochReader:
         )
 
     def _ask(self, turn: int, *, idle: bool) -> int:
-        """Keeps `AHEAD` requests under way, partition after partition; an idle reader asks one and lets it wait."""
+        """Keeps `AHEAD` requests under way, partition after partition; an idle reader asks one at a time."""
         if self.keeper.error is not None:
             raise self.keeper.error  # nothing may be read any more under a name that another process took
         count = max(1, min(MOST_ENTRIES, int(REQUEST_BYTES / max(self._entry_bytes, 1))))
-        block = max(10, BLOCK_MS // len(self._partitions)) if idle else None
+        block = self._patience_ms(idle)
         who, commands = self.place.who, []
         while len(self._asked) < (1 if idle else AHEAD):
             partition = self._partitions[turn % len(self._partitions)]
@@ -152,6 +152,17 @@ class EpochReader:
         except ServerUnavailable as error:
             self._reconnect(error)
         return turn
+
+    def _patience_ms(self, idle: bool) -> int | None:
+        """How long a request may wait for an entry: a waiting request is answered at once where there is one.
+
+        With several partitions only an idle reader waits, since another partition may have entries.
+        """
+        if self._manifest.is_ended:
+            return None
+        if len(self._partitions) == 1:
+            return BLOCK_MS
+        return max(10, BLOCK_MS // len(self._partitions)) if idle else None
 
     def _take_answer(self) -> int:
         """Receives one answer into batches; returns the number of entries in it."""

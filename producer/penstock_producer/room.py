@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 from penstock_common.errors import TooLarge
@@ -15,6 +16,8 @@ from penstock_producer.backpressure import Room, largest_block, reason_to_wait
 from penstock_producer.janitor import Janitor
 from penstock_producer.retention import owing_groups
 
+LOOK_EVERY_S = 0.1
+
 
 class RoomKeeper:
     """Decides for one shard whether its next block may be written."""
@@ -27,6 +30,7 @@ class RoomKeeper:
         self.server_is_full = False
         """Set when the server refused a write at its maxmemory: then one more round of waiting comes first."""
         self._was_refused = False
+        self._is_next_now, self._looked_s = False, -LOOK_EVERY_S
 
     def has_room(self, block_bytes: int, held_bytes: int) -> bool:
         """Whether the block may go; frees what may be freed before it says no."""
@@ -51,6 +55,16 @@ class RoomKeeper:
         return self._room.is_enough
 
     def _is_next(self) -> bool:
+        """Whether this shard is the one the reserve is for: asked now and then, since every block wants to know.
+
+        Once it is, it stays so until it is done: epochs and shards only rise.
+        """
+        now = time.monotonic()
+        if not self._is_next_now and now - self._looked_s >= LOOK_EVERY_S:
+            self._is_next_now, self._looked_s = self._is_lowest(), now
+        return self._is_next_now
+
+    def _is_lowest(self) -> bool:
         """Whether no earlier shard of this partition, in this or an older epoch, is unfinished."""
         for epoch, state in retained_epochs(self._client, self._stream).items():
             if epoch > self._manifest.epoch:
