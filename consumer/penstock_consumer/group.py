@@ -24,6 +24,7 @@ from penstock_common.stream.roster import (
     server_ms,
 )
 from penstock_common.stream.streams import Stream, read_counters
+from penstock_common.waiting import Notify, to_stderr
 from penstock_consumer.ledger import Holdings, plan_acknowledgement
 from penstock_consumer.pipeline.batch import Batch
 
@@ -43,10 +44,12 @@ class Place:
     unclosed: set[int] = field(default_factory=set)
     """Epochs iterated here that were not fully settled yet: others held some of them."""
 
+    notify: Notify = to_stderr
+
     _known: dict[int, Manifest] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._outbox = Outbox(self.client)
+        self._outbox = Outbox(self.client, notify=self.notify)
 
     @property
     def stream(self) -> Stream:
@@ -174,10 +177,16 @@ class Place:
             )
         return False
 
+    def hurry(self, patience_s: float) -> None:
+        """From now on a server that went away is not waited for longer than this."""
+        self._outbox.patience_s = patience_s
+
     def leave(self) -> None:
         """Hands back what is held and signs off."""
-        self._outbox.flush()
-        self._outbox.close()
+        try:
+            self._outbox.flush()
+        finally:
+            self._outbox.close()
         for partition in self.stream.partitions:
             leave(self.client, self.who, partition, self.holdings.ids(partition.number))
 

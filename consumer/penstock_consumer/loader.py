@@ -180,7 +180,7 @@ class Loader:
 
     def _join(self, stream: Stream) -> None:
         who = Membership(stream, self.group, self.member, secrets.token_hex(8))
-        place = Place(self._client, who)
+        place = Place(self._client, who, notify=self._notify)
         place.join(self._start)
         assert stream.spec is not None
         sample_bytes = sum(tensor.sample_bytes for tensor in stream.spec if not tensor.is_ragged)
@@ -346,12 +346,20 @@ class Loader:
     # --- the end ---
 
     def close(self) -> None:
-        """Acknowledges the batch in hand ('on_next'), hands back what was not handed out, and leaves the group."""
-        if self._policy == "on_next":
-            self._acknowledge_handed()
-        if self.adapter is not None:
-            self.adapter.settle()
-        self._leave()
+        """Acknowledges the batch in hand ('on_next'), hands back what was not handed out, and leaves the group.
+
+        Raises ServerUnavailable where an acknowledgement could not be delivered: its batch is handed out again.
+        """
+        try:
+            if self._policy == "on_next":
+                self._acknowledge_handed()
+            if self.adapter is not None:
+                self.adapter.settle()
+            if self._place is not None:
+                with self._settling:
+                    self._place.flush()
+        finally:
+            self._leave()
 
     def _leave(self) -> None:
         place = self._place

@@ -21,6 +21,8 @@ from penstock_consumer.shared import EpochReader
 
 JOIN_S = 5.0
 """How long a thread may take to notice that it should end; each looks several times a second."""
+LEAVE_S = 2.0
+"""How long leaving waits for a server that is away: whoever presses Ctrl-C then should not wait for it."""
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ def end_session(session: Session) -> None:
         session.keeper.stop()
     try:
         if session.place is not None:
+            session.place.hurry(LEAVE_S)
             with suppress(EpochIncomplete):  # whoever iterates next is told
                 for epoch in sorted(session.place.unclosed):
                     session.place.close_epochs(epoch)

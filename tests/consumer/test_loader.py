@@ -19,6 +19,7 @@ from penstock_common.errors import (
     GroupBusy,
     GroupFinished,
     MemberReplaced,
+    ServerUnavailable,
     StreamNotFound,
     WaitTimeout,
 )
@@ -494,3 +495,29 @@ class TestMembers:
         with loader_of(any_url) as loader:
             assert numbers(loader) == list(range(5))
             assert numbers(loader) == [9]
+
+    def test_a_server_that_is_gone_does_not_hold_up_the_end(
+        self, fresh_server: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Closing in order says what could not be acknowledged; after an error, or Ctrl-C, nobody waits for it."""
+        monkeypatch.setattr("penstock_common.stream.outbox.RECONNECT_S", 0.5)
+        server = fresh_server()
+        produce(server.url, "t", 400, block_samples=2)
+        said: list[str] = []
+        settings: dict[str, Any] = {"notify": said.append, "prefetch_bytes": 100}
+        before = set(threading.enumerate())
+        closed, broken = (loader_of(server.url, group, **settings) for group in "ab")
+        with pytest.raises(ServerUnavailable), closed as in_order:
+            kept = iter(in_order)
+            next(kept)
+            next(kept)
+            with pytest.raises(ZeroDivisionError), broken as in_error:
+                batches = iter(in_error)
+                next(batches)
+                next(batches)
+                server.close()
+                began = time.monotonic()
+                raise ZeroDivisionError
+            assert time.monotonic() - began < 4
+        assert any("connection broke while acknowledging" in line for line in said)
+        assert set(threading.enumerate()) == before

@@ -20,6 +20,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import Ranges, acknowledgement
 from penstock_common.stream.lua_entries import ACK
 from penstock_common.stream.manifest import Manifest
+from penstock_common.waiting import Notify, to_stderr
 
 UNANSWERED = 8
 """Acknowledgements under way at once: what a crash of the server may lose of them is handed out again."""
@@ -29,8 +30,10 @@ RECONNECT_S = 30.0
 class Outbox:
     """Sends acknowledgements in order on a connection of its own; `flush` waits until all are answered."""
 
-    def __init__(self, client: Client, *, fast: bool | None = None) -> None:
-        self._client, self._fast = client, fast
+    def __init__(self, client: Client, *, fast: bool | None = None, notify: Notify = to_stderr) -> None:
+        self._client, self._fast, self._notify = client, fast, notify
+        self.patience_s = RECONNECT_S
+        """How long a server that went away is tried again."""
         self._channel: Channel | None = None
         self._unanswered: deque[Command] = deque()
 
@@ -87,6 +90,10 @@ class Outbox:
     def _send_again(self, error: ServerUnavailable | None) -> None:
         """Everything unanswered once more, on a new connection."""
         began, pause = time.monotonic(), 0.05
+        if error is not None:
+            self._notify(
+                f"the connection broke while acknowledging ({error}); trying again for {self.patience_s:.0f} s"
+            )
         while True:
             self.close()
             try:
@@ -94,7 +101,7 @@ class Outbox:
                     self._connected().send(list(self._unanswered))
                 return
             except ServerUnavailable as again:
-                if time.monotonic() - began > RECONNECT_S:
+                if time.monotonic() - began > self.patience_s:
                     raise again from error
             time.sleep(pause)
             pause = min(pause * 2, 1.0)
