@@ -1,0 +1,263 @@
+"""The Loader when something is missing, bad or gone: no wait without a word, no entry trusted, no end held up."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from penstock_common.errors import (
+    EpochIncomplete,
+    GroupFinished,
+    MemberReplaced,
+    ServerUnavailable,
+    StreamNotFound,
+    WaitTimeout,
+)
+from penstock_common.stream.commands import Client
+from penstock_common.stream.manifest import abandon_epoch
+from penstock_common.stream.roster import load_roster
+from penstock_common.stream.streams import set_plan
+from penstock_consumer.loader import Loader
+from penstock_producer.writer import Writer
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, loader_of, numbers, open_stream, produce, sample
+
+
+class TestWaits:
+    """No silence."""
+
+    def test_an_unknown_stream_is_named_in_time(self, any_url: str) -> None:
+        """A typo never hangs, and the near miss is shown."""
+        produce(any_url, "train", 1)
+        said: list[str] = []
+        heard = threading.Event()
+
+        def hear(text: str) -> None:
+            said.append(text)
+            heard.set()
+
+        began = time.monotonic()
+        missing = pytest.raises(StreamNotFound, match="no stream 't'; streams there: train")
+        with loader_of(any_url, notify=hear, timeout_s=4) as loader, missing:
+            list(loader)
+        assert 3.5 < time.monotonic() - began < 5
+        assert "no stream 't'" in said[0]
+
+    def test_no_producer_is_said(self, any_url: str) -> None:
+        """The usual reason for a trainer that does not start."""
+        with Writer("t", url=any_url, spec=SPEC):
+            pass
+        with loader_of(any_url, timeout_s=0.1) as loader, pytest.raises(WaitTimeout, match="producer"):
+            list(loader)
+
+    def test_a_producer_that_stopped_in_the_middle_is_said(self, any_url: str) -> None:
+        """A trainer that waits in vain must say for which epoch, and what would end the wait."""
+        with Writer("t", url=any_url, spec=SPEC) as writer:
+            with writer.epoch(sizes=[2, 2]).shard(0) as shard:
+                shard.write(sample(0))
+                shard.write(sample(1))
+            with loader_of(any_url, batch_size=2, timeout_s=0.7) as loader:
+                batches = iter(loader)
+                next(batches)
+                with pytest.raises(WaitTimeout, match=r"1 of 2 shards.*penstock epochs close t 0"):
+                    next(batches)
+
+    def test_a_finished_group_is_told_so(self, any_url: str, any_client: Client) -> None:
+        """Running a training twice by mistake must not wait for epochs that will never come."""
+        produce(any_url, "t", 10, epochs=2)
+        set_plan(any_client, open_stream(any_client, "t"), 2)
+        said: list[str] = []
+        with loader_of(any_url, notify=said.append) as loader:
+            assert [len(list(loader)) for _ in range(2)] == [2, 2]
+            assert list(loader) == []
+            assert "read epochs 0-1" in said[-1]
+            with pytest.raises(GroupFinished):
+                list(loader)
+        with loader_of(any_url) as loader, pytest.raises(GroupFinished, match=r"epochs 0-1.*start='earliest'"):
+            list(loader)
+
+    def test_an_abandoned_epoch_ends_with_what_there_is(self, any_url: str) -> None:
+        """A producer that gave up must not leave trainers waiting."""
+        said: list[str] = []
+        with Writer("t", url=any_url, spec=SPEC, block_bytes=SAMPLE_BYTES) as writer:
+            epoch = writer.epoch()
+            for number in range(6):
+                epoch.write(sample(number))
+            epoch.flush()
+            with loader_of(any_url, batch_size=2, notify=said.append) as loader:
+                batches = iter(loader)
+                next(batches)
+                epoch.abandon()
+                assert sum(batch.size for batch in batches) == 4
+        assert any("abandoned" in line for line in said)
+
+    def test_an_abandoned_epoch_that_was_released_ends_too(self, any_url: str) -> None:
+        """The room an abandoned epoch takes is given away first, readers or not."""
+        settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 480, "budget_bytes": 20_000, "notify": lambda _: None}
+        with Writer("t", url=any_url, **settings) as writer:
+            epoch = writer.epoch()
+            for number in range(400):
+                epoch.write(sample(number))
+            epoch.flush()
+            with loader_of(any_url, batch_size=2, prefetch_bytes=1) as loader:
+                batches = iter(loader)
+                next(batches)
+                epoch.abandon()
+                with writer.epoch() as following:
+                    for number in range(600):
+                        following.write(sample(number))
+                assert all(batch.epoch == 0 for batch in batches)
+                assert sorted(numbers(loader)) == list(range(600))
+
+
+class TestBadEntries:
+    """What the stream holds is not trusted."""
+
+    def test_an_entry_that_vanished_is_named_not_waited_for(self, any_url: str, any_client: Client) -> None:
+        """Somebody's XDEL: the trainer must hear which samples it was never given."""
+        produce(any_url, "t", 50, block_samples=10)
+        stream = open_stream(any_client, "t")
+        any_client.xdel(stream.partitions[0].entries(0), entries(any_client, "t", 0)[2][0])
+        with loader_of(any_url) as loader:
+            found: list[int] = []
+            with pytest.raises(EpochIncomplete, match="shard 0 offsets 20-29") as caught:
+                for batch in loader:
+                    found += batch["y"].tolist()
+        assert caught.value.missing == [(0, 20, 30)]
+        assert sorted(found) == [n for n in range(50) if not 20 <= n < 30]
+
+    def test_a_hostile_entry_is_named_and_the_epoch_goes_on(self, url: str, client: Client) -> None:
+        """Whoever can write to a stream can do no more to a trainer than waste its time."""
+        with Writer("t", url=url, spec=SPEC, block_bytes=240) as writer, writer.epoch() as epoch:
+            for number in range(50):
+                epoch.write(sample(number))
+            epoch.flush()
+            stream = open_stream(client, "t")
+            key = stream.partitions[0].entries(0)
+            true = entries(client, "t", 0)[0][1]
+            meta = json.loads(true[b"meta"])
+            forged: list[dict[Any, Any]] = [
+                {b"garbage": b"x" * 1000},
+                {b"meta": b"{" * 5000},
+                {**true, b"meta": json.dumps({**meta, "first": 1 << 40}).encode()},
+                {**true, b"meta": json.dumps({**meta, "first": (1 << 20) - 5}).encode()},
+                {**true, b"meta": json.dumps({**meta, "epoch": 7}).encode()},
+                {**true, b"meta": json.dumps({**meta, "stream": "other"}).encode()},
+                {**true, b"x": bytes(len(true[b"x"]))},
+                {b"meta": true[b"meta"], b"x": true[b"x"]},
+                {b"meta": true[b"meta"], b"x": true[b"x"][:-1], b"y": true[b"y"]},
+                {**true, b"z": b"more"},
+            ]
+            for fields in forged:
+                client.xadd(key, fields)
+            for number in range(50, 100):
+                epoch.write(sample(number))
+        said: list[str] = []
+        with loader_of(url, notify=said.append) as loader:
+            assert sorted(numbers(loader)) == list(range(100))
+            assert loader.stats.bad_entries == len(forged)
+        dead = [line for line in said if "dead letter" in line]
+        assert len(dead) == len(forged)
+        assert any("ChecksumMismatch" in line for line in dead)
+        assert client.hlen(stream.partitions[0].dead(0, "g")) == len(forged)
+        assert client.xpending(key, "g")["pending"] == 0
+        assert client.strlen(stream.partitions[0].ledger(0, "g", 0)) <= 13
+
+
+class TestMembers:
+    """Names, takeovers, ends."""
+
+    def test_of_two_processes_with_one_name_the_older_stops(self, any_url: str) -> None:
+        """A name belongs to one incarnation; with two, leases would mean nothing."""
+        produce(any_url, "t", 400, block_samples=2)
+        settings: dict[str, Any] = {"member": "m", "lease_s": 1.0, "prefetch_bytes": 200}
+        with loader_of(any_url, **settings) as newer_later:
+            found: list[int] = []
+            older = iter(newer_later)
+            found += next(older)["y"].tolist()
+            with loader_of(any_url, **settings) as newer:
+                with pytest.raises(MemberReplaced, match="'m'"):
+                    for batch in older:
+                        found += batch["y"].tolist()
+                        time.sleep(0.05)
+                rest = numbers(newer)
+        assert set(found) | set(rest) == set(range(400))
+
+    def test_a_member_that_leaves_well_owes_nothing(self, any_url: str, any_client: Client) -> None:
+        """Nothing pending, nobody on the roster, and an undeclared group holds no data any more."""
+        produce(any_url, "t", 40)
+        with loader_of(any_url) as loader:
+            assert len(numbers(loader)) == 40
+        stream = open_stream(any_client, "t")
+        roster = load_roster(any_client, stream.partitions[0])
+        assert not roster.members
+        assert roster.closed == {("g", 0)}
+        assert not roster.groups["g"].holds
+        assert any_client.xpending(stream.partitions[0].entries(0), "g")["pending"] == 0
+
+    def test_a_closed_loader_leaves_no_thread_and_no_connection(self, any_url: str, any_client: Client) -> None:
+        """Notebooks make dozens of loaders in one process."""
+        produce(any_url, "t", 400, block_samples=2)
+        before = set(threading.enumerate())
+        for policy in ("on_next", "manual"):
+            with loader_of(any_url, policy, acknowledge=policy, prefetch_bytes=100) as loader:
+                next(iter(loader))
+        assert set(threading.enumerate()) == before
+        deadline = time.monotonic() + 5
+        while any_client.info("clients")["connected_clients"] > 1 and time.monotonic() < deadline:
+            gc.collect()
+            time.sleep(0.01)
+        assert any_client.info("clients")["connected_clients"] == 1
+
+    def test_a_loader_nobody_closed_ends_with_its_last_reference(self, any_url: str) -> None:
+        """Few people close what they iterate."""
+        produce(any_url, "t", 400, block_samples=2)
+        before = set(threading.enumerate())
+        loader = Loader("t", group="g", batch_size=8, url=any_url, notify=lambda _: None, prefetch_bytes=100)
+        next(iter(loader))
+        del loader
+        gc.collect()
+        assert set(threading.enumerate()) == before
+
+    def test_epochs_abandoned_before_they_are_read_are_passed_over(self, any_url: str, any_client: Client) -> None:
+        """An iteration that has handed nothing goes on to the next epoch."""
+        produce(any_url, "t", 5)
+        stream = open_stream(any_client, "t")
+        with Writer("t", url=any_url) as writer:
+            empty = writer.epoch()
+            abandon_epoch(any_client, stream, empty.number)
+            with writer.epoch() as last:
+                last.write(sample(9))
+        with loader_of(any_url) as loader:
+            assert numbers(loader) == list(range(5))
+            assert numbers(loader) == [9]
+
+    def test_a_server_that_is_gone_does_not_hold_up_the_end(
+        self, fresh_server: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Closing in order says what could not be acknowledged; after an error, or Ctrl-C, nobody waits for it."""
+        monkeypatch.setattr("penstock_common.stream.outbox.RECONNECT_S", 0.5)
+        server = fresh_server()
+        produce(server.url, "t", 400, block_samples=2)
+        said: list[str] = []
+        settings: dict[str, Any] = {"notify": said.append, "prefetch_bytes": 100}
+        before = set(threading.enumerate())
+        closed, broken = (loader_of(server.url, group, **settings) for group in "ab")
+        with pytest.raises(ServerUnavailable), closed as in_order:
+            kept = iter(in_order)
+            next(kept)
+            next(kept)
+            with pytest.raises(ZeroDivisionError), broken as in_error:
+                batches = iter(in_error)
+                next(batches)
+                next(batches)
+                server.close()
+                began = time.monotonic()
+                raise ZeroDivisionError
+            assert time.monotonic() - began < 4
+        assert any("connection broke while acknowledging" in line for line in said)
+        assert set(threading.enumerate()) == before
