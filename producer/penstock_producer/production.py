@@ -280,6 +280,8 @@ class Production:
         waits = self._dispatcher.reports(unfinished).waits.removeprefix("waiting: ")
         if waits or self._dispatcher.count_workers():
             return waits
+        if self._fleet.pids:
+            return "its own workers are starting"
         return "no worker takes jobs: start `penstock worker`"
 
     def _check_failures(self, progress: Progress) -> None:
