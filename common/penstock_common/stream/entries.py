@@ -190,7 +190,12 @@ def list_pending(
     key, start, page = partition.entries(epoch), "-", limit or PENDING_PAGE
     listed: list[Pending] = []
     while True:
-        found = client.xpending_range(key, group, start, "+", page)
+        try:
+            found = client.xpending_range(key, group, start, "+", page)
+        except ResponseError as error:
+            if not str(error).startswith("NOGROUP"):
+                raise
+            return []  # released between the look at the roster and this one
         listed += [
             Pending(p["message_id"], p["consumer"].decode(), p["time_since_delivered"], p["times_delivered"])
             for p in found
