@@ -1,7 +1,7 @@
 """The committer: appends a shard's blocks exactly once, whatever happens to it or to another run of the same job.
 
-One block is in flight while the next is packed. Before every append it looks, under WATCH, at what is committed
-(design.md 5.1); nothing is ever sent again without looking.
+One block is being committed while the next is packed and sent. Before every EXEC it looks, under WATCH, at what is
+committed (design.md 5.1); nothing is ever sent again without looking.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from dataclasses import dataclass
 
 from penstock_common.errors import BudgetFull, EpochAbandoned, PenstockError, ServerUnavailable, ShardMismatch
 from penstock_common.format.block import Block
-from penstock_common.format.wire import encode
+from penstock_common.format.wire import Fields, encode
 from penstock_common.stream.channel import Channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.connection import open_channel
 from penstock_common.stream.entries import (
     Progress,
-    commit_commands,
     is_out_of_memory,
     look_commands,
+    payload_commands,
     raise_errors,
     read_look,
+    record_commands,
 )
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
@@ -68,7 +69,6 @@ class Committer:
         self._room = RoomKeeper(client, stream, manifest, shard, notify)
         self._room_wait_s = room_wait_s
         self._sent: Sent | None = None
-        self._sent_replies = 0
         self._wait: Wait | None = None
         """For room; lasts until a block is committed, also over blocks that the server refused."""
         self._turn = 0
@@ -86,8 +86,52 @@ class Committer:
         Raises EpochAbandoned, ShardMismatch where the shard has lost what was committed, BudgetFull after waiting
         ``room_wait_s`` for room, ServerUnavailable when the server does not come back.
         """
+        before = self._sent
+        is_next = before is not None and block.count > 0 and block.first == before.block.end
+        if before is not None and is_next and self._follow(before, block, bad or {}):
+            return
         self.settle()
         self._send(block, bad or {})
+
+    def _follow(self, before: Sent, block: Block, bad: Mapping[int, str]) -> bool:
+        """Sends the block's payload while the server commits the one before; EXEC follows once that has gone well.
+
+        The payload of a transaction does nothing until EXEC, so it may travel before its WATCH was looked at. False
+        where the long way has to be taken: the block before is then committed, or sent again.
+        """
+        is_committed = False
+        try:
+            self._channel.send(payload_commands(self._partition, self._manifest.epoch, self._encoded(block)))
+            is_committed = self._collect(before)
+            if is_committed:
+                self._has_committed()
+                if self._may_follow(block):
+                    self._execute(block, bad, queued=2)
+                    return True
+            self._discard()
+        except ServerUnavailable as error:
+            self._reconnect(error)
+            self._sent = None  # its answers will not come; what is committed was looked at
+        except BaseException:
+            self._channel.close()  # in the middle of a transaction: of no use to anyone
+            raise
+        if not is_committed:
+            self._send(before.block, before.bad)
+        return False
+
+    def _may_follow(self, block: Block) -> bool:
+        """Whether the block is what comes next and there is room for it now."""
+        progress = self._progress
+        is_next = progress.end == block.first and progress.state == self._manifest.live_state.encode()
+        return is_next and self._room.has_room(block.nbytes, progress.held_bytes)
+
+    def _discard(self) -> None:
+        """Takes back a payload that was sent ahead; DISCARD also ends the WATCH, so it looks anew."""
+        look = look_commands(self._partition, self._manifest.epoch, self._shard)
+        self._channel.send([(b"DISCARD",), *look])
+        for _ in range(3):  # MULTI, XADD, DISCARD
+            self._channel.read()
+        self._progress = read_look([self._channel.read() for _ in look])
 
     def settle(self) -> None:
         """Waits until everything sent is committed, mending what can be mended."""
@@ -95,12 +139,15 @@ class Committer:
             sent = self._sent
             try:
                 if self._collect(sent):
-                    self._sent = self._wait = None
-                    self._turn = 0
+                    self._has_committed()
                     return
             except ServerUnavailable as error:
                 self._reconnect(error)
             self._send(sent.block, sent.bad)
+
+    def _has_committed(self) -> None:
+        self._sent = self._wait = None
+        self._turn = 0
 
     def close(self) -> None:
         """Gives the connection back; what was sent and not settled may or may not be committed."""
@@ -117,8 +164,9 @@ class Committer:
                 self._wait_for_room(rest)
                 rest = self._missing_part(block)  # another run may have gone on while this one waited
                 if rest is not None:
-                    self._transmit(rest, {o: why for o, why in bad.items() if o >= rest.first})
-                    self._sent = Sent(block, bad, self._sent_replies)
+                    payload = payload_commands(self._partition, self._manifest.epoch, self._encoded(rest))
+                    self._channel.send(payload)
+                    self._execute(rest, {o: why for o, why in bad.items() if o >= rest.first}, queued=len(payload))
                     return
             except ServerUnavailable as error:
                 self._reconnect(error)
@@ -139,16 +187,18 @@ class Committer:
             return None
         return block if end == block.first else block.tail(end)
 
-    def _transmit(self, block: Block, bad: Mapping[int, str]) -> None:
+    def _encoded(self, block: Block) -> Fields:
+        if not block.count:
+            return []
         epoch = self._manifest.epoch
-        fields = (
-            encode(block, stream=self._stream.id, epoch=epoch, shard=self._shard, checksum=self._checksum)
-            if block.count
-            else []
-        )
+        return encode(block, stream=self._stream.id, epoch=epoch, shard=self._shard, checksum=self._checksum)
+
+    def _execute(self, block: Block, bad: Mapping[int, str], queued: int) -> None:
+        """Completes the transaction whose first ``queued`` commands were sent, and looks ahead to the next."""
+        epoch = self._manifest.epoch
         reasons = {offset: json.dumps({"why": why[:500]}) for offset, why in bad.items()}
-        commands = commit_commands(self._partition, epoch, self._shard, block, fields, reasons)
-        self._sent_replies = len(commands)
+        commands = record_commands(self._partition, epoch, self._shard, block, reasons)
+        self._sent = Sent(block, bad, queued + len(commands))
         self._channel.send([*commands, *look_commands(self._partition, epoch, self._shard)])
 
     def _collect(self, sent: Sent) -> bool:

@@ -91,22 +91,28 @@ def _end_of(record_id: bytes) -> int:
     return int(record_id.partition(b"-")[0])
 
 
-def commit_commands(
-    partition: PartitionKeys, epoch: int, shard: int, block: Block, fields: Fields, bad: dict[int, str]
-) -> list[Command]:
-    """One transaction that appends the block, its index record and what is known of its bad samples.
+def payload_commands(partition: PartitionKeys, epoch: int, fields: Fields) -> list[Command]:
+    """The first half of a commit: opens the transaction and queues the entry; nothing happens before the second half.
 
-    ``fields`` is empty for a block of holes only. ``bad`` maps offsets to JSON reasons.
+    ``fields`` is empty for a block of holes only.
     """
+    if not fields:
+        return [(b"MULTI",)]
+    flat = [part for field in fields for part in field]
+    return [(b"MULTI",), (b"XADD", partition.entries(epoch).encode(), b"NOMKSTREAM", b"*", *flat)]
+
+
+def record_commands(
+    partition: PartitionKeys, epoch: int, shard: int, block: Block, bad: dict[int, str]
+) -> list[Command]:
+    """The second half: the block's index record, what is known of its bad samples (offset -> JSON), and EXEC."""
     roster = partition.roster.encode()
     entries, index = partition.entries(epoch).encode(), partition.index(epoch, shard).encode()
-    commands: list[Command] = [(b"MULTI",)]
-    if fields:
-        flat = [part for field in fields for part in field]
-        commands.append((b"XADD", entries, b"NOMKSTREAM", b"*", *flat))
     numbers = (epoch, block.end, block.first, block.count, block.nbytes)
     holes = json.dumps(block.holes, separators=(",", ":")).encode()
-    commands.append((b"EVAL", _COMMIT, b"3", entries, index, roster, *(b"%d" % number for number in numbers), holes))
+    commands: list[Command] = [
+        (b"EVAL", _COMMIT, b"3", entries, index, roster, *(b"%d" % number for number in numbers), holes)
+    ]
     if bad:
         flat_bad = [text.encode() for offset, why in bad.items() for text in (f"{shard}:{offset}", why)]
         commands.append((b"HSET", partition.quarantine(epoch).encode(), *flat_bad))
