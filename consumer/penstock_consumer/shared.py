@@ -31,7 +31,7 @@ from penstock_consumer.receive import Received, Receiver, check_identity
 
 AHEAD = 2
 """Requests under way at once: the server prepares the next reply while this one is received."""
-REQUEST_BYTES = 1_000_000
+REQUEST_BYTES = 2_000_000
 """Payload asked for at once: enough to hide a round trip, and the server copies all of it into its reply buffer."""
 MOST_ENTRIES = 64
 BLOCK_MS = 100

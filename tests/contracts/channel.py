@@ -8,56 +8,15 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from penstock_common.errors import ServerUnavailable
-from penstock_common.stream.channel import SKIP, Channel, Command, Reply, ReplyError, Skip
-
-Targets = Callable[[bytes, int], "Sequence[memoryview] | Skip | None"]
-
-
-class RecordingSink:
-    """Keeps what it is told; `targets` decides about fields, by default every value comes as bytes."""
-
-    def __init__(self, targets: Targets = lambda name, nbytes: None) -> None:
-        self.targets = targets
-        self.events: list[tuple[object, ...]] = []
-
-    def begin(self, entry_id: bytes) -> None:
-        """Noted."""
-        self.events.append(("begin", entry_id))
-
-    def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
-        """Noted, and decided by `targets`."""
-        self.events.append(("target", name, nbytes))
-        return self.targets(name, nbytes)
-
-    def value(self, name: bytes, data: bytes) -> None:
-        """Noted."""
-        assert type(data) is bytes
-        self.events.append(("value", name, data))
-
-    def end(self) -> None:
-        """Noted."""
-        self.events.append(("end",))
-
-    def missing(self, entry_id: bytes) -> None:
-        """Noted."""
-        self.events.append(("missing", entry_id))
-
-    @property
-    def values(self) -> dict[object, object]:
-        """What came as bytes, by field name."""
-        return {event[1]: event[2] for event in self.events if event[0] == "value"}
-
-    @property
-    def ids(self) -> list[object]:
-        """The entries that began, in order."""
-        return [event[1] for event in self.events if event[0] == "begin"]
+from penstock_common.stream.channel import SKIP, Channel, Command, Reply, ReplyError
+from tests.contracts.sink import RecordingSink
 
 
 def pattern(nbytes: int, seed: int = 0) -> bytes:

@@ -19,7 +19,8 @@ from penstock_common.stream.connection import connect, open_channel
 from penstock_common.stream.fast import FastChannel, PlainWire
 from penstock_common.stream.resp import BUFFER_BYTES, Reader
 from penstock_common.stream.server import EmbeddedServer
-from tests.contracts.channel import ChannelContract, RecordingSink
+from tests.contracts.channel import ChannelContract
+from tests.contracts.sink import RecordingSink
 
 
 @pytest.fixture

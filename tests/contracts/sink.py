@@ -1,0 +1,49 @@
+"""An EntrySink that keeps what it is told, for tests of anything that receives entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock_common.stream.channel import Skip
+
+Targets = Callable[[bytes, int], "Sequence[memoryview] | Skip | None"]
+
+
+class RecordingSink:
+    """Keeps what it is told; `targets` decides about fields, by default every value comes as bytes."""
+
+    def __init__(self, targets: Targets = lambda name, nbytes: None) -> None:
+        self.targets = targets
+        self.events: list[tuple[object, ...]] = []
+
+    def begin(self, entry_id: bytes) -> None:
+        """Noted."""
+        self.events.append(("begin", entry_id))
+
+    def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
+        """Noted, and decided by `targets`."""
+        self.events.append(("target", name, nbytes))
+        return self.targets(name, nbytes)
+
+    def value(self, name: bytes, data: bytes) -> None:
+        """Noted."""
+        assert type(data) is bytes
+        self.events.append(("value", name, data))
+
+    def end(self) -> None:
+        """Noted."""
+        self.events.append(("end",))
+
+    def missing(self, entry_id: bytes) -> None:
+        """Noted."""
+        self.events.append(("missing", entry_id))
+
+    @property
+    def values(self) -> dict[object, object]:
+        """What came as bytes, by field name."""
+        return {event[1]: event[2] for event in self.events if event[0] == "value"}
+
+    @property
+    def ids(self) -> list[object]:
+        """The entries that began, in order."""
+        return [event[1] for event in self.events if event[0] == "begin"]
