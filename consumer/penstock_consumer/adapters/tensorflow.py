@@ -82,9 +82,11 @@ def acknowledging(made: tf.data.Dataset, source: tf.data.Dataset) -> tf.data.Dat
 class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like this one
     """A dataset whose transformations carry each batch's token along, unseen, to where it is iterated."""
 
-    def __init__(self, inner: tf.data.Dataset, feed: Feed, *, is_ordered: bool, is_drained: bool) -> None:
+    def __init__(
+        self, inner: tf.data.Dataset, feed: Feed, *, is_ordered: bool, is_drained: bool, is_parallel: bool = False
+    ) -> None:
         """``inner`` has elements (what the user sees, token)."""
-        self._inner, self.feed = inner, feed
+        self._inner, self.feed, self._is_parallel = inner, feed, is_parallel
         self._is_ordered, self._is_drained = is_ordered, is_drained
         self._seen = inner.map(lambda element, _: element)
         super().__init__(self._seen._variant_tensor)
@@ -97,14 +99,20 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
         """As of any dataset; the batch dimension is None."""
         return self._seen.element_spec
 
-    def _then(self, inner: tf.data.Dataset, *, is_ordered: bool = True, is_drained: bool = True) -> FedDataset:
+    def _then(
+        self, inner: tf.data.Dataset, *, is_ordered: bool = True, is_drained: bool = True, is_parallel: bool = False
+    ) -> FedDataset:
         return FedDataset(
-            inner, self.feed, is_ordered=self._is_ordered and is_ordered, is_drained=self._is_drained and is_drained
+            inner,
+            self.feed,
+            is_ordered=self._is_ordered and is_ordered,
+            is_drained=self._is_drained and is_drained,
+            is_parallel=self._is_parallel or is_parallel,
         )
 
     def remade(self, made: tf.data.Dataset) -> FedDataset:
         """A dataset whose elements have no tokens."""
-        return self._then(made.map(_without_token), is_ordered=False)
+        return self._then(made.map(_without_token), is_ordered=False, is_parallel=True)
 
     def map(self, map_func: Callable[..., Any], *args: Any, **settings: Any) -> FedDataset:
         """``tf.data.Dataset.map``."""
@@ -113,7 +121,8 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
             return (map_func(*element) if isinstance(element, tuple) else map_func(element)), token
 
         made = self._inner.map(with_token, *args, **settings)
-        return self._then(made, is_ordered=settings.get("deterministic") is not False)
+        is_parallel = bool(args) or settings.get("num_parallel_calls") is not None
+        return self._then(made, is_ordered=settings.get("deterministic") is not False, is_parallel=is_parallel)
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> FedDataset:
         """``tf.data.Dataset.filter``."""
@@ -144,6 +153,9 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
         rounds = tf.data.Dataset.from_generator(passes, output_signature=tf.TensorSpec((), tf.int64))
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False  # it would ask before the step does
+        if not self._is_parallel and self._inner.options().threading.private_threadpool_size is None:
+            # a batch comes from Python, one at a time; more threads only spin while they wait for it
+            options.threading.private_threadpool_size = 1
         return rounds.flat_map(lambda _: self._inner).map(self._report).with_options(options)
 
     def _report(self, element: Any, tokens: Any) -> Any:
@@ -159,7 +171,10 @@ def _passing(name: str, *, is_drained: bool = True) -> Callable[..., FedDataset]
     def method(self: FedDataset, *args: Any, **settings: Any) -> FedDataset:
         made = getattr(self._inner, name)(*args, **settings)
         return self._then(
-            made, is_ordered=name != "shuffle" and made.options().deterministic is not False, is_drained=is_drained
+            made,
+            is_ordered=name != "shuffle" and made.options().deterministic is not False,
+            is_drained=is_drained,
+            is_parallel=settings.get("num_parallel_calls") is not None,
         )
 
     method.__name__, method.__doc__ = name, f"``tf.data.Dataset.{name}``."
