@@ -21,9 +21,11 @@ import redis
 
 from benchmarks.cases import CASES, Case
 from benchmarks.rounds import SIDES, Round, run_round
+from benchmarks.tfdata import measure_tfdata
 from penstock_common.stream.server import find_servers, server_label
 
 OURS, THEIRS = SIDES
+TFDATA = "tf.data / numpy, 150 kB"
 
 
 def main() -> int:
@@ -42,6 +44,9 @@ def main() -> int:
         if args.only in case.name:
             results.append(measure(case, args.rounds))
             print_case(results[-1])
+    if args.only in TFDATA:
+        results.append(measure_tfdata(args.rounds))
+        print_ratio(results[-1])
     if args.json:
         args.json.write_text(json.dumps({"environment": environment, "cases": results}, indent=1))
         print(f"\nfigures of every round: {args.json}")
@@ -85,15 +90,20 @@ def summary(case: Case, rounds: list[Round]) -> dict[str, float]:
 
 def print_case(result: dict[str, Any]) -> None:
     """One payload: the ratio, then each side's medians."""
-    ratio = result["ratio"]
-    text = f"{ratio['median']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})"
-    print(f"{result['case']['name']:26}{text:>19}")
+    print_ratio(result)
     for side, found in result["summary"].items():
         print(
             f"  {side:24}{'':19}{found['gb_per_s']:7.2f}{found['samples_per_s']:11,.0f}   "
             f"{found['writer_cpu_s_per_gb']:17.2f}{found['reader_cpu_s_per_gb']:8.2f}{found['server_cpu_s_per_gb']:8.2f}"
         )
     sys.stdout.flush()
+
+
+def print_ratio(result: dict[str, Any]) -> None:
+    """The median ratio and its spread."""
+    ratio = result["ratio"]
+    text = f"{ratio['median']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})"
+    print(f"{result['case']['name']:26}{text:>19}", flush=True)
 
 
 def progress(text: str) -> None:

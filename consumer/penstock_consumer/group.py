@@ -45,11 +45,13 @@ class Place:
     """Epochs iterated here that were not fully settled yet: others held some of them."""
 
     notify: Notify = to_stderr
+    fast: bool | None = None
+    """Whether acknowledgements take the fast channel; None where it fits."""
 
     _known: dict[int, Manifest] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._outbox = Outbox(self.client, notify=self.notify)
+        self._outbox = Outbox(self.client, fast=self.fast, notify=self.notify)
 
     @property
     def stream(self) -> Stream:

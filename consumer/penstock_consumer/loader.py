@@ -180,7 +180,7 @@ class Loader:
 
     def _join(self, stream: Stream) -> None:
         who = Membership(stream, self.group, self.member, secrets.token_hex(8))
-        place = Place(self._client, who, notify=self._notify)
+        place = Place(self._client, who, notify=self._notify, fast=self._fast)
         place.join(self._start)
         assert stream.spec is not None
         sample_bytes = sum(tensor.sample_bytes for tensor in stream.spec if not tensor.is_ragged)
