@@ -65,6 +65,8 @@ class EpochReader:
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
         self._channel: Channel | None = None
         self._asked: deque[PartitionKeys] = deque()
+        self._request_bytes = min(REQUEST_BYTES, queue.limit_bytes // (2 * AHEAD))
+        """Asked for at once: a small share of the prefetch budget, so that members of a group share fairly."""
         self._entry_bytes = float(REQUEST_BYTES)
 
     def run(self) -> None:
@@ -104,7 +106,7 @@ class EpochReader:
                 empty = 0
                 if not self._asked:
                     self._fetch_claims()
-            elif self.queue.wait_for_room(len(self._asked) * REQUEST_BYTES, 0 if self._asked else 0.2):
+            elif self.queue.wait_for_room(len(self._asked) * self._request_bytes, 0 if self._asked else 0.2):
                 turn = self._ask(turn, idle=empty >= len(self._partitions))
             if not self._asked:
                 continue
@@ -139,7 +141,7 @@ class EpochReader:
         """Keeps `AHEAD` requests under way, partition after partition; an idle reader asks one at a time."""
         if self.keeper.error is not None:
             raise self.keeper.error  # nothing may be read any more under a name that another process took
-        count = max(1, min(MOST_ENTRIES, int(REQUEST_BYTES / max(self._entry_bytes, 1))))
+        count = max(1, min(MOST_ENTRIES, int(self._request_bytes / max(self._entry_bytes, 1))))
         block = self._patience_ms(idle)
         who, commands = self.place.who, []
         while len(self._asked) < (1 if idle else AHEAD):

@@ -19,7 +19,8 @@ class Prefetch:
     """One producer thread, one consumer thread."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
+        self.limit_bytes = limit_bytes
+        """Above it nothing more is read."""
         self._batches: deque[tuple[Batch, int]] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
@@ -46,7 +47,7 @@ class Prefetch:
             return self._has_room(pending_bytes)
 
     def _has_room(self, pending_bytes: int) -> bool:
-        return not self._batches or self._bytes + pending_bytes < self._limit
+        return not self._batches or self._bytes + pending_bytes < self.limit_bytes
 
     def end(self, error: BaseException | None = None) -> None:
         """No more batches will come; an error is raised in the training loop after those that are there."""
