@@ -255,6 +255,11 @@ class Loader:
         self._cursor = min(self._cursor, *(epoch - 1 for epoch in left)) if left else self._cursor
         self._unfinished.clear()
 
+    def _go_back_for_claims(self) -> None:
+        """Reads an epoch again of which a member held a part that died after this loader had gone on."""
+        assert self._keeper is not None
+        self._cursor = min([self._cursor, *(claim.epoch - 1 for claim in list(self._keeper.claims))])
+
     def _acknowledge_handed(self) -> None:
         if self._handed is not None:
             self.acknowledge(self._handed)
@@ -266,6 +271,7 @@ class Loader:
         limit = STARTUP_S if fresh and self._timeout_s is None else None
         while True:
             event = last_event(self._client, place.stream.keys)
+            self._go_back_for_claims()
             try:
                 epoch = place.next_epoch(self._cursor)
             except GroupFinished as error:

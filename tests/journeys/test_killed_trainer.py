@@ -99,6 +99,20 @@ def test_a_living_member_takes_over_within_the_running_epoch(any_url: str) -> No
     assert sum(trained.values()) - COUNT <= 10
 
 
+def test_a_member_that_had_gone_on_takes_up_what_one_that_died_later_left_behind(any_url: str) -> None:
+    """The living member waits for the next epoch: what it takes over is trained on, not held until it leaves."""
+    produce(any_url, "t", 60, block_samples=7)
+    with child(train, any_url, "dies", 3, 0, 1, 1) as dying:
+        logged = run_until_middle(dying)  # with all of the epoch in its hands
+        produce(any_url, "t", 20, block_samples=7)
+        with Loader("t", group="g", batch_size=10, url=any_url, member="lives", lease_s=1, timeout_s=20) as lives:
+            assert sum(len(batch["y"]) for batch in lives) == 20
+            logged += dying.kill()
+            rest = [number for batch in lives for number in batch["y"].tolist()]
+    assert set(steps(logged)) | set(rest) == set(range(60))
+    assert len(steps(logged)) + len(rest) - 60 <= 10
+
+
 def test_a_member_that_closes_hands_over_without_a_lease(any_url: str) -> None:
     """A scaled-down trainer says goodbye: nobody waits for it."""
     produce(any_url, "t", COUNT, block_samples=7)
