@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 import redis
 
 from penstock_common.stream.server import EmbeddedServer, find_servers, server_label
+
+# A shell without job control ignores SIGINT for what it starts in the background, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Servers = Callable[[Path | None], EmbeddedServer]
 
