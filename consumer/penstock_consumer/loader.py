@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from penstock_common.errors import GroupFinished, StreamNotFound, WaitTimeout
+from penstock_common.errors import GroupFinished, ServerUnavailable, StreamNotFound, WaitTimeout
 from penstock_common.format.spec import Spec
 from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client
@@ -30,7 +30,7 @@ from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease
 from penstock_consumer.pipeline.prefetch import Prefetch
 from penstock_consumer.session import Run, Session, default_member, end_session
-from penstock_consumer.shared import EpochReader
+from penstock_consumer.shared import RECONNECT_S, EpochReader
 
 PREFETCH_BYTES = 64 << 20
 """Received and not yet trained on (design.md section 2)."""
@@ -269,22 +269,43 @@ class Loader:
         wait = Wait(self._notify, self._timeout_s)
         fresh = self.stats.batches == 0
         limit = STARTUP_S if fresh and self._timeout_s is None else None
+        away_since: float | None = None
         while True:
-            event = last_event(self._client, place.stream.keys)
-            self._go_back_for_claims()
             try:
-                epoch = place.next_epoch(self._cursor)
+                epoch = self._look_for_epoch(place, wait, limit)
+                if epoch is not None:
+                    return epoch
+                away_since = None
             except GroupFinished as error:
                 if fresh or self._is_told_finished or not is_empty:
                     raise
                 self._is_told_finished = True
                 self._notify(str(error))
                 return None
-            if epoch is not None:
-                return epoch
+            except ServerUnavailable as error:  # whoever waits for hours must not die of one broken connection
+                away_since = self._bear(error, away_since)
+
+    def _look_for_epoch(self, place: Place, wait: Wait, limit: float | None) -> int | None:
+        """The next epoch; None after a while without one. Only reads: it may be called again after any failure."""
+        event = last_event(self._client, place.stream.keys)
+        self._go_back_for_claims()
+        epoch = place.next_epoch(self._cursor)
+        if epoch is None:
             wait.because("epoch", lambda: f"{place.finished()}; is a producer running (`penstock produce`)?", limit)
             self._raise_keepers_error()
             await_event(self._client, place.stream.keys, event, EVENT_MS)
+        return epoch
+
+    def _bear(self, error: ServerUnavailable, away_since: float | None) -> float:
+        """Says once that the server is away; since when it is. Raises the error once that is too long."""
+        now = time.monotonic()
+        if away_since is None:
+            self._notify(f"the connection broke while waiting ({error}); trying again for {RECONNECT_S:.0f} s")
+            return now
+        if now - away_since > min(RECONNECT_S, self._timeout_s or RECONNECT_S):
+            raise error
+        time.sleep(POLL_S)
+        return away_since
 
     def _next_batch(self, place: Place, epoch: int) -> Batch | None:
         run = self._run or self._begin(place, epoch)

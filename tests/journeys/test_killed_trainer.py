@@ -147,6 +147,30 @@ def test_connections_cut_while_reading_repeat_and_lose_nothing(url: str, client:
     assert sorted(found) == list(range(COUNT))
 
 
+def test_a_connection_cut_while_a_trainer_waits_for_an_epoch_is_made_again(any_url: str, any_client: Client) -> None:
+    """It may wait for hours, with no data under way: one broken connection then must not end a training."""
+    produce(any_url, "t", 10)
+    said: list[str] = []
+    cuts = 0
+
+    def cut_and_go_on() -> None:
+        nonlocal cuts
+        while not cuts:  # until the wait was met
+            cuts = sum(
+                any_client.client_kill_filter(_id=i["id"]) for i in any_client.client_list() if i["cmd"] == "xread"
+            )
+        produce(any_url, "t", 10)
+
+    with Loader("t", group="g", batch_size=5, url=any_url, timeout_s=20, notify=said.append) as loader:
+        assert sum(len(batch["y"]) for batch in loader) == 10
+        other = threading.Thread(target=cut_and_go_on)
+        other.start()
+        assert sum(len(batch["y"]) for batch in loader) == 10
+        other.join()
+    assert cuts == 1
+    assert any("connection broke while waiting" in line for line in said)
+
+
 def test_a_server_that_restarts_while_a_trainer_reads_and_a_writer_writes(fresh_server: Any, tmp_path: Any) -> None:
     """With its append-only file a server comes back as it was, and both sides go on by themselves."""
     server = fresh_server(appendonly=True, directory=tmp_path, extra={"appendfsync": "always"})
