@@ -94,10 +94,10 @@ def print_report(report: AuditReport, console: Console) -> None:
     for epoch in report.epochs:
         if epoch.trimmed:
             console.line(
-                f"epoch {epoch.epoch}: {epoch.trimmed} entries were trimmed after every group had settled them"
+                f"epoch {epoch.epoch}: {epoch.trimmed} entries were trimmed after every group that held data had settled them"
             )
     if report.released:
-        console.line(f"not audited: epochs {report.released} were released after every group had settled them")
+        console.line(f"not audited: epochs {report.released} were released: no group that held data needed them")
     console.line(console.style(report.verdict, "bold", "green" if report.is_clean else "red"))
 
 
