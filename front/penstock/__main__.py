@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from penstock.cli import COMMANDS, load_command
+from penstock.cli import COMMANDS, Parser, load_command
 from penstock.cli.console import Console
 from penstock_common.errors import PenstockError
 
@@ -40,7 +40,7 @@ def _dispatch(argv: list[str], console: Console) -> int:
     name = argv[0] if argv else ""
     if name in COMMANDS:
         command = load_command(name)
-        parser = argparse.ArgumentParser(
+        parser = Parser(
             f"penstock {name}", description=command.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         command.add_arguments(parser)

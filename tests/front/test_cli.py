@@ -139,8 +139,11 @@ def test_an_error_is_one_line_on_stderr_and_exit_code_1(
     [
         (["sever"], "penstock: unknown command 'sever'; did you mean 'server'?\n"),
         (["zzz"], "penstock: unknown command 'zzz'; see penstock --help\n"),
-        (["server", "--port", "70000"], "argument --port: '70000' is not a port (0 to 65535)\n"),
-        (["server", "--maxmemory", "lots"], "argument --maxmemory: 'lots' is not a size like 2gb, 500mb or 1048576\n"),
+        (
+            ["server", "--port", "70000"],
+            "argument --port: '70000' is not a port (0 to 65535); see penstock server --help\n",
+        ),
+        (["server", "--maxmemory", "lots"], "argument --maxmemory: 'lots' is not a size like 2gb, 500mb or 1048576; "),
         ([], "usage: penstock COMMAND"),
     ],
 )
@@ -152,6 +155,39 @@ def test_wrong_usage_is_explained_and_exits_with_2(
     out, err = capsys.readouterr()
     assert out == ""
     assert told in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (
+            ["produce", "images", "photos", "--transfrom", "a:b"],
+            (
+                "penstock produce images: unknown argument '--transfrom' (did you mean --transform?); "
+                "see penstock produce images --help\n"
+            ),
+        ),
+        (["inspect", "a", "b"], "penstock inspect: unknown argument 'b'; see penstock inspect --help\n"),
+        (
+            ["groups", "drop", "train"],
+            "penstock groups drop: the following arguments are required: name; see penstock groups drop --help\n",
+        ),
+    ],
+)
+def test_wrong_usage_is_one_line(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten lines of options above it hide what is wrong."""
+    assert main(argv) == 2
+    assert capsys.readouterr() == ("", told)
+
+
+@pytest.mark.parametrize("kind", ["images", "dataset", "keras", "generator"])
+@pytest.mark.parametrize("name", ["run", "produce"])
+def test_every_source_has_an_example_of_its_own(name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the options are is where one looks for how they are used; and `run` says where the command goes."""
+    assert main([name, kind, "--help"]) == 0
+    usage, _, example = capsys.readouterr().out.partition("example:\n")
+    assert example.startswith(f"  penstock {name} {kind} ")
+    assert ("-- COMMAND" in usage) is ("-- python train.py" in example) is (name == "run")
 
 
 def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,9 @@ to an example) and ``run(args, console) -> exit code``.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -34,6 +35,22 @@ COMMANDS: dict[str, Entry] = {
     "epochs": Entry("penstock.cli.epochs", "list a stream's epochs, close one as it stands, or abandon one"),
 }
 """In the order of ``penstock --help``."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong usage is one line, as every error is; an option that is not there gets the nearest one's name."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with 2; the pages of options are one --help away."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Here and not in the outermost parser, which knows none of a sub-command's options."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            guess = difflib.get_close_matches(rest[0].partition("=")[0], self._option_string_actions, 1)
+            self.error(f"unknown argument {rest[0]!r}" + (f" (did you mean {guess[0]}?)" if guess else ""))
+        return found, rest
 
 
 class Command(Protocol):

@@ -6,7 +6,7 @@ import argparse
 import signal
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_json
+from penstock.cli import Parser, add_json
 from penstock.cli.sources import add_sources, options_of, plan_of, worker_count
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ NAME = "produce"
 HELP = "make epochs of a source with worker processes"
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     """A source's parser, with what only this command has."""
 
     def __init__(self, **settings: object) -> None:
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 production.enqueue_all()
                 epochs = production.epochs
                 production.leave()
-                console.line(f"queued epochs {epochs[0]}-{epochs[-1]} of {args.stream!r} for `penstock worker`")
+                _tell_queued(console, args, list(epochs))
                 return 0
             with console.progress() as shown:
                 view = ProductionView(console, shown)
@@ -58,3 +58,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.notice("stopped; what is committed stands, and the same command goes on from there")
         return 130
     return 0
+
+
+def _tell_queued(console: Console, args: argparse.Namespace, epochs: list[int]) -> None:
+    if args.json:
+        console.json({"stream": args.stream, "queued_epochs": epochs})
+        return
+    one = len(epochs) == 1
+    which, them = (f"epoch {epochs[0]}", "it") if one else (f"epochs {epochs[0]}-{epochs[-1]}", "them")
+    console.line(f"queued {which} of {args.stream!r}; `penstock worker` makes {them}")

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli import Parser
 from penstock.cli.sources import add_sources, options_of, plan_of, worker_count
 
 if TYPE_CHECKING:
@@ -25,8 +26,14 @@ _END_S = 10.0
 """How long a trainer may take to end when it is asked to."""
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     """A source's parser that leaves what follows ``--`` to the command."""
+
+    def format_help(self) -> str:
+        """The usage ends with the command, which argparse does not know of."""
+        whole = super().format_help()
+        usage = self.format_usage()
+        return whole.replace(usage, f"{usage.rstrip()} -- COMMAND ...\n", 1)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """See the class."""
@@ -34,14 +41,14 @@ class _Parser(argparse.ArgumentParser):
         at = given.index("--") if "--" in given else len(given)
         found, rest = super().parse_known_args(given[:at], namespace)
         found.command = list(given[at + 1 :])
-        if not found.command and not rest:
-            self.error("no command; write it after --, as in: penstock run images photos/ -- python train.py")
+        if not found.command:
+            self.error("no command to run; write it after --, as in `penstock run images photos/ -- python train.py`")
         return found, rest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    add_sources(parser, _Parser)
+    add_sources(parser, _Parser, " -- python train.py")
     parser.epilog = "example:\n  penstock run images photos/ --resize 224x224 --epochs 3 -- python train.py"
 
 

@@ -10,7 +10,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import byte_size
+from penstock.cli import Parser, byte_size
 
 if TYPE_CHECKING:
     from penstock_producer.plan import ProductionPlan
@@ -19,19 +19,25 @@ if TYPE_CHECKING:
 
 DEFAULT_STREAM = "train"
 _NAME = "module:attribute; the current folder is importable"
+_EXAMPLES = {
+    "images": "photos/ --resize 224x224 --transform augment:flip --epochs 3",
+    "dataset": "mydata:train --transform augment:flip",
+    "keras": "mydata:batches --epochs 3",
+    "generator": "mydata:samples --limit 10000",
+}
 
 
-def add_sources(parser: argparse.ArgumentParser, kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> None:
-    """One sub-command per kind of source."""
+def add_sources(parser: argparse.ArgumentParser, kind: type[Parser], tail: str = "") -> None:
+    """One sub-command per kind of source; `tail` is what an example of the command ends with."""
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="SOURCE", parser_class=kind)
     images = kinds.add_parser("images", help="a folder or a zip of images; sub-folders are classes")
     _add_images(images)
     dataset = kinds.add_parser("dataset", help="an object with a length and items, or equally long arrays")
-    dataset.add_argument("name", help=_NAME)
+    dataset.add_argument("name", metavar="NAME", help=_NAME)
     keras = kinds.add_parser("keras", help="a Keras Sequence or PyDataset")
-    keras.add_argument("name", help=_NAME)
+    keras.add_argument("name", metavar="NAME", help=_NAME)
     generator = kinds.add_parser("generator", help="an iterable, or a function giving one; read by one worker")
-    generator.add_argument("name", nargs="?", help=_NAME)
+    generator.add_argument("name", metavar="NAME", nargs="?", help=_NAME)
     generator.add_argument(
         "--pair", action="append", metavar="TENSOR=NAME", default=[], help="instead: several, walked in step"
     )
@@ -41,6 +47,7 @@ def add_sources(parser: argparse.ArgumentParser, kind: type[argparse.ArgumentPar
         sub.add_argument("--transform", metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])")
     for sub in (images, dataset, keras, generator):
         sub.formatter_class = argparse.RawDescriptionHelpFormatter
+        sub.epilog = f"example:\n  {sub.prog} {_EXAMPLES[sub.prog.split()[-1]]}{tail}"
         _add_production(sub)
 
 
