@@ -10,13 +10,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rq import Queue, Worker
+from penstock_common.errors import PenstockError, ServerUnavailable
+
+try:
+    from rq import Queue, Worker
+except ModuleNotFoundError as error:
+    if error.name != "rq":
+        raise
+    raise PenstockError('producing needs rq: pip install "penstock[producer]"') from None
+
 from rq.exceptions import NoSuchJobError
 from rq.job import Job, JobStatus, Retry
 from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 
-from penstock_common.errors import ServerUnavailable
 from penstock_common.stream.connection import connect
 from penstock_producer.jobs import FUNCTION, RETRIES, ShardJob
 from penstock_producer.task import ShardTask

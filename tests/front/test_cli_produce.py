@@ -114,6 +114,15 @@ def in_process(monkeypatch: pytest.MonkeyPatch, photos: Path) -> Iterator[Callab
     signal.signal(signal.SIGTERM, before)
 
 
+def test_queued_epochs_are_told_to_programs_as_json(
+    any_url: str, in_process: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--json promises that stdout parses, also where nothing was produced yet."""
+    options = ["--no-workers", "--json", "--epochs", "2", "--stream", "queued", "--queue", "nobodys", "--url", any_url]
+    assert in_process(["produce", "images", "photos", *options]) == 0
+    assert json.loads(capsys.readouterr().out) == {"stream": "queued", "queued_epochs": [0, 1]}
+
+
 def test_every_mistake_is_one_line_and_exit_code_1(
     any_url: str, photos: Path, in_process: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,7 +173,7 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on(any_url: str, tmp_path: Pa
 def test_workers_elsewhere_do_what_was_queued(any_url: str, photos: Path) -> None:
     """Producer and workers need not know each other: --no-workers queues, a burst of workers does it."""
     code, out, err = run("produce", "images", "photos", "--no-workers", "--url", any_url, cwd=photos.parent)
-    assert (code, out) == (0, "queued epochs 0-0 of 'train' for `penstock worker`\n"), err
+    assert (code, out) == (0, "queued epoch 0 of 'train'; `penstock worker` makes it\n"), err
     code, _, err = run("worker", "--processes", "2", "--burst", "--url", any_url, cwd=photos.parent)
     assert code == 0, err
     assert len(read_epoch(any_url)) == 23
@@ -237,6 +246,15 @@ def test_a_failed_production_ends_the_trainer_with_one_line(photos: Path) -> Non
     assert "dog/04.png" in err.splitlines()[-1]
     assert "Traceback" not in err
     assert time.monotonic() - began < 15
+
+
+def test_without_rq_whoever_produces_is_told_what_to_install() -> None:
+    """The library alone is enough for a trainer; the first `penstock produce` beside it must not end in a traceback."""
+    script = "import sys; sys.modules['rq'] = None; from penstock.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    for argv in (["produce", "images", "photos"], ["run", "images", "photos", "--", "true"], ["worker"]):
+        ended = subprocess.run([sys.executable, "-c", script, *argv], capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stdout) == (1, "")
+        assert ended.stderr == 'penstock: producing needs rq: pip install "penstock[producer]"\n'
 
 
 def test_run_without_a_command_says_how(photos: Path) -> None:

@@ -96,7 +96,7 @@ def from_file(paths: Sequence[str], file: str, skip_unlabelled: bool, classes: t
     kept = [index for index, path in enumerate(paths) if path in named]
     if len(kept) < len(paths) and not skip_unlabelled:
         bare = [path for path in paths if path not in named]
-        raise SourceError(f"{file} has no labels for {_some(bare)}; add them, or choose to skip unlabelled images")
+        raise SourceError(f"{file} has no labels for {_some(bare)}; add them, or leave them out (--skip-unlabelled)")
     return Labels(_columns([named[paths[index]] for index in kept], file, classes), kept, _digest(content))
 
 

@@ -92,7 +92,7 @@ def test_unlabelled_images_are_refused_or_skipped(pictures: Path) -> None:
     """One folder with a file of labels per split is common; a forgotten label is too."""
     text = "file,y\nsub/c.png,5\na.png,4\n"
     with pytest.raises(
-        SourceError, match=r"labels\.csv has no labels for 1 image \(b\.png\); add them, or choose to skip"
+        SourceError, match=r"labels\.csv has no labels for 1 image \(b\.png\); add them, or leave them out"
     ):
         labelled(pictures, text)
     images = labelled(pictures, text, unlabelled="skip")
