@@ -12,7 +12,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from penstock_common.errors import ServerUnavailable, ServerUnsuitable
+from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable
 from penstock_common.stream.channel import REPLY_TIMEOUT_S, Channel, PlainChannel
 from penstock_common.stream.client import ControlClient
 from penstock_common.stream.failure import address, redacted, translated
@@ -29,14 +29,11 @@ _FORMS = "write redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/soc
 def connect(url: str, *, timeout_s: float = REPLY_TIMEOUT_S, client_name: str | None = None) -> redis.Redis:
     """A client that has answered a PING: RESP2, bytes, no retries. `timeout_s` bounds the silence after a command."""
     client = _client(url, timeout_s, client_name)
-    with translated(redacted(url)):
-        probe = _dedicated(client)
-        try:
-            probe.connect()
-            probe.send_command("PING")
-            probe.read_response()
-        finally:
-            probe.disconnect()
+    try:
+        with translated(redacted(url)):
+            _greet(client)
+    except PenstockError as failure:
+        raise failure.with_traceback(None) from None  # it says all; redis-py's three tracebacks would bury it
     return client
 
 
@@ -59,6 +56,16 @@ def open_channel(client: redis.Redis, *, fast: bool | None = None) -> Channel:
     return PlainChannel(connection, where)
 
 
+def _greet(client: redis.Redis) -> None:
+    probe = _dedicated(client)
+    try:
+        probe.connect()
+        probe.send_command("PING")
+        probe.read_response()
+    finally:
+        probe.disconnect()
+
+
 def _client(url: str, timeout_s: float, client_name: str | None) -> redis.Redis:
     """The unconnected client; whatever is wrong with the URL shows here and not at the first command."""
     try:
@@ -78,7 +85,7 @@ def _client(url: str, timeout_s: float, client_name: str | None) -> redis.Redis:
         pool.connection_class(**pool.connection_kwargs)  # an unknown ?option= is a TypeError only here
     except (ValueError, TypeError, redis.RedisError) as error:
         text = " ".join(str(error).replace(url, redacted(url)).split())
-        raise ServerUnavailable(f"{redacted(url)!r} is no Redis URL ({text}): {_FORMS}") from error
+        raise ServerUnavailable(f"{redacted(url)!r} is no Redis URL ({text}): {_FORMS}") from None
     return client
 
 
