@@ -17,6 +17,7 @@ Clock = Callable[[], float]
 FIRST_WORD_S = 3.0
 """Nobody waits longer than 5 s without being told (design.md section 2)."""
 REPEAT_S = 30.0
+BETWEEN_TRIES_S = 0.5
 
 
 def to_stderr(text: str) -> None:
@@ -63,3 +64,25 @@ class Wait:
     def over(self) -> None:
         """Starts afresh: the next wait is another one."""
         self._began, self._told_at, self._told = self._clock(), None, ""
+
+
+class Outage:
+    """A server that is away while somebody waits: told once, borne for a while, then raised."""
+
+    def __init__(self, notify: Notify, patience_s: float) -> None:
+        self._notify, self._patience_s = notify, patience_s
+        self._began: float | None = None
+
+    def bear(self, error: Exception) -> None:
+        """After a failure: returns when it is time to try again, or raises it once the outage lasts too long."""
+        if self._began is None:
+            self._began = time.monotonic()
+            self._notify(f"the connection broke while waiting ({error}); trying again for {self._patience_s:.0f} s")
+        elif time.monotonic() - self._began > self._patience_s:
+            raise error
+        else:
+            time.sleep(BETWEEN_TRIES_S)
+
+    def over(self) -> None:
+        """The server answered."""
+        self._began = None

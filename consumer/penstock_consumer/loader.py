@@ -23,7 +23,7 @@ from penstock_common.stream.keys import StreamKeys, checked_name
 from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.roster import Membership
 from penstock_common.stream.streams import Stream, absence, await_event, find_stream, last_event
-from penstock_common.waiting import Notify, Wait, to_stderr
+from penstock_common.waiting import Notify, Outage, Wait, to_stderr
 from penstock_consumer.group import Place
 from penstock_consumer.keeper import Claimed, Keeper
 from penstock_consumer.pipeline.arena import Arena
@@ -269,13 +269,13 @@ class Loader:
         wait = Wait(self._notify, self._timeout_s)
         fresh = self.stats.batches == 0
         limit = STARTUP_S if fresh and self._timeout_s is None else None
-        away_since: float | None = None
+        outage = Outage(self._notify, min(RECONNECT_S, self._timeout_s or RECONNECT_S))
         while True:
             try:
                 epoch = self._look_for_epoch(place, wait, limit)
                 if epoch is not None:
                     return epoch
-                away_since = None
+                outage.over()
             except GroupFinished as error:
                 if fresh or self._is_told_finished or not is_empty:
                     raise
@@ -283,7 +283,7 @@ class Loader:
                 self._notify(str(error))
                 return None
             except ServerUnavailable as error:  # whoever waits for hours must not die of one broken connection
-                away_since = self._bear(error, away_since)
+                outage.bear(error)
 
     def _look_for_epoch(self, place: Place, wait: Wait, limit: float | None) -> int | None:
         """The next epoch; None after a while without one. Only reads: it may be called again after any failure."""
@@ -295,17 +295,6 @@ class Loader:
             self._raise_keepers_error()
             await_event(self._client, place.stream.keys, event, EVENT_MS)
         return epoch
-
-    def _bear(self, error: ServerUnavailable, away_since: float | None) -> float:
-        """Says once that the server is away; since when it is. Raises the error once that is too long."""
-        now = time.monotonic()
-        if away_since is None:
-            self._notify(f"the connection broke while waiting ({error}); trying again for {RECONNECT_S:.0f} s")
-            return now
-        if now - away_since > min(RECONNECT_S, self._timeout_s or RECONNECT_S):
-            raise error
-        time.sleep(POLL_S)
-        return away_since
 
     def _next_batch(self, place: Place, epoch: int) -> Batch | None:
         run = self._run or self._begin(place, epoch)
@@ -357,7 +346,7 @@ class Loader:
             self._go_back()
         manifest = find_manifest(self._client, place.stream, epoch)
         if manifest is not None and manifest.state == ABANDONED:
-            self._notify(f"epoch {epoch} of {self.name!r} was abandoned by its producer: it ends with what was there")
+            self._notify(f"epoch {epoch} of {self.name!r} was abandoned: it ends with what was there")
         with self._settling:
             if self._policy == "on_next" or self._handed is None:
                 place.close_epochs(epoch)

@@ -93,9 +93,8 @@ def print_report(report: AuditReport, console: Console) -> None:
         console.line(f"found: {len(report.findings) - SHOWN} more, see --json")
     for epoch in report.epochs:
         if epoch.trimmed:
-            console.line(
-                f"epoch {epoch.epoch}: {epoch.trimmed} entries were trimmed after every group that held data had settled them"
-            )
+            what = f"{epoch.trimmed} entries were trimmed: every group that held data had settled them"
+            console.line(f"epoch {epoch.epoch}: {what}")
     if report.released:
         console.line(f"not audited: epochs {report.released} were released: no group that held data needed them")
     console.line(console.style(report.verdict, "bold", "green" if report.is_clean else "red"))
