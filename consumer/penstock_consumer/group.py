@@ -123,14 +123,21 @@ class Place:
             epochs = "epoch" if read == [(read[0][0], read[0][0])] else "epochs"
             return (
                 f"group {self.who.group!r} has read {epochs} {format_ranges(read)} of {self.stream.name!r}; there is "
-                "no other: start='earliest' or penstock.Replay reads what is retained again"
+                "no other: `penstock produce` makes one; start='earliest' or penstock.Replay reads the retained again"
+            )
+        begun, _, _ = read_counters(self.client, self.stream)
+        if self.first > begun:
+            return (
+                f"group {self.who.group!r} is to begin with epoch {self.first} of {self.stream.name!r}, "
+                f"of which {begun} were begun (0 is the first): it is not there yet"
             )
         if self.first > 0:
             return (
                 f"group {self.who.group!r} came after epoch {self.first - 1} of {self.stream.name!r}, which is not "
                 f"whole any more, and begins with epoch {self.first}: it is not there yet"
             )
-        return f"stream {self.stream.name!r} has no epoch for group {self.who.group!r} yet"
+        which = "has no other epoch" if begun else "has no epoch yet"
+        return f"stream {self.stream.name!r} {which} for group {self.who.group!r}: `penstock produce` makes one"
 
     def acknowledge(self, batch: Batch) -> None:
         """Settles a batch that was trained on."""

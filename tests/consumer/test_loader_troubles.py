@@ -95,6 +95,16 @@ class TestWaits:
                 assert sum(batch.size for batch in batches) == 4
         assert any("abandoned" in line for line in said)
 
+    def test_who_finds_no_epoch_is_told_the_true_reason(self, any_url: str, any_client: Client) -> None:
+        """`not yet` of a stream whose only epoch was given up sends one looking for the wrong thing."""
+        with Writer("t", url=any_url, spec=SPEC) as writer:
+            writer.epoch().abandon()
+        set_plan(any_client, open_stream(any_client, "t"), 1)
+        for start, reason in (("resume", "has no other epoch"), (77, "of which 1 were begun")):
+            with loader_of(any_url, start=start) as loader, pytest.raises(GroupFinished, match=reason):
+                list(loader)
+                list(loader)
+
     def test_an_abandoned_epoch_that_was_released_ends_too(self, any_url: str) -> None:
         """The room an abandoned epoch takes is given away first, readers or not."""
         settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 480, "budget_bytes": 20_000, "notify": lambda _: None}
