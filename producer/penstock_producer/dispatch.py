@@ -73,9 +73,7 @@ class Dispatcher:
 
     def known(self) -> set[str]:
         """Ids of the jobs that are queued, just taken, or running."""
-        registry = StartedJobRegistry(queue=self._queue, job_class=ShardJob)
-        running = {job_id for job_id, _ in registry.get_job_and_execution_ids(cleanup=False)}
-        return {*self._queue.get_job_ids(), *running}
+        return {*self._queue.get_job_ids(), *self.running()}
 
     def requeue_lost(self, tasks: Iterable[ShardTask], known: set[str]) -> int:
         """Queues unfinished shards whose job vanished: a worker died just as it took one, or the queue was emptied."""
@@ -115,6 +113,11 @@ class Dispatcher:
             reports.workers |= set(meta.get("workers", []))
             reports.waits = reports.waits or str(meta.get("waits", ""))
         return reports
+
+    def running(self) -> set[str]:
+        """Ids of the queue's jobs that workers have in hand."""
+        registry = StartedJobRegistry(queue=self._queue, job_class=ShardJob)
+        return {job_id for job_id, _ in registry.get_job_and_execution_ids(cleanup=False)}
 
     def count_workers(self) -> int:
         """Workers that listen to this queue, wherever they are."""

@@ -158,10 +158,12 @@ class Production:
 
     def close(self) -> None:
         """Ends the workers, takes unfinished jobs out of the queue. What is committed stands; a later run goes on."""
+        jobs = [task.job_id for tasks in self._live.values() for task in tasks]
         try:
-            self._dispatcher.cancel(task.job_id for tasks in self._live.values() for task in tasks)
+            self._dispatcher.cancel(jobs)
         finally:
             self._fleet.stop()
+            self._dispatcher.cancel(jobs)  # again: a worker that is stopped puts its own back, for nobody now
             self._dispatcher.close()
             self._source.close()
             self._client.close()
@@ -278,8 +280,11 @@ class Production:
     def _why_still(self) -> str:
         unfinished = [task.job_id for tasks in self._live.values() for task in tasks][:256]
         waits = self._dispatcher.reports(unfinished).waits.removeprefix("waiting: ")
-        if waits or self._dispatcher.count_workers():
+        if waits:
             return waits
+        if self._dispatcher.count_workers():
+            busy = bool(self._dispatcher.running().intersection(unfinished))
+            return "" if busy else "all workers are busy with other jobs of this queue (--queue keeps them apart)"
         if self._fleet.pids:
             return "its own workers are starting"
         return "no worker takes jobs: start `penstock worker`"

@@ -348,6 +348,15 @@ def test_a_full_budget_is_explained_and_does_not_end_the_production(any_url: str
     assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
 
 
+def test_a_production_broken_off_leaves_no_job_behind(any_url: str) -> None:
+    """A job that waits for room would hold up the next production's workers, and nobody waits for it any more."""
+    small = ProductionPlan(stream="train", source=dataset(), shard_samples=10, budget_bytes=1500, block_bytes=250)
+    with Production(small, options_of(any_url), workers=1) as production:
+        assert any(look.waits for look in production.run())
+    with redis.Redis.from_url(any_url) as client:
+        assert client.llen("rq:queue:penstock") == 0
+
+
 def test_an_empty_string_is_no_dataset(any_server: EmbeddedServer) -> None:
     """A path given to penstock.produce would be a dataset of letters."""
     import penstock
