@@ -49,6 +49,8 @@ class Place:
     """Whether acknowledgements take the fast channel; None where it fits."""
 
     _known: dict[int, Manifest] = field(default_factory=dict)
+    _half_open: int | None = None
+    """An epoch that a producer has begun to open, when last looked."""
 
     def __post_init__(self) -> None:
         self._outbox = Outbox(self.client, fast=self.fast, notify=self.notify)
@@ -101,9 +103,16 @@ class Place:
             for group, epoch in load_roster(self.client, self.stream.partitions[0]).closed
             if group == self.who.group
         }
-        for epoch in retained_epochs(self.client, self.stream):
-            if epoch >= self.first and epoch > after and epoch not in closed:
+        self._half_open = None
+        for epoch, state in retained_epochs(self.client, self.stream).items():
+            if epoch < self.first or epoch <= after or epoch in closed:
+                continue
+            roster = load_roster(self.client, self.stream.partitions[-1])  # the last that hears of a new epoch
+            if epoch in roster.epochs:
                 return epoch
+            if state != ABANDONED and epoch not in roster.retiring:
+                self._half_open = epoch
+                return None  # read now, it would look like one that was released
         following, final, _ = read_counters(self.client, self.stream)
         if (
             final is not None
@@ -115,6 +124,9 @@ class Place:
 
     def finished(self) -> str:
         """One sentence on a group for which there is no epoch to read now."""
+        if (epoch := self._half_open) is not None:
+            died = f"`penstock epochs abandon {self.stream.name} {epoch}` if that died"
+            return f"epoch {epoch} of {self.stream.name!r} is being opened by a producer; {died}"
         roster = load_roster(self.client, self.stream.partitions[0])
         record = roster.groups.get(self.who.group)
         closed = [(epoch, epoch) for group, epoch in roster.closed if group == self.who.group]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.lua_epochs import OPEN_EPOCH
 from penstock_common.stream.streams import set_plan
 from penstock_consumer.loader import Loader
 from penstock_producer.writer import Writer
@@ -145,6 +146,30 @@ def test_connections_cut_while_reading_repeat_and_lose_nothing(url: str, client:
             time.sleep(0.002)
     assert any("connection broke while reading" in line for line in said)
     assert sorted(found) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_an_epoch_that_is_just_being_opened_is_waited_for_and_not_passed_by(
+    any_url: str, any_client: Client, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer may look between the epoch's manifest and its partitions: it must not take it for a released one."""
+    produce(any_url, "t", 10, partitions=2)
+    scripts = iter(range(100))
+    has_looked = threading.Event()
+
+    def slow(client: Client, script: str, *rest: Any) -> Any:
+        if script is OPEN_EPOCH and next(scripts) == told:
+            assert has_looked.wait(10)
+        return run_script(client, script, *rest)
+
+    with Loader("t", group="g", batch_size=5, url=any_url, timeout_s=20) as loader:
+        assert sum(len(batch["y"]) for batch in loader) == 10
+        monkeypatch.setattr("penstock_common.stream.manifest.run_script", slow)
+        opening = threading.Thread(target=produce, args=(any_url, "t", 10))
+        opening.start()
+        threading.Timer(1.5, has_looked.set).start()  # longer than one wait for a hint
+        assert sum(len(batch["y"]) for batch in loader) == 10
+        opening.join()
 
 
 def test_a_connection_cut_while_a_trainer_waits_for_an_epoch_is_made_again(any_url: str, any_client: Client) -> None:
