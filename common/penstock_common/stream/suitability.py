@@ -36,10 +36,12 @@ def _require_room(client: Client, name: str, budget_bytes: int, limit: int) -> N
     others = sum(_budget(client, other) for other in list_streams(client) if other != name)
     room = int(limit * (1 - RESERVE_SHARE)) - RESERVE_BYTES
     if budget_bytes + others > room:
+        left = room - others
+        advice = f"give a budget of at most {mebibytes(left)}, or raise maxmemory" if left > 0 else "raise maxmemory"
         raise BudgetRefused(
             f"stream {name!r} has a budget of {mebibytes(budget_bytes)}, the other streams "
             f"{mebibytes(others)}; the server's maxmemory {mebibytes(limit)} leaves room for {mebibytes(max(room, 0))} "
-            f"in all: give a budget of at most {mebibytes(max(room - others, 0))}, or raise maxmemory"
+            f"in all: {advice}"
         )
 
 
