@@ -27,6 +27,11 @@ from penstock_producer.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, loader_of, numbers, open_stream, produce, sample
 
 
+def our_threads() -> set[threading.Thread]:
+    """Those that a loader starts; frameworks of other tests have theirs."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("penstock-")}
+
+
 class TestWaits:
     """No silence."""
 
@@ -212,11 +217,11 @@ class TestMembers:
     def test_a_closed_loader_leaves_no_thread_and_no_connection(self, any_url: str, any_client: Client) -> None:
         """Notebooks make dozens of loaders in one process."""
         produce(any_url, "t", 400, block_samples=2)
-        before = set(threading.enumerate())
+        before = our_threads()
         for policy in ("on_next", "manual"):
             with loader_of(any_url, policy, acknowledge=policy, prefetch_bytes=100) as loader:
                 next(iter(loader))
-        assert set(threading.enumerate()) == before
+        assert our_threads() == before
         deadline = time.monotonic() + 5
         while any_client.info("clients")["connected_clients"] > 1 and time.monotonic() < deadline:
             gc.collect()
@@ -226,12 +231,12 @@ class TestMembers:
     def test_a_loader_nobody_closed_ends_with_its_last_reference(self, any_url: str) -> None:
         """Few people close what they iterate."""
         produce(any_url, "t", 400, block_samples=2)
-        before = set(threading.enumerate())
+        before = our_threads()
         loader = Loader("t", group="g", batch_size=8, url=any_url, notify=lambda _: None, prefetch_bytes=100)
         next(iter(loader))
         del loader
         gc.collect()
-        assert set(threading.enumerate()) == before
+        assert our_threads() == before
 
     def test_epochs_abandoned_before_they_are_read_are_passed_over(self, any_url: str, any_client: Client) -> None:
         """An iteration that has handed nothing goes on to the next epoch."""
@@ -255,7 +260,7 @@ class TestMembers:
         produce(server.url, "t", 400, block_samples=2)
         said: list[str] = []
         settings: dict[str, Any] = {"notify": said.append, "prefetch_bytes": 100}
-        before = set(threading.enumerate())
+        before = our_threads()
         closed, broken = (loader_of(server.url, group, **settings) for group in "ab")
         with pytest.raises(ServerUnavailable), closed as in_order:
             kept = iter(in_order)
@@ -270,4 +275,4 @@ class TestMembers:
                 raise ZeroDivisionError
             assert time.monotonic() - began < 4
         assert any("connection broke while acknowledging" in line for line in said)
-        assert set(threading.enumerate()) == before
+        assert our_threads() == before

@@ -129,7 +129,8 @@ class Stack:
         """Returns when the service's own healthcheck is content."""
         kind, command = self.services[name]["healthcheck"]["test"]
         assert kind == "CMD-SHELL"
-        command = command.replace("redis-cli", f"redis-cli -p {self.ports[name]}")
+        beside = self.executable.with_name("redis-cli")
+        command = command.replace("redis-cli", f"{beside if beside.exists() else 'redis-cli'} -p {self.ports[name]}")
         deadline = time.monotonic() + HEALTH_S
         while subprocess.run(command, shell=True, capture_output=True, check=False).returncode:
             is_up = all(running.process.poll() is None for running in self.started[name])

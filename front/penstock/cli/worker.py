@@ -45,8 +45,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
         dispatcher.return_jobs(name, reason)
 
     fleet = Fleet(options, count, on_death=on_death)
-    console.notice(f"{count} worker process{'es' if count > 1 else ''} on queue {options.queue!r}; Ctrl-C ends them")
     try:
+        console.notice(
+            f"{count} worker process{'es' if count > 1 else ''} on queue {options.queue!r}; Ctrl-C ends them"
+        )
         while not fleet.is_empty:
             fleet.poll()
             time.sleep(_TICK_S)
