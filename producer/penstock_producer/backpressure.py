@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock_common.stream.suitability import mebibytes
+from penstock_common.stream.suitability import readable_bytes
 
 ORDINARY_SHARE = 0.75
 """The top quarter is only for the lowest unfinished shard of the oldest unfinished epoch: whatever else fills the
@@ -47,7 +47,7 @@ def largest_block(budget_bytes: int) -> int:
 
 def reason_to_wait(stream: str, room: Room, blockers: list[str], has_groups: bool) -> str:
     """Why there is no room, and what helps. ``blockers`` names the groups that still owe what is held."""
-    share = f"{mebibytes(room.held_bytes)} of {mebibytes(room.budget_bytes)}"
+    share = f"{readable_bytes(room.held_bytes)} of {readable_bytes(room.budget_bytes)}"
     if not has_groups:
         return (
             f"the budget of {stream!r} is full ({share}) and no group reads it yet: "

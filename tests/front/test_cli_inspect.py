@@ -109,7 +109,7 @@ def test_inspect_reads_well_for_people(told: Told, url: str, writer: penstock.Wr
         out = told("inspect", "train")[1]
     for words in (
         "x: uint8 [1000]",
-        "0.0 MiB of 1024 MiB (0%)",
+        "27 KiB of 1024 MiB (0%)",
         "30 of 30",
         "3 of 3",
         "shared, holds data",
@@ -118,7 +118,7 @@ def test_inspect_reads_well_for_people(told: Told, url: str, writer: penstock.Wr
     ):
         assert words in out, out
     table = told("inspect")[1].splitlines()
-    assert table[1].split() == ["train", "1", "28", "0.0", "MiB", "of", "1024", "MiB", "(0%)", "1", "0"]
+    assert table[1].split() == ["train", "1", "28", "27", "KiB", "of", "1024", "MiB", "(0%)", "1", "0"]
 
 
 def test_inspect_of_an_empty_server_says_what_to_do(told: Told) -> None:

@@ -65,6 +65,7 @@ def close_epoch(client: Client, stream: Stream, epoch: int) -> int:
         raise EpochAbandoned(f"epoch {epoch} of {stream.name!r} is abandoned; there is nothing to close")
     if manifest.is_ended:
         return manifest.samples or 0
+    manifest = open_epoch(client, stream, epoch, kind=manifest.kind)  # its opener may have died half-way
     sizes = [
         index_ends(client, stream.partition_of(shard), epoch, [shard])[shard]
         for shard in begun_shards(client, stream, manifest)

@@ -37,11 +37,12 @@ def _require_room(client: Client, name: str, budget_bytes: int, limit: int) -> N
     room = int(limit * (1 - RESERVE_SHARE)) - RESERVE_BYTES
     if budget_bytes + others > room:
         left = room - others
-        advice = f"give a budget of at most {mebibytes(left)}, or raise maxmemory" if left > 0 else "raise maxmemory"
+        advice = (
+            f"give a budget of at most {readable_bytes(left)}, or raise maxmemory" if left > 0 else "raise maxmemory"
+        )
         raise BudgetRefused(
-            f"stream {name!r} has a budget of {mebibytes(budget_bytes)}, the other streams "
-            f"{mebibytes(others)}; the server's maxmemory {mebibytes(limit)} leaves room for {mebibytes(max(room, 0))} "
-            f"in all: {advice}"
+            f"stream {name!r} has a budget of {readable_bytes(budget_bytes)}, the other streams {readable_bytes(others)}; "
+            f"the server's maxmemory {readable_bytes(limit)} leaves room for {readable_bytes(max(room, 0))} in all: {advice}"
         )
 
 
@@ -49,6 +50,8 @@ def _budget(client: Client, name: str) -> int:
     return int(client.hget(StreamKeys(name).meta, "budget_bytes") or DEFAULT_BUDGET_BYTES)
 
 
-def mebibytes(count: int) -> str:
+def readable_bytes(count: int) -> str:
     """Bytes for people."""
+    if count < 1 << 20:
+        return f"{count / 1024:.0f} KiB"
     return f"{count / (1 << 20):.0f} MiB" if count >= 10 << 20 else f"{count / (1 << 20):.1f} MiB"

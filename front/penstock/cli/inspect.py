@@ -129,6 +129,6 @@ def _of(used: int, budget: int) -> str:
 
 
 def _size(count: int) -> str:
-    from penstock_common.stream.suitability import mebibytes
+    from penstock_common.stream.suitability import readable_bytes
 
-    return mebibytes(count)
+    return readable_bytes(count)
