@@ -41,8 +41,9 @@ def _require_room(client: Client, name: str, budget_bytes: int, limit: int) -> N
             f"give a budget of at most {readable_bytes(left)}, or raise maxmemory" if left > 0 else "raise maxmemory"
         )
         raise BudgetRefused(
-            f"stream {name!r} has a budget of {readable_bytes(budget_bytes)}, the other streams {readable_bytes(others)}; "
-            f"the server's maxmemory {readable_bytes(limit)} leaves room for {readable_bytes(max(room, 0))} in all: {advice}"
+            f"stream {name!r} has a budget of {readable_bytes(budget_bytes)}, the other streams "
+            f"{readable_bytes(others)}; the server's maxmemory {readable_bytes(limit)} leaves room for "
+            f"{readable_bytes(max(room, 0))} in all: {advice}"
         )
 
 
