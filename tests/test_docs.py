@@ -21,7 +21,7 @@ import penstock
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 UNITS = {
-    "GiB": 1 << 30, "MiB": 1 << 20, "kB": 1000, "s": 1, "ms": 1,
+    "GiB": 1 << 30, "MiB": 1 << 20, "MB": 1_000_000, "kB": 1000, "s": 1, "ms": 1,
 }  # fmt: skip
 WRITTEN_BY_HAND = ("architecture.md", "guarantees.md", "defaults.md")
 """Pages whose `paths/like/this.py` are checked; CONTRIBUTING shortens them on purpose."""
