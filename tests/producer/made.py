@@ -30,6 +30,12 @@ def slowly(number: int) -> dict[str, Any]:
     return with_pid(number)
 
 
+def very_slowly(number: int) -> dict[str, Any]:
+    """Long enough to be interrupted between its first commit, after a second, and its end, however busy the machine."""
+    time.sleep(0.03)
+    return with_pid(number)
+
+
 def every_tenth_fails(number: int) -> dict[str, Any]:
     """Some bad among good."""
     if number % 10 == 3:

@@ -140,7 +140,7 @@ def test_a_host_that_vanishes_is_replaced(any_url: str) -> None:
     lost = Fleet(replace(options_of(any_url), heartbeat_ttl_s=1), 1)
     (pid,) = lost.pids
     helper: list[Fleet] = []
-    asked = ProductionPlan(stream="train", source=dataset("slowly"), shard_samples=SAMPLES)
+    asked = ProductionPlan(stream="train", source=dataset("very_slowly"), shard_samples=SAMPLES)
     with Production(asked, options_of(any_url), workers=0) as production:
         for look in production.run():
             if look.done and not helper:
@@ -171,7 +171,7 @@ def test_a_stopped_worker_gives_its_shard_back(any_url: str) -> None:
             leaving.stop()
             took.append(time.monotonic() - began)
 
-    asked = ProductionPlan(stream="train", source=dataset("slowly"), shard_samples=SAMPLES)
+    asked = ProductionPlan(stream="train", source=dataset("very_slowly"), shard_samples=SAMPLES)
     helper: list[Fleet] = []
     with Production(asked, options_of(any_url), workers=0) as production:
         for look in production.run():
