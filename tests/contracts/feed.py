@@ -17,6 +17,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.replay import Replay
 from penstock_producer.writer import Writer
 
 SPEC = {"x": ("float32", (4,)), "y": ("int64", ())}
@@ -111,3 +112,14 @@ def loader_of(url: str, group: str = "g", batch_size: int = 8, **settings: Any) 
     settings = {"notify": lambda _: None, "timeout_s": 20, **settings}
     with Loader("t", group=group, batch_size=batch_size, url=url, **settings) as loader:
         yield loader
+
+
+def writer_of(url: str, **settings: Any) -> Writer:
+    """A writer of the stream 't' that says nothing."""
+    return Writer("t", url=url, **{"notify": lambda _: None, **settings})
+
+
+def replayed(url: str, epoch: int = 0, batch_size: int = 64) -> list[int]:
+    """The numbers of an epoch in canonical order."""
+    with Replay("t", url=url, epoch=epoch, batch_size=batch_size) as replay:
+        return numbers(replay)

@@ -10,26 +10,15 @@ import pytest
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest
 from penstock_consumer.loader import Loader
-from penstock_consumer.replay import Replay
-from penstock_producer.writer import Writer
 from tests.contracts.feed import (
     SPEC,
     numbers,
     open_stream,
+    replayed,
     sample,
     stored,
+    writer_of,
 )
-
-
-def writer_of(url: str, **settings: Any) -> Writer:
-    """A writer of the stream 't' that says nothing."""
-    return Writer("t", url=url, **{"notify": lambda _: None, **settings})
-
-
-def replayed(url: str, epoch: int = 0, batch_size: int = 64) -> list[int]:
-    """The numbers of an epoch in canonical order."""
-    with Replay("t", url=url, epoch=epoch, batch_size=batch_size) as replay:
-        return numbers(replay)
 
 
 class TestFeed:

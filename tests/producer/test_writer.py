@@ -36,20 +36,11 @@ from tests.contracts.feed import (
     open_stream,
     payload_bytes,
     produce,
+    replayed,
     sample,
     stored,
+    writer_of,
 )
-
-
-def writer_of(url: str, **settings: Any) -> Writer:
-    """A writer of the stream 't' that says nothing."""
-    return Writer("t", url=url, **{"notify": lambda _: None, **settings})
-
-
-def replayed(url: str, epoch: int = 0, batch_size: int = 64) -> list[int]:
-    """The numbers of an epoch in canonical order."""
-    with Replay("t", url=url, epoch=epoch, batch_size=batch_size) as replay:
-        return numbers(replay)
 
 
 @pytest.mark.parametrize("fast", [False, None])
