@@ -37,7 +37,9 @@ Fields = list[tuple[bytes, "bytes | memoryview"]]
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def encode(block: Block, *, stream: str, epoch: int, shard: int, checksum: bool = True) -> Fields:
+def encode(
+    block: Block, *, stream: str, epoch: int, shard: int, checksum: bool = True, is_repair: bool = False
+) -> Fields:
     """The fields of one entry, in order: ``meta`` first, then the tensors; payloads are views of the block's arrays.
 
     Raises TooLarge above 512 MB a field or 1 GiB an entry, ValueError for a block no reader would take (no samples,
@@ -60,9 +62,10 @@ def encode(block: Block, *, stream: str, epoch: int, shard: int, checksum: bool 
     tensors = _fixed_json(tuple([column.spec for column in block.columns]), block.count) or _tensors_json(block, inline)
     holes = f',"holes":{dumps(block.holes, separators=(",", ":"))}' if block.holes else ""
     digest = f',"xxh3":"{digest_of([value for _, value in payload])}"' if checksum else ""
+    repair = ',"repair":true' if is_repair else ""
     meta = (
         f'{{"v":{VERSION},"stream":"{stream}","epoch":{epoch},"shard":{shard},"first":{block.first},'
-        f'"count":{block.count}{holes},"tensors":{tensors}{digest}}}'
+        f'"count":{block.count}{holes}{repair},"tensors":{tensors}{digest}}}'
     )
     return [(META.encode(), meta.encode()), *payload]
 
@@ -145,7 +148,8 @@ def decode(fields: Sequence[tuple[bytes, Any]], spec: Spec) -> tuple[Header, Blo
 
 
 def _short(names: list[bytes]) -> str:
-    return ", ".join(name[:40].decode("ascii", "replace") for name in names[:8]) or "none"
+    texts = [name[:40].decode("latin-1") for name in names[:8]]  # a hostile name may hold a terminal's commands
+    return ", ".join(text if text.isascii() and text.isprintable() else ascii(text) for text in texts) or "none"
 
 
 def decode_column(header: Header, tensor: TensorSpec, values: dict[bytes, Any]) -> Column:

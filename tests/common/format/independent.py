@@ -142,8 +142,9 @@ def read_header(data: bytes) -> dict[str, Any]:
     need(end <= SHARD_LIMIT, "beyond the shard")
     for before, hole in zip([first - 1, *holes], holes, strict=False):
         need(integer(hole, first, end - 1) > before, "holes do not rise")
-    digest = header.setdefault("xxh3", "absent")
-    need(type(digest) is str and re.fullmatch(r"[0-9a-f]{16}|absent", digest), "no digest")
+    if "xxh3" in header:
+        need(type(header["xxh3"]) is str and re.fullmatch(r"[0-9a-f]{16}", header["xxh3"]), "no digest")
+    header.setdefault("xxh3", "absent")
     need(type(header.get("tensors")) is dict, "no tensors")
     return dict(header)
 

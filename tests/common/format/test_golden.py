@@ -101,6 +101,7 @@ def test_a_hostile_entry_is_refused_by_name(case: Case) -> None:
         decode(fields_of(case), Spec.from_json(case["spec"]))
     assert type(caught.value).__name__ == case["error"], caught.value
     assert str(caught.value).isascii()
+    assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
 
 
