@@ -163,6 +163,10 @@ class Place:
                 self._outbox.acknowledge(partition, known, self.who.group, due.ids, due.ranges)
             self.holdings.remove(number, batch.epoch, due.ids)
 
+    def owes(self, epoch: int) -> bool:
+        """Whether this member still holds something of an epoch."""
+        return self.holdings.holds_epoch(epoch)
+
     def flush(self) -> None:
         """Returns once every acknowledgement is in the ledger."""
         self._outbox.flush()

@@ -1,6 +1,6 @@
 """The Loader: iterates a group's epochs as batches, acknowledges what was trained on, explains every wait.
 
-Receiving is done in ``shared``'s thread, renewing in ``keeper``'s; this is the training loop's side.
+This is the training loop's side. How entries are received and leases kept is ``reading``'s, and its parts'.
 """
 
 from __future__ import annotations
@@ -24,13 +24,10 @@ from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.roster import Membership
 from penstock_common.stream.streams import Stream, absence, await_event, find_stream, last_event
 from penstock_common.waiting import Notify, Outage, Wait, to_stderr
-from penstock_consumer.group import Place
-from penstock_consumer.keeper import Claimed, Keeper
-from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import Batch, Lease
-from penstock_consumer.pipeline.prefetch import Prefetch
-from penstock_consumer.session import Run, Session, default_member, end_session
-from penstock_consumer.shared import RECONNECT_S, EpochReader
+from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.reading import Options, Reading, open_reading
+from penstock_consumer.session import Session, default_member, end_session
+from penstock_consumer.shared import RECONNECT_S
 
 PREFETCH_BYTES = 64 << 20
 """Received and not yet trained on (design.md section 2)."""
@@ -105,24 +102,23 @@ class Loader:
         self.group = checked_name("group", group)
         self.member = checked_name("member", member or default_member())
         self.batch_size = batch_size
-        self._start = start
         self._policy: Acknowledge = acknowledge
         self._settling = threading.Lock()
         """A framework's step and its read-ahead are different threads."""
         self.adapter: Adapter | None = None
         """Who acknowledges in the loop's stead, for a framework that reads ahead."""
-        self._prefetch_bytes, self._lease_s, self._timeout_s, self._notify = prefetch_bytes, lease_s, timeout_s, notify
-        self._fast = fast if fast is not None else (False if settings.plain_redis else None)
+        self._timeout_s, self._notify = timeout_s, notify
+        self._options = Options(
+            start=start,
+            batch_size=batch_size,
+            prefetch_bytes=prefetch_bytes,
+            lease_s=lease_s,
+            fast=fast if fast is not None else (False if settings.plain_redis else None),
+            notify=notify,
+        )
         self._client: Client = connect(url or settings.url)
-        self._place: Place | None = None
-        self._keeper: Keeper | None = None
-        self._arena: Arena | None = None
-        self._run: Run | None = None
+        self._reading: Reading | None = None
         self._handed: Batch | None = None
-        self._cursor = -1
-        """The last epoch iterated to its end here."""
-        self._unfinished: set[int] = set()
-        """Epochs of which something was handed back: they are iterated again, if the running iteration cannot."""
         self._is_told_finished = False
         self.stats = Stats()
         self._session = Session(self._client)
@@ -135,7 +131,7 @@ class Loader:
     @property
     def stream(self) -> Stream:
         """The stream's meta; waits until it exists and has a spec."""
-        return self._joined().stream
+        return self._joined().place.stream
 
     @property
     def spec(self) -> Spec:
@@ -147,19 +143,16 @@ class Loader:
     @property
     def samples(self) -> int | None:
         """Samples planned in the epoch being read (or, before the first, in the next one there is); None if unknown."""
-        place = self._joined()
-        epoch = self._run.reader.epoch if self._run is not None else place.next_epoch(self._cursor)
-        manifest = None if epoch is None else find_manifest(self._client, place.stream, epoch)
+        reading = self._joined()
+        epoch = reading.run.reader.epoch if reading.run is not None else reading.next_epoch()
+        manifest = None if epoch is None else find_manifest(self._client, reading.place.stream, epoch)
         return None if manifest is None else manifest.samples
 
     def __len__(self) -> int:
         raise TypeError("members of a group share its batches, so their number is not known: see loader.samples")
 
-    def _joined(self) -> Place:
-        if self._place is None:
-            self._join(self._await_stream())
-        assert self._place is not None
-        return self._place
+    def _joined(self) -> Reading:
+        return self._reading or self._join(self._await_stream())
 
     def _await_stream(self) -> Stream:
         wait = Wait(self._notify, self._timeout_s if self._timeout_s is not None else STARTUP_S)
@@ -178,49 +171,41 @@ class Loader:
                 raise (StreamNotFound(str(error)) if stream is None else error) from None
             await_event(self._client, keys, event, EVENT_MS)
 
-    def _join(self, stream: Stream) -> None:
+    def _join(self, stream: Stream) -> Reading:
         who = Membership(stream, self.group, self.member, secrets.token_hex(8))
-        place = Place(self._client, who, notify=self._notify, fast=self._fast)
-        place.join(self._start)
-        assert stream.spec is not None
-        sample_bytes = sum(tensor.sample_bytes for tensor in stream.spec if not tensor.is_ragged)
-        # all that can be waiting at once, and some in the trainer's hands
-        self._arena = Arena(keep=self._prefetch_bytes // max(1, sample_bytes * self.batch_size) + 8)
-        self._place, self._keeper = place, Keeper(self._client, who, place.holdings, self._lease_s, self._notify)
-        self._keeper.recover()
-        self._keeper.start()
-        self._session.place, self._session.keeper = place, self._keeper
+        self._reading = self._session.reading = open_reading(self._client, who, self._options)
+        return self._reading
 
     # --- iterating ---
 
     def __iter__(self) -> Iterator[Batch]:
         """One epoch. Going on after a ``break`` gives the rest of it. Of an endless feed: everything, for ever."""
-        place = self._joined()
+        reading = self._joined()
         if self._policy == "on_next":
             self._acknowledge_handed()
         is_empty = True
         while True:
-            epoch = self._run.reader.epoch if self._run is not None else self._await_epoch(place, is_empty)
+            epoch = reading.run.reader.epoch if reading.run is not None else self._await_epoch(reading, is_empty)
             if epoch is None:
                 return
-            while (batch := self._next_batch(place, epoch)) is not None:
+            while (batch := self._next_batch(reading, epoch)) is not None:
                 is_empty = False
                 self._handed = batch
                 yield batch
                 if self._policy == "on_next":
                     self._acknowledge_handed()
-            runs_on = self._finish(place, epoch)
-            if not runs_on and not is_empty and self._cursor >= epoch:  # below it: something handed back is still due
+            runs_on = self._finish(reading, epoch)
+            if not runs_on and not is_empty and reading.cursor >= epoch:  # below it: something handed back is still due
                 return
 
     def acknowledge(self, batch: Batch) -> None:
         """Settles a batch: it was trained on and is never handed out again to this group."""
-        place = self._joined()
+        place = self._joined().place
         with self._settling:
             place.acknowledge(batch)
             if self._handed is batch:
                 self._handed = None
-            if batch.epoch in place.unclosed and not place.holdings.holds_epoch(batch.epoch):
+            if batch.epoch in place.unclosed and not place.owes(batch.epoch):
                 place.close_epochs(batch.epoch)
 
     def take_over(self, adapter: Adapter) -> None:
@@ -234,37 +219,15 @@ class Loader:
 
     def hand_back(self, batches: Iterable[Batch]) -> None:
         """Has batches that were handed out and never trained on handed out again, at the next iteration's start."""
-        place = self._joined()
-        assert self._keeper is not None
         with self._settling:
-            place.flush()  # what is fetched again is chosen by the ledger
-        for lease in dict.fromkeys(span.lease for batch in batches for span in batch.spans):
-            if place.holdings.drop(lease):
-                # held meanwhile, so that it is renewed; the reader's lease replaces this one
-                place.holdings.add(Lease(lease.partition, lease.epoch, lease.shard, lease.entry_id, owed=0))
-                self._keeper.claims.append(Claimed(lease.partition, lease.epoch, lease.entry_id))
-                self._unfinished.add(lease.epoch)
+            self._joined().hand_back(batches)
         self._handed = None
-        if self._run is None and self._unfinished:
-            self._go_back()
-
-    def _go_back(self) -> None:
-        """Reads an epoch again of which something handed back was not taken up."""
-        assert self._keeper is not None
-        left = self._unfinished & {claim.epoch for claim in list(self._keeper.claims)}
-        self._cursor = min(self._cursor, *(epoch - 1 for epoch in left)) if left else self._cursor
-        self._unfinished.clear()
-
-    def _go_back_for_claims(self) -> None:
-        """Reads an epoch again of which a member held a part that died after this loader had gone on."""
-        assert self._keeper is not None
-        self._cursor = min([self._cursor, *(claim.epoch - 1 for claim in list(self._keeper.claims))])
 
     def _acknowledge_handed(self) -> None:
         if self._handed is not None:
             self.acknowledge(self._handed)
 
-    def _await_epoch(self, place: Place, is_empty: bool) -> int | None:
+    def _await_epoch(self, reading: Reading, is_empty: bool) -> int | None:
         """The next epoch of the group; None where it has read them all and this loader has had its share."""
         wait = Wait(self._notify, self._timeout_s)
         fresh = self.stats.batches == 0
@@ -272,7 +235,7 @@ class Loader:
         outage = Outage(self._notify, min(RECONNECT_S, self._timeout_s or RECONNECT_S))
         while True:
             try:
-                epoch = self._look_for_epoch(place, wait, limit)
+                epoch = self._look_for_epoch(reading, wait, limit)
                 if epoch is not None:
                     return epoch
                 outage.over()
@@ -285,24 +248,24 @@ class Loader:
             except ServerUnavailable as error:  # whoever waits for hours must not die of one broken connection
                 outage.bear(error)
 
-    def _look_for_epoch(self, place: Place, wait: Wait, limit: float | None) -> int | None:
+    def _look_for_epoch(self, reading: Reading, wait: Wait, limit: float | None) -> int | None:
         """The next epoch; None after a while without one. Only reads: it may be called again after any failure."""
+        place = reading.place
         event = last_event(self._client, place.stream.keys)
-        self._go_back_for_claims()
-        epoch = place.next_epoch(self._cursor)
+        epoch = reading.next_epoch()
         if epoch is None:
             wait.because("epoch", lambda: f"{place.finished()}; is a producer running (`penstock produce`)?", limit)
-            self._raise_keepers_error()
+            reading.raise_error()
             await_event(self._client, place.stream.keys, event, EVENT_MS)
         return epoch
 
-    def _next_batch(self, place: Place, epoch: int) -> Batch | None:
-        run = self._run or self._begin(place, epoch)
+    def _next_batch(self, reading: Reading, epoch: int) -> Batch | None:
+        run = reading.run or reading.begin(epoch)
         wait = Wait(self._notify, self._timeout_s)
         began = time.perf_counter()
         while True:
             queued = run.queue.get(POLL_S)
-            self._raise_keepers_error()
+            reading.raise_error()
             batch = None if queued is None else queued.without_lost()
             if batch is not None:
                 self.stats.waited_s += time.perf_counter() - began
@@ -315,35 +278,12 @@ class Loader:
                 return None
             wait.because("batch", lambda: run.reader.why_waiting(wait.seconds))
 
-    def _begin(self, place: Place, epoch: int) -> Run:
-        assert self._keeper is not None
-        assert self._arena is not None
-        queue = Prefetch(self._prefetch_bytes)
-        reader = EpochReader(
-            place,
-            self._keeper,
-            epoch,
-            queue,
-            self._arena,
-            batch_size=self.batch_size,
-            notify=self._notify,
-            fast=self._fast,
-        )
-        thread = threading.Thread(target=reader.run, name=f"penstock-reader-{self.group}", daemon=True)
-        self._run = self._session.run = Run(reader, queue, thread)
-        self._keeper.horizon = epoch
-        thread.start()
-        return self._run
-
-    def _finish(self, place: Place, epoch: int) -> bool:
+    def _finish(self, reading: Reading, epoch: int) -> bool:
         """Ends an epoch that was read to its end; whether the iteration goes on into the next one (a feed)."""
-        assert self._run is not None
-        self._run.thread.join()
-        self.stats.bad_entries += self._run.reader.bad_entries
-        self._run = self._session.run = None
-        self._cursor = max(self._cursor, epoch)
-        if self._unfinished:
-            self._go_back()
+        run, place = reading.run, reading.place
+        assert run is not None
+        reading.finish(run)
+        self.stats.bad_entries += run.reader.bad_entries
         manifest = find_manifest(self._client, place.stream, epoch)
         if manifest is not None and manifest.state == ABANDONED:
             self._notify(f"epoch {epoch} of {self.name!r} was abandoned: it ends with what was there")
@@ -353,11 +293,6 @@ class Loader:
             else:
                 place.unclosed.add(epoch)
         return manifest is not None and manifest.kind == FEED
-
-    def _raise_keepers_error(self) -> None:
-        assert self._keeper is not None
-        if self._keeper.error is not None:
-            raise self._keeper.error
 
     # --- the end ---
 
@@ -371,18 +306,18 @@ class Loader:
                 self._acknowledge_handed()
             if self.adapter is not None:
                 self.adapter.settle()
-            if self._place is not None:
+            if self._reading is not None:
                 with self._settling:
-                    self._place.flush()
+                    self._reading.place.flush()
         finally:
             self._leave()
 
     def _leave(self) -> None:
-        place = self._place
-        if place is not None and self._run is not None:
-            place.unclosed.add(self._run.reader.epoch)
+        if self._reading is not None and (run := self._reading.run) is not None:
+            self._reading.place.unclosed.add(run.reader.epoch)
         self._closing()
-        self._run = None
+        if self._reading is not None:
+            self._reading.run = None
 
     def __enter__(self) -> Loader:
         return self

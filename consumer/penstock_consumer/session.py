@@ -6,7 +6,6 @@ Nothing here refers to the loader itself, so that one nobody uses any more can b
 from __future__ import annotations
 
 import re
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from os import getpid
@@ -14,10 +13,7 @@ from socket import gethostname
 
 from penstock_common.errors import EpochIncomplete, PenstockError
 from penstock_common.stream.commands import Client
-from penstock_consumer.group import Place
-from penstock_consumer.keeper import Keeper
-from penstock_consumer.pipeline.prefetch import Prefetch
-from penstock_consumer.shared import EpochReader
+from penstock_consumer.reading import Reading
 
 JOIN_S = 5.0
 """How long a thread may take to notice that it should end; each looks several times a second."""
@@ -26,41 +22,33 @@ LEAVE_S = 2.0
 
 
 @dataclass(slots=True)
-class Run:
-    """One epoch being read."""
-
-    reader: EpochReader
-    queue: Prefetch
-    thread: threading.Thread
-
-
-@dataclass(slots=True)
 class Session:
     """What has to be ended with a loader, also one that nobody closed."""
 
     client: Client
-    place: Place | None = None
-    keeper: Keeper | None = None
-    run: Run | None = None
+    reading: Reading | None = None
+    """None until the stream was found and joined."""
 
 
 def end_session(session: Session) -> None:
     """Ends threads, closes epochs that are settled by now, hands back, signs off."""
-    if session.run is not None:
-        session.run.queue.stop()
-        session.run.thread.join(timeout=JOIN_S)
-    if session.keeper is not None:
-        session.keeper.stop()
-    try:
-        if session.place is not None:
-            session.place.hurry(LEAVE_S)
-            with suppress(EpochIncomplete):  # whoever iterates next is told
-                for epoch in sorted(session.place.unclosed):
-                    session.place.close_epochs(epoch)
-            session.place.leave()
-    except PenstockError:
-        pass  # the server is gone: the leases lapse by themselves
+    if session.reading is not None:
+        with suppress(PenstockError):  # the server is gone: the leases lapse by themselves
+            _end_reading(session.reading)
     session.client.close()
+
+
+def _end_reading(reading: Reading) -> None:
+    if (run := reading.run) is not None:
+        run.queue.stop()
+        run.thread.join(timeout=JOIN_S)
+    reading.keeper.stop()
+    place = reading.place
+    place.hurry(LEAVE_S)
+    with suppress(EpochIncomplete):  # whoever iterates next is told
+        for epoch in sorted(place.unclosed):
+            place.close_epochs(epoch)
+    place.leave()
 
 
 def default_member() -> str:

@@ -1,0 +1,234 @@
+"""How a loader reads: the three parts that differ between shared and ordered reading, and the choice between them.
+
+What the loop sees (batches, policies, waits, stats) is ``loader``'s; how it all ends is ``session``'s.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock_common.errors import PenstockError
+from penstock_common.format.spec import Spec
+from penstock_common.stream.commands import Client
+from penstock_common.stream.roster import Membership
+from penstock_common.stream.streams import Stream
+from penstock_common.waiting import Notify
+from penstock_consumer.group import Place
+from penstock_consumer.keeper import Claimed, Keeper
+from penstock_consumer.pipeline.arena import Arena
+from penstock_consumer.pipeline.batch import Batch, Lease
+from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.shared import EpochReader
+
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+
+class AnyPlace(Protocol):
+    """A member's place in its group, asked from the training loop's thread: ``group.Place`` where reading is shared."""
+
+    unclosed: set[int]
+    """Epochs iterated here that were not fully settled yet."""
+
+    @property
+    def stream(self) -> Stream:
+        """The stream read."""
+
+    def join(self, start: str | int) -> None:
+        """Puts group and member on the roster."""
+
+    def next_epoch(self, after: int) -> int | None:
+        """The group's lowest unsettled epoch above ``after``; None if there is none yet. Raises GroupFinished."""
+
+    def finished(self) -> str:
+        """One sentence on a group for which there is no epoch to read now."""
+
+    def acknowledge(self, batch: Batch) -> None:
+        """Settles a batch; it need not be on the server when this returns."""
+
+    def owes(self, epoch: int) -> bool:
+        """Whether this member still holds something of an epoch."""
+
+    def flush(self) -> None:
+        """Returns once every acknowledgement is on the server."""
+
+    def close_epochs(self, ended: int) -> None:
+        """Closes for the group what is settled by now; raises EpochIncomplete."""
+
+    def hurry(self, patience_s: float) -> None:
+        """From now on a server that went away is not waited for longer than this."""
+
+    def leave(self) -> None:
+        """Hands back what is held and signs off."""
+
+
+class AnyReader(Protocol):
+    """Reads one epoch into a prefetch queue, in a thread of its own: ``shared.EpochReader``."""
+
+    epoch: int
+    bad_entries: int
+
+    def run(self) -> None:
+        """The thread's body: everything ends in the queue, errors too."""
+
+    def why_waiting(self, seconds: float) -> str:
+        """Why there is no batch."""
+
+
+class AnyKeeper(Protocol):
+    """Keeps this member alive in its group, in a thread of its own: ``keeper.Keeper``."""
+
+    horizon: int
+    """The epoch being read here."""
+    error: PenstockError | None
+    """Why it ended by itself: the loop raises it."""
+
+    def start(self) -> None:
+        """Begins to give signs of life."""
+
+    def stop(self) -> None:
+        """Ends the thread."""
+
+    def recover(self) -> None:
+        """Takes up what an earlier process of this member's name had been given."""
+
+
+# --- together ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a loader was asked for, as far as reading goes; see `loader.Loader`."""
+
+    start: str | int
+    batch_size: int
+    prefetch_bytes: int
+    lease_s: float
+    fast: bool | None
+    notify: Notify
+
+    def arena(self, spec: Spec) -> Arena:
+        """Memory for all that can be waiting at once, and some in the trainer's hands."""
+        sample_bytes = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
+        return Arena(keep=self.prefetch_bytes // max(1, sample_bytes * self.batch_size) + 8)
+
+
+@dataclass(slots=True)
+class Run:
+    """One epoch being read."""
+
+    reader: AnyReader
+    queue: Prefetch
+    thread: threading.Thread
+
+
+class Reading:
+    """A joined member at work: its place, its keeper, and the epoch being read. The base of both ways of reading."""
+
+    def __init__(
+        self,
+        place: AnyPlace,
+        keeper: AnyKeeper,
+        read: Callable[[int, Prefetch], AnyReader],
+        *,
+        prefetch_bytes: int,
+    ) -> None:
+        self.place, self.keeper = place, keeper
+        self._read, self._prefetch_bytes = read, prefetch_bytes
+        self.run: Run | None = None
+        self.cursor = -1
+        """The last epoch iterated to its end here."""
+
+    def next_epoch(self) -> int | None:
+        """The next epoch to read; None if there is none yet. Only reads: may be called again after any failure."""
+        return self.place.next_epoch(self.cursor)
+
+    def begin(self, epoch: int) -> Run:
+        """Starts the thread that reads an epoch."""
+        queue = Prefetch(self._prefetch_bytes)
+        reader = self._read(epoch, queue)
+        thread = threading.Thread(target=reader.run, name="penstock-reader", daemon=True)
+        self.run = Run(reader, queue, thread)
+        self.keeper.horizon = epoch
+        thread.start()
+        return self.run
+
+    def finish(self, run: Run) -> None:
+        """An epoch was read to its end."""
+        run.thread.join()
+        self.run = None
+        self.cursor = max(self.cursor, run.reader.epoch)
+
+    def hand_back(self, batches: Iterable[Batch]) -> None:
+        """Has batches that were handed out and never trained on handed out again, at the next iteration's start."""
+        raise NotImplementedError
+
+    def raise_error(self) -> None:
+        """Raises what ended the keeper."""
+        if self.keeper.error is not None:
+            raise self.keeper.error
+
+
+class SharedReading(Reading):
+    """Reading through a consumer group: what was handed back, or left by the dead, is claimed and read again."""
+
+    place: Place
+    keeper: Keeper
+
+    def __init__(self, client: Client, who: Membership, options: Options) -> None:
+        place = Place(client, who, notify=options.notify, fast=options.fast)
+        place.join(options.start)
+        keeper = Keeper(client, who, place.holdings, options.lease_s, options.notify)
+        keeper.recover()
+        keeper.start()
+        assert who.stream.spec is not None
+        arena = options.arena(who.stream.spec)
+
+        def read(epoch: int, queue: Prefetch) -> EpochReader:
+            return EpochReader(
+                place, keeper, epoch, queue, arena,
+                batch_size=options.batch_size, notify=options.notify, fast=options.fast,
+            )  # fmt: skip
+
+        super().__init__(place, keeper, read, prefetch_bytes=options.prefetch_bytes)
+        self._unfinished: set[int] = set()
+        """Epochs of which something was handed back: they are iterated again, if the running iteration cannot."""
+
+    def next_epoch(self) -> int | None:
+        """An epoch may have to be read again of which a member held a part that died after this one had gone on."""
+        self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims))])
+        return super().next_epoch()
+
+    def finish(self, run: Run) -> None:
+        """Below the epoch's number the cursor says: something handed back is still due."""
+        super().finish(run)
+        if self._unfinished:
+            self._go_back()
+
+    def hand_back(self, batches: Iterable[Batch]) -> None:
+        """Gives leases up and claims their entries anew; what is fetched again is chosen by the ledger."""
+        self.place.flush()
+        for lease in dict.fromkeys(span.lease for batch in batches for span in batch.spans):
+            if self.place.holdings.drop(lease):
+                # held meanwhile, so that it is renewed; the reader's lease replaces this one
+                self.place.holdings.add(Lease(lease.partition, lease.epoch, lease.shard, lease.entry_id, owed=0))
+                self.keeper.claims.append(Claimed(lease.partition, lease.epoch, lease.entry_id))
+                self._unfinished.add(lease.epoch)
+        if self.run is None and self._unfinished:
+            self._go_back()
+
+    def _go_back(self) -> None:
+        """Reads an epoch again of which something handed back was not taken up."""
+        left = self._unfinished & {claim.epoch for claim in list(self.keeper.claims)}
+        self.cursor = min(self.cursor, *(epoch - 1 for epoch in left)) if left else self.cursor
+        self._unfinished.clear()
+
+
+def open_reading(client: Client, who: Membership, options: Options) -> Reading:
+    """Joins the group and keeps its member alive from now on: the one place where a loader's way of reading is chosen.
+
+    Raises GroupBusy, EpochsReleased, EpochNotFound.
+    """
+    return SharedReading(client, who, options)
