@@ -377,7 +377,8 @@ class _Where:
     manifest: Manifest
     partition: PartitionKeys
     settled_for: str | None
-    """The group whose settled samples are left out: for entries that were delivered before."""
+    """The group whose settled samples are left out: for entries that were delivered before. Of repaired ones they always
+    are: a group that had settled them is given the new entry all the same."""
 
     def check(self, header: Header) -> None:
         check_identity(header, self.place.stream, self.manifest)
@@ -385,10 +386,10 @@ class _Where:
             raise BadEntry(f"shard {header.shard} belongs to another partition")
 
     def wanted(self, header: Header) -> NDArray[np.bool_] | None:
-        if self.settled_for is None:
+        if self.settled_for is None and not header.is_repair:
             return None
         settled = settled_bits(
-            self.place.client, self.partition, self.manifest.epoch, self.settled_for, header.shard,
+            self.place.client, self.partition, self.manifest.epoch, self.place.who.group, header.shard,
             header.first, header.end,
         )  # fmt: skip
         return ~settled if settled.any() else None

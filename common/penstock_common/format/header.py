@@ -50,6 +50,8 @@ class Header:
     """Per ragged tensor its samples' shapes ``[n, ndim]``, None when they are in a field of their own."""
     spec: Spec
     xxh3: str | None
+    is_repair: bool = False
+    """Written again for samples that were lost: a group may have settled some of them already."""
 
     @property
     def end(self) -> int:
@@ -97,6 +99,7 @@ def parse_header(data: bytes | bytearray | memoryview, spec: Spec) -> Header:
         _tensors(value.get("tensors"), count, spec),
         spec,
         digest,
+        value.get("repair") is True,
     )
     _bound_sizes(header)
     return header

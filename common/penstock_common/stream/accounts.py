@@ -8,6 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+@dataclass(frozen=True, slots=True)
+class MissingRange:
+    """Offsets [first, end) of a shard that a complete epoch should hold and does not."""
+
+    shard: int
+    first: int
+    end: int
+    holes: tuple[int, ...] = ()
+    """Offsets in it that are known to be bad."""
+    entry: str = ""
+    """Id of the entry that held it and is gone; empty where no index record names one."""
+    found: str = ""
+    """Id of an entry that is there and holds just this, though no index record names it."""
+
+
 @dataclass(slots=True)
 class GroupAudit:
     """One group in one epoch, in samples."""
@@ -45,6 +60,8 @@ class EpochAudit:
     """Entries that retention removed after every group had settled them."""
     groups: dict[str, GroupAudit] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
+    missing: list[MissingRange] = field(default_factory=list)
+    """What `penstock audit --repair` would put back."""
 
 
 @dataclass(slots=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from penstock_common.stream.accounts import AuditReport, EpochAudit, GroupAudit
 from penstock_common.stream.commands import Client
 from penstock_common.stream.judgement import judge_epoch
-from penstock_common.stream.manifest import begun_shards, find_manifest, load_manifest, retained_epochs
+from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, load_manifest, retained_epochs
 from penstock_common.stream.streams import Stream, load_stream, read_counters
-from penstock_common.stream.survey import survey_partition
+from penstock_common.stream.survey import Survey, survey_partition
 
-__all__ = ["AuditReport", "EpochAudit", "GroupAudit", "audit_stream"]
+__all__ = ["AuditReport", "EpochAudit", "GroupAudit", "audit_stream", "survey_epoch"]
 
 
 def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = None, deep: bool = False) -> AuditReport:
@@ -34,14 +34,21 @@ def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> Epoc
         return EpochAudit(epoch, "none", None, findings=["it is listed, but has no manifest"]) if listed else None
     if stream.spec is None:
         return EpochAudit(epoch, manifest.state, manifest.samples)
+    surveys = survey_epoch(client, stream, manifest, deep=deep)
+    again = find_manifest(client, stream, epoch)
+    if again is None or again.id != manifest.id or any(epoch in survey.roster.retiring for survey in surveys):
+        return None
+    return judge_epoch(stream.id, manifest, surveys)
+
+
+def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bool = False) -> list[Survey]:
+    """What each partition holds of an epoch; the stream has a spec."""
+    assert stream.spec is not None
     shards = begun_shards(client, stream, manifest)
     surveys = []
     for partition in stream.partitions:
         sizes = {
             s: manifest.sizes[s] if manifest.sizes else None for s in shards if stream.partition_of(s) == partition
         }
-        surveys.append(survey_partition(client, partition, epoch, sizes, stream.spec, deep=deep))
-    again = find_manifest(client, stream, epoch)
-    if again is None or again.id != manifest.id or any(epoch in survey.roster.retiring for survey in surveys):
-        return None
-    return judge_epoch(stream.id, manifest, surveys)
+        surveys.append(survey_partition(client, partition, manifest.epoch, sizes, stream.spec, deep=deep))
+    return surveys

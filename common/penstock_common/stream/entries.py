@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from redis.exceptions import OutOfMemoryError, ResponseError
@@ -123,7 +123,22 @@ def record_commands(
 def index_records(
     client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int = 0, upto: int | None = None
 ) -> Iterator[Record]:
-    """A shard's records in order of offset, those that end beyond ``after`` and at most at ``upto``; read in pages."""
+    """A shard's records in order of offset, those that end beyond ``after`` and at most at ``upto``; read in pages.
+
+    A repaired record stands in place of those it overrides.
+    """
+    repairs = [repair_record(fields) for _, fields in client.xrange(partition.repairs(epoch, shard))]
+    if not repairs:
+        yield from _base_records(client, partition, epoch, shard, after, upto)
+        return
+    for record in overridden(_base_records(client, partition, epoch, shard, 0, None), repairs):
+        if record.end > after and (upto is None or record.end <= upto):
+            yield record
+
+
+def _base_records(
+    client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int, upto: int | None
+) -> Iterator[Record]:
     key = partition.index(epoch, shard)
     start = f"({after}-0" if after else "-"
     while True:
@@ -131,13 +146,29 @@ def index_records(
             key, min=start, max="+" if upto is None else f"{upto}-0", count=PAGE
         )
         for record_id, fields in page:
-            yield _record(record_id, fields)
+            yield index_record(record_id, fields)
         if len(page) < PAGE:
             return
         start = f"({page[-1][0].decode()}"
 
 
-def _record(record_id: bytes, fields: dict[bytes, bytes]) -> Record:
+def overridden(records: Iterable[Record], repairs: Iterable[Record]) -> list[Record]:
+    """The records that hold, by offset: a repair stands for everything before it that it overlaps."""
+    standing = list(records)
+    for repair in repairs:
+        standing = [record for record in standing if record.end <= repair.first or repair.end <= record.first]
+        standing.append(repair)
+    return sorted(standing, key=lambda record: record.first)
+
+
+def repair_record(fields: dict[bytes, bytes]) -> Record:
+    """A record of the repairs key: its id says nothing, so its end is counted."""
+    record = index_record(b"0-0", fields)
+    return replace(record, end=record.first + record.count + len(record.holes))
+
+
+def index_record(record_id: bytes, fields: dict[bytes, bytes]) -> Record:
+    """A record of a shard's index; raises KeyError or ValueError where no producer wrote it."""
     return Record(
         end=_end_of(record_id),
         entry_id=fields[b"e"],

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock_common.format.header import Header
 from penstock_common.format.limits import MAX_SHARD_SAMPLES
-from penstock_common.stream.accounts import EpochAudit, GroupAudit
+from penstock_common.stream.accounts import EpochAudit, GroupAudit, MissingRange
 from penstock_common.stream.entries import Record
 from penstock_common.stream.ledger import runs
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest
@@ -172,6 +172,8 @@ class _Judge:
         covered = self._check_tiling(shard, records, length)
         if self._manifest.state == PRODUCED or shard in self._manifest.done:
             self._name(f"shard {shard}: never committed", ~covered[:planned])
+            for first, end in runs(np.flatnonzero(~covered[:planned])):
+                self._audit.missing += self._gap(shard, first, end)
         holes = np.zeros(length, dtype=bool)
         for record in records:
             holes[list(record.holes)] = True
@@ -214,6 +216,8 @@ class _Judge:
         is_there = record.entry_id in self._survey.held or parse_id(record.entry_id) > self._newest
         if not is_there and not self._is_rightly_trimmed(shard, record):
             self._missing.append((shard, record))
+            lost = MissingRange(shard, record.first, record.end, record.holes, record.entry_id.decode())
+            self._audit.missing.append(lost)
             self._find(
                 f"entry {record.entry_id.decode()} ({_identity(shard, record)}) is in the index and not in the stream: "
                 "it was deleted, and not by retention"
@@ -221,6 +225,25 @@ class _Judge:
         elif not is_there:
             self._audit.trimmed += 1
         return _Span(record.entry_id, _offsets(record.first, record.end, record.holes), is_there)
+
+    def _gap(self, shard: int, first: int, end: int) -> list[MissingRange]:
+        """A range that no record names: entries that hold parts of it, as they say, and what is between them."""
+        parts: list[MissingRange] = []
+        for span in sorted(self._strays.get(shard, []), key=lambda span: span.entry_id):
+            header = self._survey.held[span.entry_id].header
+            assert header is not None  # a stray without one is not kept
+            is_free = all(header.end <= part.first or part.end <= header.first for part in parts)
+            if first <= header.first and header.end <= end and is_free:
+                found = span.entry_id.decode()
+                parts.append(MissingRange(shard, header.first, header.end, header.holes, found=found))
+        bad = sorted(offset for s, offset in self._survey.quarantined if s == shard)
+        rising, at = sorted(parts, key=lambda part: part.first), first
+        for part in [*rising, MissingRange(shard, end, end)]:
+            if at < part.first:
+                holes = tuple(offset for offset in bad if at <= offset < part.first)
+                parts.append(MissingRange(shard, at, part.first, holes))
+            at = part.end
+        return sorted(parts, key=lambda part: part.first)
 
     def _is_rightly_trimmed(self, shard: int, record: Record) -> bool:
         """Retention marks the epoch first, and takes what every group that holds data has settled."""

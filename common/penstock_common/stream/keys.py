@@ -85,12 +85,20 @@ class PartitionKeys:
         """Stream: one record per committed block, its id the block's end offset."""
         return self._key(f"{epoch}:{shard}:index")
 
+    def repairs(self, epoch: int, shard: int) -> str:
+        """Stream: records that override the shard's index; absent unless something of the shard was repaired."""
+        return self._key(f"{epoch}:{shard}:repairs")
+
     def ledger(self, epoch: int, group: str, shard: int) -> str:
         """Bitmap: one bit per offset the group has settled."""
         return self._key(f"{epoch}:ledger:{group}:{shard}")
 
+    def positions(self, epoch: int, group: str) -> str:
+        """Hash of an ordered group: rank -> position below which all of its batches are settled; ``floor``."""
+        return self._key(f"{epoch}:pos:{group}")
+
     def dead(self, epoch: int, group: str) -> str:
-        """Hash: entry id -> why the group could not read it."""
+        """Hash: entry id, or ``shard:first-end`` of what was given up -> JSON: why, when."""
         return self._key(f"{epoch}:dead:{group}")
 
     def quarantine(self, epoch: int) -> str:

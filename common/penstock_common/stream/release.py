@@ -74,9 +74,11 @@ def _keys_of(
     keys = [partition.entries(epoch), partition.quarantine(epoch)]
     for shard in shards:
         if stream.partition_of(shard) == partition:
-            keys.append(partition.index(epoch, shard))
+            keys += [partition.index(epoch, shard), partition.repairs(epoch, shard)]
             keys += [partition.ledger(epoch, group, shard) for group in groups]
-    return [*keys, *(partition.dead(epoch, group) for group in groups), partition.state(epoch)]
+    for group in groups:
+        keys += [partition.dead(epoch, group), partition.positions(epoch, group)]
+    return [*keys, partition.state(epoch)]
 
 
 def _unlink(client: Client, keys: list[str]) -> None:

@@ -6,11 +6,13 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_json, add_url, url_of
+from penstock.cli import Parser, add_json, add_url, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.accounts import AuditReport, EpochAudit
+    from penstock_common.stream.commands import Client
+    from penstock_producer.sources.config import SourceConfig
 
 NAME = "audit"
 HELP = "compare planned, written and trained on; name what is lost or twice"
@@ -22,6 +24,7 @@ EPILOG = """\
 example:
   penstock audit train
   penstock audit train --epoch 2 --deep
+  penstock audit train --repair images photos/ --resize 224x224 --transform augment:flip
 
 Counts are samples. produced: committed by producers; bad: the source could not make them. Per group: delivered =
 acknowledged by training; pending = given out, not acknowledged; unread = not given out yet; dead = in dead letters;
@@ -33,7 +36,12 @@ Dead letters, deleted entries and entries that no producer committed are. Entrie
 group had settled them are not. Of an abandoned epoch nothing is owed to anyone.
 
 By default payloads stay in the server: ids and headers are compared. --deep fetches them and verifies checksums.
-It may run while the stream is written and read."""
+It may run while the stream is written and read.
+
+--repair SOURCE... makes again what of a complete epoch is missing, and nothing else: entries that were deleted, the end
+of an index that a server lost. Everything after it names the source, as `penstock produce` was given it; seed and cut
+come from the epoch itself, and a source that is not the same is refused. An entry that is there and only lost its index
+record gets it back. Groups that had settled the samples are not given them again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deep", action="store_true", help="fetch every payload and verify its checksum")
     add_url(parser)
     add_json(parser)
+    parser.add_argument(
+        "--repair", nargs=argparse.REMAINDER, metavar="SOURCE",
+        help="make missing samples again; comes last: the rest of the line names the source",
+    )  # fmt: skip
     parser.epilog = EPILOG
 
 
@@ -51,13 +63,46 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.audit import audit_stream
     from penstock_common.stream.connection import connect
 
+    source = None if args.repair is None else _parse_source(args.repair)
     with connect(url_of(args)) as client:
         report = audit_stream(client, args.stream, epoch=args.epoch, deep=args.deep)
+        if source is not None and any(epoch.missing for epoch in report.epochs):
+            _repair(client, report, source, console)
+            report = audit_stream(client, args.stream, epoch=args.epoch, deep=args.deep)
     if args.json:
         console.json(as_json(report))
     else:
         print_report(report, console)
     return 0 if report.is_clean else 1
+
+
+def _parse_source(words: list[str]) -> SourceConfig:
+    """What follows --repair, by the options that `penstock produce` has for sources."""
+    from penstock.cli.sources import add_sources, source_of
+
+    parser = Parser(prog="penstock audit STREAM --repair")
+    add_sources(parser, Parser, production=False)
+    return source_of(parser.parse_args(words))
+
+
+def _repair(client: Client, report: AuditReport, config: SourceConfig, console: Console) -> None:
+    from penstock_common.stream.streams import load_stream
+    from penstock_producer.repair import repair_epoch
+    from penstock_producer.sources.open import open_source
+
+    stream = load_stream(client, report.stream)
+    source = open_source(config)
+    try:
+        for epoch in report.epochs:
+            if epoch.missing:
+                done = repair_epoch(client, stream, epoch.epoch, source, notify=console.notice)
+                bad = f", {done.bad} could not be made" if done.bad else ""
+                console.notice(
+                    f"epoch {epoch.epoch}: {done.made} samples were made again, {done.found} were there and only lost "
+                    f"from the index{bad}"
+                )
+    finally:
+        source.close()
 
 
 def as_json(report: AuditReport) -> dict[str, object]:

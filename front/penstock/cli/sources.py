@@ -27,8 +27,13 @@ _EXAMPLES = {
 }
 
 
-def add_sources(parser: argparse.ArgumentParser, kind: type[Parser], tail: str = "") -> None:
-    """One sub-command per kind of source; `tail` is what an example of the command ends with."""
+def add_sources(
+    parser: argparse.ArgumentParser, kind: type[Parser], tail: str = "", *, production: bool = True
+) -> None:
+    """One sub-command per kind of source; `tail` is what an example of the command ends with.
+
+    Without ``production`` there are only the options that say which source it is.
+    """
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="SOURCE", parser_class=kind)
     images = kinds.add_parser("images", help="a folder or a zip of images; sub-folders are classes")
     _add_images(images)
@@ -48,7 +53,8 @@ def add_sources(parser: argparse.ArgumentParser, kind: type[Parser], tail: str =
     for sub in (images, dataset, keras, generator):
         sub.formatter_class = argparse.RawDescriptionHelpFormatter
         sub.epilog = f"example:\n  {sub.prog} {_EXAMPLES[sub.prog.split()[-1]]}{tail}"
-        _add_production(sub)
+        if production:
+            _add_production(sub)
 
 
 def _add_images(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +98,7 @@ def plan_of(args: argparse.Namespace) -> ProductionPlan:
 
     return ProductionPlan(
         stream=args.stream,
-        source=_source_of(args),
+        source=source_of(args),
         epochs=args.epochs,
         seed=args.seed,
         shuffle=not args.no_shuffle,
@@ -119,7 +125,8 @@ def worker_count(args: argparse.Namespace) -> int:
     return args.workers if args.workers is not None else os.cpu_count() or 1
 
 
-def _source_of(args: argparse.Namespace) -> SourceConfig:
+def source_of(args: argparse.Namespace) -> SourceConfig:
+    """The source that the options name."""
     from penstock_producer.sources.config import parse_config
 
     config: dict[str, Any] = {"kind": args.kind}

@@ -1,0 +1,230 @@
+"""Repair: makes again exactly the samples that an audit found missing, from the source they were made of.
+
+What is missing is the audit's finding, the transaction is ``penstock_common.stream.repairs``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from penstock_common.errors import PenstockError, SampleError
+from penstock_common.format.block import Block, BlockBuilder
+from penstock_common.format.limits import MAX_HOLES
+from penstock_common.format.wire import encode
+from penstock_common.stream.accounts import EpochAudit, MissingRange
+from penstock_common.stream.audit import audit_stream, survey_epoch
+from penstock_common.stream.commands import Client
+from penstock_common.stream.feeds import FEED
+from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, load_manifest
+from penstock_common.stream.repairs import Patch, balance_bytes, commit_patch, find_patch, holder_of
+from penstock_common.stream.roster import load_roster
+from penstock_common.stream.streams import Stream
+from penstock_common.waiting import Notify, to_stderr
+from penstock_producer.fill import Seed
+from penstock_producer.order import EpochOrder
+from penstock_producer.plan import plan_fingerprint
+from penstock_producer.shard import MAX_BLOCK_SAMPLES
+from penstock_producer.sources.protocol import AnySource, BatchSource, Sample, Source
+
+WHOLE = 1 << 62
+"""Bytes of a block that must not be cut: it takes the place of one entry."""
+
+
+class NotRepairable(PenstockError, ValueError):
+    """The epoch cannot be made again from this source, or from any."""
+
+
+@dataclass
+class Repaired:
+    """What one repair of an epoch did."""
+
+    epoch: int
+    made: int = 0
+    """Samples that were made again."""
+    found: int = 0
+    """Samples that were there, and only missing from the index."""
+    bad: int = 0
+    """Samples that could not be made, in ranges of which nobody knew what they had held."""
+    waiting: list[str] = field(default_factory=list)
+    """Why some ranges were left alone, one line each."""
+
+
+def repair_epoch(
+    client: Client, stream: Stream, epoch: int, source: AnySource, *, notify: Notify = to_stderr
+) -> Repaired:
+    """Puts back what the audit of a complete epoch finds missing, and nothing else; may be repeated at any time.
+
+    ``source`` must be the one the epoch was made of. Raises NotRepairable where it is not, or cannot make an item by
+    its number; EpochNotFound; SampleError for a sample that was good and cannot be made now.
+    """
+    manifest = load_manifest(client, stream, epoch)
+    if manifest.state == ABANDONED:
+        raise NotRepairable(f"epoch {epoch} of {stream.name!r} was abandoned: nothing of it is owed to anyone")
+    done = Repaired(epoch)
+    missing = _missing(client, stream, epoch)
+    if any(not lost.found for lost in missing):
+        order = _order(stream, manifest, source)
+    for lost in missing:
+        if lost.found:
+            _put_found(client, stream, manifest, lost, done)
+        elif not _is_held(client, stream, epoch, lost, done):
+            _make(client, stream, manifest, lost, _Maker(source, order, manifest), done)
+    if missing and manifest.state == PRODUCED:
+        for partition, survey in zip(stream.partitions, survey_epoch(client, stream, manifest), strict=True):
+            balance_bytes(client, partition, survey, epoch)
+    for line in done.waiting:
+        notify(line)
+    return done
+
+
+def _missing(client: Client, stream: Stream, epoch: int) -> list[MissingRange]:
+    audits: list[EpochAudit] = audit_stream(client, stream, epoch=epoch).epochs
+    return audits[0].missing if audits else []
+
+
+def _order(stream: Stream, manifest: Manifest, source: AnySource) -> EpochOrder:
+    """The epoch's order, found again; raises NotRepairable unless it is exactly the one that was planned."""
+    what = f"epoch {manifest.epoch} of {stream.name!r}"
+    if manifest.kind == FEED or not manifest.fingerprint or manifest.sizes is None:
+        raise NotRepairable(
+            f"{what} cannot be made again: it was written by a program or comes from an endless feed, not from a "
+            "source that makes an item by its number; go on without what is missing: `penstock bad drop`"
+        )
+    if source.unit == "item" or not source.repeatable:
+        raise NotRepairable(
+            f"{what} cannot be repaired from this source: an iterator only goes forward; "
+            "go on without what is missing: `penstock bad drop`"
+        )
+    shuffles = [s for s in (True, False) if plan_fingerprint(source.fingerprint, s) == manifest.fingerprint]
+    if not shuffles:
+        raise NotRepairable(
+            f"{what} was made from another source: its fingerprint is {manifest.fingerprint}, of this one "
+            f"{source.fingerprint}; name the source as `penstock produce` was given it, with the same files and options"
+        )
+    cut = max(manifest.sizes, default=1)  # as it was cut, whatever the number of workers then
+    order = EpochOrder(
+        source, seed=manifest.seed, epoch=manifest.epoch, shuffle=shuffles[0], shard_samples=max(1, cut)
+    )  # fmt: skip
+    if tuple(order.sizes) != manifest.sizes:
+        raise NotRepairable(f"{what} is cut into {len(manifest.sizes)} shards otherwise than this source: it changed")
+    return order
+
+
+def _put_found(client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, done: Repaired) -> None:
+    """An entry whose record is gone gets a record again: groups were given it as it is."""
+    patch = find_patch(client, stream, manifest.epoch, lost)
+    if patch is None:
+        done.waiting.append(
+            f"shard {lost.shard} offsets {lost.first}-{lost.end - 1}: entry {lost.found} claims them and cannot be "
+            "decoded; `penstock bad drop` removes it, then repair again"
+        )
+    elif commit_patch(client, stream, manifest, lost, patch, ()):
+        done.found += patch.count
+
+
+def _is_held(client: Client, stream: Stream, epoch: int, lost: MissingRange, done: Repaired) -> bool:
+    """Whether a living member still has the samples in hand: made again now, they would be handed out twice."""
+    if not lost.entry:
+        return False
+    held = holder_of(client, stream.partition_of(lost.shard), epoch, lost.entry)
+    if held is not None:
+        group, member = held
+        done.waiting.append(
+            f"shard {lost.shard} offsets {lost.first}-{lost.end - 1}: member {member!r} of group {group!r} was given "
+            f"entry {lost.entry} before it was deleted and may be training on it; repair again when it is done"
+        )
+    return held is not None
+
+
+def _make(
+    client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, maker: _Maker, done: Repaired
+) -> None:
+    """Makes one range again: in one block where it takes the place of an entry, else in blocks as writers cut them."""
+    groups = list(load_roster(client, stream.partition_of(lost.shard)).groups)
+    assert stream.spec is not None
+    for block, bad in _blocks(stream, lost, maker):
+        fields = []
+        if block.count:
+            fields = encode(block, stream=stream.id, epoch=manifest.epoch, shard=lost.shard, is_repair=True)
+        patch = Patch(block.first, block.count, block.nbytes, tuple(block.holes), fields, bad)
+        if commit_patch(client, stream, manifest, lost, patch, groups):
+            done.made += block.count
+            done.bad += len(bad)
+
+
+def _blocks(stream: Stream, lost: MissingRange, maker: _Maker) -> Iterator[tuple[Block, dict[int, str]]]:
+    """The range as blocks, each with the reasons of holes that are new."""
+    assert stream.spec is not None
+    is_one = bool(lost.entry)
+    builder = BlockBuilder(
+        stream.spec, WHOLE if is_one else stream.block_bytes, lost.end - lost.first if is_one else MAX_BLOCK_SAMPLES
+    )
+    first, holes, bad = lost.first, list[int](), dict[int, str]()
+    for offset, made in maker.samples(lost.shard, lost.first, lost.end, lost.holes):
+        if made is None:
+            holes.append(offset)
+        elif not isinstance(made, SampleError):
+            builder.add(made)
+        elif is_one:
+            raise SampleError(
+                f"shard {lost.shard} offset {offset} of epoch {maker.manifest.epoch} was good when it was first made "
+                f"and cannot be made now: {made}"
+            )
+        else:
+            holes.append(offset)
+            bad[offset] = str(made)
+        is_full = not is_one and (builder.is_full or len(holes) >= MAX_HOLES)
+        if is_full or offset == lost.end - 1:
+            yield builder.finish(first, holes), bad
+            first, holes, bad = offset + 1, [], {}
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Makes the samples of some offsets of a shard, as the jobs did."""
+
+    source: AnySource
+    order: EpochOrder
+    manifest: Manifest
+
+    def samples(
+        self, shard: int, first: int, end: int, holes: Iterable[int]
+    ) -> Iterator[tuple[int, Sample | SampleError | None]]:
+        """(offset, sample or why there is none) of each offset in [first, end); None for what is known to be bad."""
+        assert self.source.unit != "item"
+        seed, known = Seed(self.manifest.seed, self.manifest.epoch), set(holes)
+        made = self._batches if self.source.unit == "batch" else self._singles
+        for offset, sample in made(self.source, shard, first, end, seed, known):  # type: ignore[arg-type]
+            yield offset, None if offset in known else sample
+
+    def _singles(
+        self, source: Source, shard: int, first: int, end: int, seed: Seed, known: set[int]
+    ) -> Iterator[tuple[int, Sample | SampleError]]:
+        items = self.order.items(shard)
+        for offset in range(first, end):
+            if offset in known:
+                yield offset, {}
+                continue
+            try:
+                yield offset, source.read(int(items[offset]), seed.of(shard, offset))
+            except SampleError as error:
+                yield offset, error
+
+    def _batches(
+        self, source: BatchSource, shard: int, first: int, end: int, seed: Seed, known: set[int]
+    ) -> Iterator[tuple[int, Sample | SampleError]]:
+        start = 0
+        for item in map(int, self.order.items(shard)):
+            begins, start = start, start + source.size(item)
+            mine = range(max(first, begins), min(end, start))
+            if not mine or known.issuperset(mine):
+                yield from ((offset, {}) for offset in mine)
+                continue
+            try:
+                rows = source.read(item, seed.of(shard, begins))
+            except SampleError as error:
+                yield from ((offset, error) for offset in mine)
+                continue
+            for offset in mine:
+                yield offset, {name: values[offset - begins] for name, values in rows.items()}
