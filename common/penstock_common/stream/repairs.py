@@ -69,7 +69,8 @@ def commit_patch(
             standing = overridden(base, [repair_record(fields) for _, fields in pipe.xrange(repairs)])
             if not _is_missing(standing, lost, patch):
                 return False
-            at_end = patch.first >= max((record.end for record in base), default=0)
+            newest = _newest_id(pipe, index) if pipe.exists(index) else 0
+            at_end = patch.first >= max((record.end for record in base), default=0) and patch.end > newest
             pipe.multi()
             if patch.fields:
                 flat = [part for field in patch.fields for part in field]
@@ -91,6 +92,12 @@ def commit_patch(
             except WatchError:
                 continue
             return True
+
+
+def _newest_id(client: Client, index: str) -> int:
+    """The offset of the last record there ever was: one that was deleted still bounds the ids of others."""
+    newest: bytes = client.xinfo_stream(index)["last-generated-id"]
+    return int(newest.partition(b"-")[0])
 
 
 def _is_missing(standing: list[Record], lost: MissingRange, patch: Patch) -> bool:
