@@ -5,13 +5,17 @@ Waiting is the committer's, making room the janitor's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from penstock_common.stream.suitability import readable_bytes
+from penstock_common.stream.suitability import ORDINARY_SHARE, ServerMemory, readable_bytes
 
-ORDINARY_SHARE = 0.75
-"""The top quarter is only for the lowest unfinished shard of the oldest unfinished epoch: whatever else fills the
-budget, the samples that some group is waiting for still fit (design.md 5.8)."""
+LOW_SHARE = 0.1
+"""A writer that had to wait goes on when this part of the budget below its mark is free again: so it writes, and room
+is planned for, in stretches and not block by block. As much as the janitor frees beyond what is needed."""
+GIVE_WAY_S = 1.0
+"""After so long it goes on at the mark itself: what readers have to hold may well lie between the two marks."""
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.5
+"""Between looks for room: short at first, since a fast trainer empties a small budget within a few of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +27,34 @@ class Room:
     budget_bytes: int
     is_next: bool
     """Whether this shard is the lowest unfinished one of the oldest unfinished epoch of its partition."""
+    waited_s: float | None = None
+    """How long it has waited since it met its mark; None when it does not wait."""
+    left_bytes: int | None = None
+    """What the server's memory has for writers beyond what is held; None where there is no limit."""
+
+    @property
+    def is_memory_short(self) -> bool:
+        """Whether the block would fit the budget, and only the server's memory is in the way."""
+        return not self.is_enough and replace(self, left_bytes=None).is_enough
+
+    @property
+    def effective_bytes(self) -> int:
+        """The budget, or as much of it as the server's memory allows for."""
+        if self.left_bytes is None:
+            return self.budget_bytes
+        return max(0, min(self.budget_bytes, self.held_bytes + self.left_bytes))
+
+    @property
+    def high_bytes(self) -> int:
+        """Up to which this shard may fill the budget."""
+        return self.effective_bytes if self.is_next else int(self.effective_bytes * ORDINARY_SHARE)
 
     @property
     def mark_bytes(self) -> int:
-        """Up to which this shard may fill the budget."""
-        return self.budget_bytes if self.is_next else int(self.budget_bytes * ORDINARY_SHARE)
+        """Up to which it may go now: the high mark, or for a while after having met it the low one."""
+        if self.waited_s is None or self.waited_s >= GIVE_WAY_S:
+            return self.high_bytes
+        return self.high_bytes - int(self.effective_bytes * LOW_SHARE)
 
     @property
     def is_enough(self) -> bool:
@@ -40,9 +67,9 @@ class Room:
         return max(0, self.held_bytes + self.block_bytes - self.mark_bytes)
 
 
-def largest_block(budget_bytes: int) -> int:
-    """A block above the reserved quarter could wait for ever, so it is refused at the start."""
-    return int(budget_bytes * (1 - ORDINARY_SHARE))
+def pause_s(waited_s: float, last_wait_s: float) -> float:
+    """How long to wait before the next look: a few looks in a wait, however long it gets, and as many as last time."""
+    return min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, waited_s / 2, last_wait_s / 4))
 
 
 def reason_to_wait(stream: str, room: Room, blockers: list[str], has_groups: bool) -> str:
@@ -58,3 +85,14 @@ def reason_to_wait(stream: str, room: Room, blockers: list[str], has_groups: boo
     if not room.is_next:
         return f"the budget of {stream!r} is full ({share}); its last quarter is kept for the oldest unfinished shard"
     return f"the budget of {stream!r} is full ({share}) of epochs that a replay holds"
+
+
+def reason_of_memory(stream: str, room: Room, memory: ServerMemory) -> str:
+    """Why there is no room though the budget is not used up: others fill the server."""
+    used, limit = readable_bytes(memory.used_bytes), readable_bytes(memory.limit_bytes)
+    kept = readable_bytes(memory.limit_bytes - memory.used_bytes - (memory.left_bytes or 0))
+    return (
+        f"the server uses {used} of its maxmemory {limit}, of which writers leave {kept} free; {stream!r} holds only "
+        f"{readable_bytes(room.held_bytes)} of its budget {readable_bytes(room.budget_bytes)}: remove other keys, "
+        "or raise maxmemory"
+    )

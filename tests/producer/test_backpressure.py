@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -14,8 +15,14 @@ import redis
 
 from penstock_common.errors import BudgetFull
 from penstock_common.stream.commands import Client
+from penstock_common.stream.inspection import inspect_stream
+from penstock_common.stream.release import release_epoch
+from penstock_common.stream.roster import expire_silent, load_roster, server_ms
+from penstock_common.stream.streams import find_stream, load_stream
+from penstock_common.stream.suitability import largest_block
+from penstock_common.stream.waiters import STALE_MS, Waiter
 from penstock_consumer.loader import Loader
-from penstock_producer.backpressure import Room, largest_block, reason_to_wait
+from penstock_producer.backpressure import Room, reason_to_wait
 from penstock_producer.writer import Writer
 from tests.contracts.feed import accounted_bytes, payload_bytes, stored
 
@@ -205,3 +212,62 @@ def test_a_server_filled_by_others_makes_writers_wait_and_nobody_fail(fresh_serv
         client.delete("foreign")
         producing.finish()
         assert sum(batch.size for batch in loader) == 50
+
+
+class TestTheNote:
+    """Writers that wait are seen by trainers and operators: a field of the roster while the wait lasts."""
+
+    def test_a_writer_that_waits_says_so_in_its_roster_until_it_goes_on(self, url: str, client: Client) -> None:
+        """A trainer that holds everything back has to be told that somebody waits, since when and for how much."""
+        producing = Producing(url, 300)
+        place, waiter = _awaited_waiter(client)
+        assert place == (0, 0)
+        assert (waiter.need_bytes, waiter.held_bytes, waiter.why, waiter.is_next) == (10_000, 91_000, "budget", True)
+        assert inspect_stream(client, "t").waiting[0]["shard"] == 0
+        seen, since = waiter.seen_ms, waiter.since_ms
+        while (waiter := _awaited_waiter(client)[1]).seen_ms == seen:
+            assert server_ms(client) - seen < 5000, "not renewed"
+        assert abs(waiter.since_ms - since) < 200
+        with loader_of(url, "g") as loader:
+            assert sum(batch.size for batch in loader) == 300
+        producing.finish()
+        assert not _waiting_fields(client)
+
+    def test_a_writer_that_gives_up_takes_its_note_away(self, any_url: str, any_client: Client) -> None:
+        """Otherwise trainers would be warned of a writer that went home."""
+        producing = Producing(any_url, 300, room_wait_s=1.2)
+        _awaited_waiter(any_client)
+        with pytest.raises(BudgetFull):
+            producing.finish()
+        assert not _waiting_fields(any_client)
+
+    def test_the_note_of_a_dead_writer_counts_for_nothing_and_is_swept(self, any_url: str, any_client: Client) -> None:
+        """Kill -9 takes no note away; a server that stood still makes all of them old."""
+        with Writer("t", url=any_url, spec=WIDE, notify=lambda _: None) as writer, writer.epoch() as epoch:
+            epoch.write(block(0))
+            roster = writer.stream.partitions[0].roster
+            now = server_ms(any_client)
+            note = {"since": 0, "seen": now, "need": 1, "held": 1, "why": "budget", "next": True}
+            any_client.hset(roster, "w:0:0", json.dumps(note))
+            any_client.hset(roster, "w:0:1", json.dumps({**note, "seen": now - STALE_MS - 1}))
+            assert list(load_roster(any_client, writer.stream.partitions[0]).waiting) == [(0, 0)]
+            expire_silent(any_client, writer.stream.partitions[0], 0)
+            assert _waiting_fields(any_client) == {b"w:0:0"}
+        assert release_epoch(any_client, writer.stream, 0)
+        assert not _waiting_fields(any_client)
+
+
+def _waiting_fields(client: Client) -> set[bytes]:
+    (roster,) = (partition.roster for partition in load_stream(client, "t").partitions)
+    return {field for field in client.hkeys(roster) if field.startswith(b"w:")}
+
+
+def _awaited_waiter(client: Client) -> tuple[tuple[int, int], Waiter]:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        stream = find_stream(client, "t")
+        waiting = load_roster(client, stream.partitions[0]).waiting if stream is not None else {}
+        if waiting:
+            return next(iter(waiting.items()))
+        time.sleep(0.02)
+    raise AssertionError("no writer says that it waits")

@@ -88,6 +88,8 @@ class StreamView:
     groups: list[GroupView]
     replays: list[dict[str, Any]]
     """``epoch``, ``ends_in_s``."""
+    waiting: list[dict[str, Any]]
+    """Writers that wait for room, the oldest wait first: ``epoch``, ``shard``, ``since_s``, ``need_bytes``, ``why``."""
 
 
 def inspect_streams(client: Client) -> list[StreamView]:
@@ -124,7 +126,22 @@ def inspect_stream(client: Client, name: str) -> StreamView:
             for epoch, till in rosters[0].replays.values()
             if till > now
         ],
+        waiting=_waiting(rosters, now),
     )
+
+
+def _waiting(rosters: list[Roster], now: int) -> list[dict[str, Any]]:
+    waiting = [(place, waiter) for roster in rosters for place, waiter in roster.waiting.items()]
+    return [
+        {
+            "epoch": epoch,
+            "shard": shard,
+            "since_s": round((now - waiter.since_ms) / 1000, 1),
+            "need_bytes": waiter.need_bytes,
+            "why": waiter.why,
+        }
+        for (epoch, shard), waiter in sorted(waiting, key=lambda each: each[1].since_ms)
+    ]
 
 
 def _epoch_view(client: Client, stream: Stream, manifest: Manifest, rosters: list[Roster]) -> EpochView:

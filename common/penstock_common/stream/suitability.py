@@ -5,14 +5,74 @@ Only INFO is asked: CONFIG is often forbidden on managed servers.
 
 from __future__ import annotations
 
-from penstock_common.errors import BudgetRefused, ServerUnsuitable
+from dataclasses import dataclass
+
+from penstock_common.errors import BudgetRefused, ServerUnsuitable, TooLarge
 from penstock_common.stream.commands import Client
 from penstock_common.stream.keys import StreamKeys
-from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, list_streams
+from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, list_streams
 
 RESERVE_SHARE = 0.1
 RESERVE_BYTES = 16 << 20
 """Memory kept free for acknowledgements, joining groups and job queues: under OOM the server refuses, and rq dies."""
+
+
+ORDINARY_SHARE = 0.75
+"""The top quarter of a budget is only for the lowest unfinished shard of the oldest unfinished epoch: whatever else
+fills it, the samples that some group is waiting for still fit (design.md 5.8)."""
+
+
+def largest_block(budget_bytes: int) -> int:
+    """A block above the reserved quarter could wait for ever, so it is refused at the start."""
+    return int(budget_bytes * (1 - ORDINARY_SHARE))
+
+
+def require_step_fits(stream: Stream, samples: int) -> None:
+    """Raises TooLarge if readers in canonical order could wait for ever for a step of so many samples, over all ranks.
+
+    Its entries have to fit the reserved quarter of one partition's budget: the samples, and a block begun before
+    and one going on behind them. Nothing is known of ragged samples, nor before the stream has a spec.
+    """
+    if stream.spec is None or any(tensor.is_ragged for tensor in stream.spec.tensors):
+        return
+    sample = sum(tensor.sample_bytes for tensor in stream.spec.tensors)
+    step, quarter = samples * sample, largest_block(stream.partition_budget)
+    block = max(sample, min(stream.block_bytes, quarter))
+    if step + 2 * block > quarter:
+        enough = (step + 2 * max(sample, stream.block_bytes)) * 4 * len(stream.partitions)
+        raise TooLarge(
+            f"a step of {samples} samples is {readable_bytes(step)}, with a block on either side "
+            f"{readable_bytes(step + 2 * block)}; stream {stream.name!r} has a quarter of its budget, "
+            f"{readable_bytes(quarter)} a partition, for what all ranks wait for: use a smaller batch or fewer ranks, "
+            f"or produce with a budget of {readable_bytes(enough)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMemory:
+    """What a server says of its memory."""
+
+    used_bytes: int
+    limit_bytes: int
+    """Its maxmemory, 0 for none."""
+    policy: str
+
+    @property
+    def left_bytes(self) -> int | None:
+        """How much more writers may take; below 0 where others took of the reserve, None where nothing limits."""
+        return usable_bytes(self.limit_bytes) - self.used_bytes if self.limit_bytes else None
+
+
+def read_memory(client: Client) -> ServerMemory:
+    """Asks the server."""
+    memory = client.info("memory")
+    policy = str(memory.get("maxmemory_policy", "noeviction"))
+    return ServerMemory(int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0)), policy)
+
+
+def usable_bytes(limit_bytes: int) -> int:
+    """What writers may fill of a server's maxmemory: all but the reserve."""
+    return int(limit_bytes * (1 - RESERVE_SHARE)) - RESERVE_BYTES
 
 
 def require_suitable(client: Client, name: str, budget_bytes: int | None) -> None:
@@ -21,8 +81,8 @@ def require_suitable(client: Client, name: str, budget_bytes: int | None) -> Non
     To be asked before stream ``name`` is made or given another budget (None = its own, or the default): a refused
     stream must not take room from the others.
     """
-    memory = client.info("memory")
-    policy, limit = str(memory.get("maxmemory_policy", "noeviction")), int(memory.get("maxmemory", 0))
+    memory = read_memory(client)
+    policy, limit = memory.policy, memory.limit_bytes
     if policy != "noeviction":
         raise ServerUnsuitable(
             f"the server's maxmemory-policy is {policy}, which may delete samples unread: "
@@ -34,7 +94,7 @@ def require_suitable(client: Client, name: str, budget_bytes: int | None) -> Non
 
 def _require_room(client: Client, name: str, budget_bytes: int, limit: int) -> None:
     others = sum(_budget(client, other) for other in list_streams(client) if other != name)
-    room = int(limit * (1 - RESERVE_SHARE)) - RESERVE_BYTES
+    room = usable_bytes(limit)
     if budget_bytes + others > room:
         left = room - others
         advice = (

@@ -89,8 +89,19 @@ def _print_stream(view: StreamView, console: Console) -> None:
     if members:
         console.line()
         console.table(members, head=("group", "member", "last seen", "pending"))
+    if view.waiting:
+        console.line(_waiting(view))
     for replay in view.replays:
         console.line(f"a replay holds epoch {replay['epoch']} for {replay['ends_in_s']:.0f} s more")
+
+
+def _waiting(view: StreamView) -> str:
+    count, first = len(view.waiting), view.waiting[0]
+    full = "the server's memory is full" if first["why"] == "memory" else "the budget is full"
+    return (
+        f"{count} writer{' waits' if count == 1 else 's wait'} for room ({full}), the longest for "
+        f"{first['since_s']:.0f} s: shard {first['shard']} of epoch {first['epoch']}"
+    )
 
 
 def _epoch_row(epoch: EpochView) -> tuple[object, ...]:
