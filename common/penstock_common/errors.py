@@ -103,6 +103,31 @@ class GroupBusy(PenstockError, RuntimeError):
     """The group has living members, so it cannot be reset or dropped now."""
 
 
+class GroupKindMismatch(PenstockError, ValueError):
+    """A group was made for another way of reading: shared or ordered, or with another batch size."""
+
+
+class OrderNeedsSizes(PenstockError, RuntimeError):
+    """Canonical order is not known yet: the epoch has no sizes, and more than one shard is being written."""
+
+
+class CheckpointOverdue(PenstockError, RuntimeError):
+    """A training waits for itself: writers wait for room that its own batches take, handed out and never settled."""
+
+    def __init__(self, message: str, batches: int, samples: int, nbytes: int, budget_bytes: int) -> None:
+        self.batches, self.samples, self.nbytes, self.budget_bytes = batches, samples, nbytes, budget_bytes
+        """Handed out and not settled; bytes are payload."""
+        super().__init__(message)
+
+
+class StateMismatch(PenstockError, ValueError):
+    """A loader's saved state is of another stream, spec, group, way of reading or batch size."""
+
+    def __init__(self, what: str, found: object, expected: object, hint: str) -> None:
+        self.what, self.found, self.expected = what, found, expected
+        super().__init__(f"this state has {what} {found!r}, the loader {expected!r}: {hint}")
+
+
 class MemberReplaced(PenstockError, RuntimeError):
     """Another process took this member's name; this one must stop."""
 

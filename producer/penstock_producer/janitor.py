@@ -14,8 +14,8 @@ import numpy as np
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record, index_ends, index_records, trim_entries
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.ledger import settled_bits
-from penstock_common.stream.manifest import begun_shards, find_manifest, retained_epochs
+from penstock_common.stream.ledger import group_bits
+from penstock_common.stream.manifest import Manifest, begun_shards, ended_ms, find_manifest, retained_epochs
 from penstock_common.stream.release import release_epoch, unlink_epoch
 from penstock_common.stream.roster import Roster, expire_silent, load_roster, server_ms
 from penstock_common.stream.streams import Stream
@@ -100,8 +100,14 @@ class Janitor:
 
     def _trim_shard(self, roster: Roster, groups: list[str], of: tuple[int, int], end: int, need: int) -> int:
         """Removes settled entries of one shard, in pages as far as anything is settled."""
+        of = (manifest.epoch, shard)
         floor = self._floors.get(of, 0)
-        bits = [settled_bits(self._client, self._partition, of[0], group, of[1], floor, end) for group in groups]
+        bits = [
+            group_bits(
+                self._client, self._partition, manifest, group, roster.groups[group], shard, floor, end, may_go=True
+            )
+            for group in groups
+        ]
         settled = np.flatnonzero(np.logical_and.reduce(bits))
         if not len(settled):
             return 0

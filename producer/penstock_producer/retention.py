@@ -83,4 +83,9 @@ def plan_trim(
 
 def _covers(bits: NDArray[np.bool_], record: Record, base: int) -> bool:
     part = bits[record.first - base : record.end - base]
-    return int(np.count_nonzero(part)) == record.count if len(part) == record.end - record.first else False
+    if len(part) < record.end - record.first:
+        return False
+    if record.holes:
+        part = part.copy()
+        part[np.array(record.holes) - record.first] = True
+    return bool(part.all())

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.stream.commands import Arg, Client, run_script
-from penstock_common.stream.entries import index_records
+from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.lua_entries import ACK, BURY
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
+from penstock_common.stream.positions import kept_head, known_positions, load_positions, settled_below, starts_of
+from penstock_common.stream.roster import ORDERED, GroupRecord, load_roster
 from penstock_common.stream.streams import Stream
 
 Ranges = Sequence[tuple[int, int]]
@@ -68,6 +70,24 @@ def settled_bits(
     return found
 
 
+def group_bits(
+    client: Client, partition: PartitionKeys, manifest: Manifest, group: str, record: GroupRecord, shard: int, lo: int,
+    hi: int, *, may_go: bool = False,
+) -> NDArray[np.bool_]:  # fmt: skip
+    """For each offset of [lo, hi) whether the group has settled it: by its ledger, or an ordered group's positions.
+
+    ``may_go`` leaves out what is settled and still needed: an ordered group fills an epoch's end from its start.
+    """
+    if record.kind != ORDERED:
+        return settled_bits(client, partition, manifest.epoch, group, shard, lo, hi)
+    minimum = load_positions(client, partition, manifest.epoch, group).minimum(record.world)
+    start = starts_of(manifest, range(shard + 1)).get(shard)
+    settled = settled_below(minimum, start, lo, hi)
+    if may_go and (manifest.samples is None or minimum < manifest.samples):
+        settled &= ~settled_below(kept_head(record), start, lo, hi)
+    return settled
+
+
 def dead_letters(client: Client, partition: PartitionKeys, epoch: int, group: str) -> dict[bytes, str]:
     """Entry id -> reason."""
     reply: dict[bytes, bytes] = client.hgetall(partition.dead(epoch, group))
@@ -78,6 +98,11 @@ def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) ->
     """(shard, lo, hi) of every range of the epoch that is neither acknowledged, nor dead, nor quarantined."""
     missing: list[tuple[int, int, int]] = []
     dead = {p.number: dead_letters(client, p, manifest.epoch, group) for p in stream.partitions}
+    record = load_roster(client, stream.partitions[0]).groups.get(group)
+    if record is not None and record.kind == ORDERED:
+        minimum = known_positions(client, stream, manifest.epoch, group).minimum(record.world)
+        ends = {shard: (at, manifest.shard_size(shard)) for shard, at in starts_of(manifest, manifest.shards()).items()}
+        return [(shard, max(minimum - at, 0), size) for shard, (at, size) in ends.items() if minimum < at + size]
     counts = _bit_counts(client, stream, manifest, group)
     for shard in manifest.shards():
         size = manifest.shard_size(shard)
@@ -93,12 +118,16 @@ def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) ->
     return missing
 
 
-def owed_samples(client: Client, stream: Stream, manifest: Manifest, groups: Iterable[str]) -> dict[str, int]:
+def owed_samples(
+    client: Client, stream: Stream, manifest: Manifest, groups: Mapping[str, GroupRecord]
+) -> dict[str, int]:
     """Group -> samples of the epoch that are committed and not acknowledged (those that could not be made included)."""
     shards = begun_shards(client, stream, manifest)
     owed = {}
+    for group in (name for name, record in groups.items() if record.kind == ORDERED):
+        owed[group] = sum(hi - lo for _, lo, hi in behind(client, stream, manifest, group, groups[group]))
     with client.pipeline(transaction=False) as pipe:
-        for group in groups:
+        for group in (name for name, record in groups.items() if record.kind != ORDERED):
             for shard in shards:
                 partition = stream.partition_of(shard)
                 pipe.xrevrange(partition.index(manifest.epoch, shard), count=1)
@@ -109,11 +138,28 @@ def owed_samples(client: Client, stream: Stream, manifest: Manifest, groups: Ite
     return owed
 
 
+def behind(
+    client: Client, stream: Stream, manifest: Manifest, group: str, record: GroupRecord
+) -> list[tuple[int, int, int]]:
+    """(shard, lo, hi) of what is committed and an ordered group has not settled."""
+    shards = begun_shards(client, stream, manifest)
+    minimum = known_positions(client, stream, manifest.epoch, group).minimum(record.world)
+    starts = starts_of(manifest, shards)
+    found = []
+    for partition in stream.partitions:
+        mine = [shard for shard in shards if stream.partition_of(shard) == partition]
+        for shard, end in index_ends(client, partition, manifest.epoch, mine).items():
+            lo = min(max(minimum - starts[shard], 0), end) if shard in starts else 0
+            found += [(shard, lo, end)] if lo < end else []
+    return found
+
+
 def forget_settled(client: Client, stream: Stream, group: str, epochs: Iterable[int]) -> None:
     """Removes what a group has settled of some epochs, so that it can read them again."""
     for epoch in epochs:
         manifest = find_manifest(client, stream, epoch)
         keys = [partition.dead(epoch, group) for partition in stream.partitions]
+        keys += [partition.positions(epoch, group) for partition in stream.partitions]
         shards = begun_shards(client, stream, manifest) if manifest else range(0)
         keys += [stream.partition_of(shard).ledger(epoch, group, shard) for shard in shards]
         client.unlink(*keys)

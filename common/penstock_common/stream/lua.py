@@ -1,4 +1,5 @@
-"""Pieces that several Lua scripts begin with. The scripts: ``lua_groups``, ``lua_epochs``, ``lua_entries``.
+"""Pieces that several Lua scripts begin with. The scripts: ``lua_groups``, ``lua_epochs``, ``lua_entries``,
+``lua_positions``.
 
 All are short, move ids and counters only, and name only keys they are given.
 """
@@ -28,3 +29,15 @@ local function mark_lost(roster, epoch)
   end
 end
 """
+
+MINIMUM = """
+local function minimum(positions, world)
+  local floor, low = tonumber(redis.call('HGET', positions, 'floor') or '0'), nil
+  for rank = 0, world - 1 do
+    local at = tonumber(redis.call('HGET', positions, tostring(rank)) or floor)
+    if not low or at < low then low = at end
+  end
+  return low or floor
+end
+"""
+"""What every rank of an ordered group has settled of an epoch: all below the lowest position."""

@@ -17,7 +17,8 @@ redis.call('SET', KEYS[2], 'live:' .. id, 'NX')
 local groups = {'_last'}
 local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
-  if string.sub(all[i], 1, 2) == 'g:' and cjson.decode(all[i + 1]).first <= tonumber(epoch) then
+  local record = string.sub(all[i], 1, 2) == 'g:' and cjson.decode(all[i + 1])
+  if record and record.kind == 'shared' and record.first <= tonumber(epoch) then
     groups[#groups + 1] = string.sub(all[i], 3)
   end
 end

@@ -5,18 +5,21 @@ Who calls it, and how its replies read, is ``roster``'s.
 
 from __future__ import annotations
 
-from penstock_common.stream.lua import GO_ON
+from penstock_common.stream.lua import GO_ON, MINIMUM
 
 JOIN_GROUP = (
     GO_ON
+    + MINIMUM
     + """
--- KEYS roster entries.. | ARGV group member incarnation declared first raise force ordered_epochs..
--- member '' only declares. Returns {'epochs'} when the caller knew not every epoch, {'lost', lo, hi},
--- or {'joined', first, was_new}
+-- KEYS roster keys.. | ARGV group member incarnation declared first raise force kind world batch quiet_ms epochs..
+-- keys: each epoch's entries, of an ordered group its positions. member '' only declares, kind '' takes what it is;
+-- world and batch 0 are not known yet. Returns {'epochs'} when the caller knew not every epoch, {'lost', lo, hi},
+-- {'kind', found}, {'batch', found}, {'busy', world, members..}, or {'joined', first, was_new}
 local group, member, incarnation, declared = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 local first, raise, force = tonumber(ARGV[5]), ARGV[6] == '1', ARGV[7] == '1'
+local kind, world, batch, quiet_ms = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 local given, lowest, whole = {}, nil, 0
-for i = 8, #ARGV do given[ARGV[i]] = KEYS[i - 6] end
+for i = 12, #ARGV do given[ARGV[i]] = KEYS[i - 10] end
 local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
   local kind, rest = string.sub(all[i], 1, 2), string.sub(all[i], 3)
@@ -31,12 +34,31 @@ local text = redis.call('HGET', KEYS[1], 'g:' .. group)
 local record, new = nil, 0
 if text then
   record = cjson.decode(text)
+  if kind ~= '' and record.kind ~= kind then return {'kind', record.kind} end
+  if batch > 0 and (record.batch or batch) ~= batch then return {'batch', record.batch} end
   if record.lost and not force then return {'lost', record.lost[1], record.lost[2]} end
   if raise then record.first = math.max(record.first, first) end
 else
   new = 1
-  record = {kind = 'shared', first = math.max(first, whole, lowest or 0), declared = false}
+  record = {kind = kind == '' and 'shared' or kind, first = math.max(first, whole, lowest or 0), declared = false}
 end
+if world > 0 and (record.world or world) ~= world then -- other ranks: only when nobody is left of the old ones
+  local prefix, old, busy = 'm:' .. group .. ':', {}, {'busy', record.world}
+  for i = 1, #all, 2 do
+    if string.sub(all[i], 1, #prefix) == prefix and all[i] ~= prefix .. member then
+      old[#old + 1] = all[i]
+      if cjson.decode(all[i + 1]).seen > now - quiet_ms then busy[#busy + 1] = string.sub(all[i], #prefix + 1) end
+    end
+  end
+  if #busy > 2 then return busy end
+  for _, field in ipairs(old) do redis.call('HDEL', KEYS[1], field) end
+  for _, key in pairs(given) do
+    local floor = minimum(key, record.world)
+    redis.call('DEL', key)
+    redis.call('HSET', key, 'floor', floor)
+  end
+end
+if world > 0 then record.world, record.batch = world, batch end
 record.lost = nil
 record.declared = record.declared or declared
 if not record.holds then redis.call('HINCRBY', KEYS[1], 'gen', 1) end
@@ -46,7 +68,7 @@ if member ~= '' then
   redis.call('HSET', KEYS[1], 'm:' .. group .. ':' .. member, cjson.encode({inc = incarnation, seen = now}))
 end
 for epoch, key in pairs(given) do
-  if tonumber(epoch) >= record.first then
+  if tonumber(epoch) >= record.first and record.kind == 'shared' then
     local made = redis.pcall('XGROUP', 'CREATE', key, group, '0')
     if made.err and not string.find(made.err, 'BUSYGROUP') then return made end
   end
@@ -67,7 +89,9 @@ redis.call('HSET', KEYS[1], 'g:' .. ARGV[1], cjson.encode(record))
 for i = 3, #ARGV do
   redis.call('HDEL', KEYS[1], 'd:' .. ARGV[1] .. ':' .. ARGV[i])
   redis.pcall('XGROUP', 'DESTROY', KEYS[i - 1], ARGV[1])
-  if tonumber(ARGV[i]) >= record.first then redis.call('XGROUP', 'CREATE', KEYS[i - 1], ARGV[1], '0') end
+  if tonumber(ARGV[i]) >= record.first and record.kind == 'shared' then
+    redis.call('XGROUP', 'CREATE', KEYS[i - 1], ARGV[1], '0')
+  end
 end
 return 1
 """
@@ -159,6 +183,7 @@ for i = 1, #all, 2 do
   local kind = string.sub(all[i], 1, 2)
   if kind == 'm:' and cjson.decode(all[i + 1]).seen < before then redis.call('HDEL', KEYS[1], all[i]) end
   if kind == 'r:' and cjson.decode(all[i + 1]).till < before then redis.call('HDEL', KEYS[1], all[i]) end
+  if kind == 'w:' and cjson.decode(all[i + 1]).seen < stale then redis.call('HDEL', KEYS[1], all[i]) end
   if kind == 'g:' then
     local record = cjson.decode(all[i + 1])
     if record.holds and not record.declared and record.seen < before then

@@ -8,10 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from redis.exceptions import ResponseError
 
-from penstock_common.errors import EpochsReleased, GroupNotFound, MemberReplaced
+from penstock_common.errors import (
+    EpochsReleased,
+    GroupBusy,
+    GroupKindMismatch,
+    GroupNotFound,
+    MemberReplaced,
+    PenstockError,
+)
 from penstock_common.stream.commands import Arg, Client, decoded, is_script_error, run_script
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.lua_groups import (
@@ -24,7 +32,13 @@ from penstock_common.stream.lua_groups import (
     REPLAY_LEASE,
     RESET_GROUP,
 )
-from penstock_common.stream.streams import Stream
+from penstock_common.stream.lua_streams import FORGET_CONSUMERS
+from penstock_common.stream.streams import Stream, require_there
+from penstock_common.stream.waiters import STALE_MS, Waiter, read_waiters
+
+SHARED, ORDERED = "shared", "ordered"
+QUIET_MS = 5000
+"""A member beats every second: one that was not seen for so long lets an ordered group change its ranks."""
 
 Held = Mapping[int, Sequence[bytes]]
 """Epoch -> ids of entries a member holds in one partition."""
@@ -46,6 +60,12 @@ class GroupRecord:
     """The highest epoch it read that is released by now, -1 if none."""
     lost: tuple[int, int] | None
     """Epochs released, or trimmed, before it had read them, while it did not hold data."""
+    kind: str = SHARED
+    """``shared`` or ``ordered``, for ever."""
+    world: int = 0
+    """Of an ordered group: how many ranks read it; 0 before the first one joined."""
+    batch: int = 0
+    """Of an ordered group: samples in a rank's batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +110,11 @@ def load_roster(client: Client, partition: PartitionKeys) -> Roster:
         trimmed=frozenset(map(int, kinds.get("t", {}))),
         retiring={int(name): value for name, value in kinds.get("x", {}).items()},
         closed=frozenset((name.rpartition(":")[0], int(name.rpartition(":")[2])) for name in kinds.get("d", {})),
+        pinned=frozenset(map(int, kinds.get("p", {}))),
         replays={name: _replay(value) for name, value in kinds.get("r", {}).items()},
         epoch_bytes={int(name): int(value) for name, value in kinds.get("b", {}).items()},
         bytes=int(fields.get("bytes", 0)),
+        waiting=read_waiters(kinds["w"], server_ms(client)) if "w" in kinds else {},
     )
 
 
@@ -106,12 +128,26 @@ def _group(text: str) -> GroupRecord:
         seen_ms=int(value["seen"]),
         read=int(value.get("read", -1)),
         lost=(int(lost[0]), int(lost[1])) if lost else None,
+        kind=value["kind"],
+        world=int(value.get("world", 0)),
+        batch=int(value.get("batch", 0)),
     )
 
 
 def _replay(text: str) -> tuple[int, int]:
     value = json.loads(text)
     return int(value["epoch"]), int(value["till"])
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What makes a member one rank of an ordered group."""
+
+    rank: int
+    world: int
+    """Ranks; 0 declares an ordered group whose first rank will say."""
+    batch: int
+    """Samples in a rank's batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,39 +158,89 @@ class Membership:
     group: str
     member: str
     incarnation: str
+    order: Order | None = None
+    """None in a shared group."""
+
+    @property
+    def kind(self) -> str:
+        """Of the group; '' where it is only declared, whatever it is."""
+        return ORDERED if self.order is not None else SHARED if self.member else ""
 
 
-def join_group(client: Client, who: Membership, *, first: int = 0, declared: bool = False, force: bool = False) -> int:
+def rank_member(rank: int) -> str:
+    """The member name of a rank."""
+    return f"rank-{rank}"
+
+
+def join_group(
+    client: Client,
+    who: Membership,
+    *,
+    first: int = 0,
+    declared: bool = False,
+    force: bool = False,
+    quiet_ms: int = QUIET_MS,
+) -> int:
     """Puts group and member on every partition's roster; returns the first epoch the group reads.
 
     A late group starts at the first epoch that is still whole in every partition. Raises EpochsReleased where it
-    comes back after losing epochs, unless ``force``.
+    comes back after losing epochs, unless ``force``; GroupKindMismatch; GroupBusy where an ordered group of another
+    world size has members that were seen within ``quiet_ms``.
     """
-    answers = [_join(client, who, p, first, declared, False, force) for p in who.stream.partitions]
+    answers = [_join(client, who, p, first, [declared, False, force], quiet_ms) for p in who.stream.partitions]
     highest = max(answers)
     if min(answers) < highest:
         for partition in who.stream.partitions:
-            _join(client, who, partition, highest, declared, True, force)
+            _join(client, who, partition, highest, [declared, True, force], quiet_ms)
+    require_there(client, who.stream, [partition.roster for partition in who.stream.partitions])
     return highest
 
 
 def _join(
-    client: Client, who: Membership, partition: PartitionKeys, first: int, declared: bool, settle: bool, force: bool
+    client: Client, who: Membership, partition: PartitionKeys, first: int, flags: list[bool], quiet_ms: int
 ) -> int:
+    declared, settle, force = map(int, flags)
+    order = who.order or Order(0, 0, 0)
     while True:
         epochs = load_roster(client, partition).epochs
-        keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
-        flags: list[Arg] = [int(declared), first, int(settle), int(force)]
-        reply = run_script(
-            client, JOIN_GROUP, keys, [who.group, who.member, who.incarnation, *flags, *map(str, epochs)]
+        keys = [partition.roster]
+        if who.order is None:
+            keys += [partition.entries(epoch) for epoch in epochs]
+        else:
+            keys += [partition.positions(epoch, who.group) for epoch in epochs]
+        args: list[Arg] = [who.group, who.member, who.incarnation, declared, first, settle, force]
+        args += [who.kind, order.world, order.batch, quiet_ms, *map(str, epochs)]
+        answer, *facts = run_script(client, JOIN_GROUP, keys, args)
+        if answer == b"joined":
+            return int(facts[0])
+        if answer != b"epochs":
+            raise _refusal(who, answer, facts)
+
+
+def _refusal(who: Membership, answer: bytes, facts: list[Any]) -> PenstockError:
+    """Why a group could not be joined."""
+    group, stream, order = who.group, who.stream.name, who.order or Order(0, 0, 0)
+    other = f"use another group name, or give this one up with `penstock groups drop {stream} {group}`"
+    if answer == b"lost":
+        return EpochsReleased(
+            f"group {group!r} had stopped holding data and epochs {facts[0]}-{facts[1]} of {stream!r} "
+            "were released before it read them: give start='earliest' or an epoch to go on, or use a new group"
         )
-        if reply[0] == b"joined":
-            return int(reply[1])
-        if reply[0] == b"lost":
-            raise EpochsReleased(
-                f"group {who.group!r} had stopped holding data and epochs {reply[1]}-{reply[2]} of {who.stream.name!r} "
-                "were released before it read them: give start='earliest' or an epoch to go on, or use a new group"
-            )
+    if answer == b"kind":
+        return GroupKindMismatch(
+            f"group {group!r} of {stream!r} is {facts[0].decode()}, and a group stays what it was made as; this "
+            f"trainer would read it {who.kind}: {other}"
+        )
+    if answer == b"batch":
+        return GroupKindMismatch(
+            f"group {group!r} of {stream!r} is read in batches of {facts[0]}, this trainer's batch_size is "
+            f"{order.batch}: positions count whole batches, so give batch_size={facts[0]}; or {other}"
+        )
+    named = ", ".join(name.decode() for name in facts[1:])
+    return GroupBusy(
+        f"group {group!r} of {stream!r} is read by {facts[0]} ranks, of which {named} are alive; world_size="
+        f"{order.world} can only take over from there when they have stopped"
+    )
 
 
 def beat(client: Client, who: Membership, partition: PartitionKeys, held: Held) -> dict[int, list[bytes]]:
