@@ -22,11 +22,16 @@ BEHIND_LARGE_BYTES: Final = 4096
 THROUGH_BUFFER_BYTES: Final = 16384
 """Payloads up to this come through the buffer: one system call then brings several entries."""
 
+FIRST_ROOM_BYTES: Final = 1 << 20
+"""What a value may take before a byte of it has come."""
+
 MAX_BULK_BYTES: Final = (512 << 20) + 65536
 """proto-max-bulk-len as it ships, and slack; a longer announcement is a broken or hostile peer."""
 
 MAX_ITEMS: Final = 1 << 22
 MAX_DEPTH: Final = 16
+MAX_DIGITS: Final = 19
+"""Of a 64-bit number."""
 
 _PLACES = 16
 _CRLF = b"\r\n"
@@ -87,7 +92,11 @@ class Reader:
         if count != 1 or self._peek() != 0x2A:
             return self._many(count, sink)
         # 3. one pair: (key, entries) of XREAD, or (id, fields) of XRANGE; only entries are lists
-        if _items(self._line()) != 2:
+        line = self._line()
+        if line in _NIL:
+            sink.missing(b"")
+            return 1
+        if _items(line) != 2:
             raise InvalidResponse("expected a pair of id and fields")
         head, items = self._name(), self._optional_items()
         if items is not None and (items == 0 or self._peek() == 0x2A):
@@ -186,10 +195,17 @@ class Reader:
             self._pos = start + nbytes
             data = bytes(self._view[start : self._pos])
         else:
-            room = bytearray(nbytes)
-            self._into((memoryview(room),))
-            data = bytes(room)
+            data = bytes(self._grown(nbytes))
         self._crlf()
+        return data
+
+    def _grown(self, nbytes: int) -> bytearray:
+        """A large value nobody made room for: memory follows what has come, not what was announced."""
+        data = bytearray()
+        while len(data) < nbytes:
+            room = bytearray(min(nbytes - len(data), max(len(data), FIRST_ROOM_BYTES)))
+            self._into((memoryview(room),))
+            data += room
         return data
 
     def _into(self, views: Sequence[memoryview]) -> None:
@@ -275,10 +291,11 @@ class Reader:
 
 
 def _number(text: bytearray, most: int | None = None) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise InvalidResponse(f"expected a number, found {bytes(text[:80])!r}") from None
+    # int() would also take spaces, underscores and signs, and a length that nobody announced
+    digits = text[1:] if text.startswith(b"-") else text
+    if not digits.isdigit() or len(digits) > MAX_DIGITS:
+        raise InvalidResponse(f"expected a number, found {bytes(text[:80])!r}")
+    number = int(text)
     if most is not None and not -1 <= number <= most:
         raise InvalidResponse(f"a length of {number}, where at most {most} is sane")
     return number
