@@ -34,11 +34,15 @@ class GroupAudit:
     unread: int = 0
     """In the stream, not given to anyone yet."""
     dead: int = 0
-    """In entries this group could not read, or an operator buried."""
+    """In entries this group could not read, or that an operator gave up."""
+    given_up: int = 0
+    """Of those dead, what an operator gave up."""
     released: int = 0
     """Removed before this group read them, while it held no data: it had left."""
     lost: int = 0
     """None of these: nobody will ever deliver them."""
+    lost_ranges: list[tuple[int, int, int]] = field(default_factory=list)
+    """(shard, first, end) of what is lost."""
 
 
 @dataclass(slots=True)

@@ -169,10 +169,12 @@ class _Judge:
         length = max(planned, end)
         if end > planned:
             self._find(f"shard {shard} is committed up to {end}, its manifest plans {planned}")
-        covered = self._check_tiling(shard, records, length)
+        given_up = self._given_up(shard, length)
+        covered = self._check_tiling(shard, records, given_up)
         if self._manifest.state == PRODUCED or shard in self._manifest.done:
-            self._name(f"shard {shard}: never committed", ~covered[:planned])
-            for first, end in runs(np.flatnonzero(~covered[:planned])):
+            absent = ~(covered | given_up)[:planned]
+            self._name(f"shard {shard}: never committed", absent)
+            for first, end in runs(np.flatnonzero(absent)):
                 self._audit.missing += self._gap(shard, first, end)
         holes = np.zeros(length, dtype=bool)
         for record in records:
@@ -188,11 +190,21 @@ class _Judge:
         self._audit.duplicate += int((copies > 1).sum())
         self._judge_groups(shard, records, spans, holes, covered, length)
 
-    def _check_tiling(self, shard: int, records: list[Record], length: int) -> Mask:
-        covered = np.zeros(length, dtype=bool)
+    def _given_up(self, shard: int, length: int) -> Mask:
+        """What an operator gave up for one group at least and no group is owed: its absence needs no more words."""
+        given_up, settled = np.zeros(length, dtype=bool), np.ones(length, dtype=bool)
+        for group in self._survey.groups.values():
+            given_up |= _ranges_mask(group.given_up.get(shard, []), length)
+            settled &= _padded(group.settled[shard], length)
+        return given_up & settled
+
+    def _check_tiling(self, shard: int, records: list[Record], given_up: Mask) -> Mask:
+        covered = np.zeros(len(given_up), dtype=bool)
         at = 0
         for record in records:
-            if record.first > at and record is not records[0]:
+            if record.first > at and given_up[at : record.first].all():
+                pass
+            elif record.first > at and record is not records[0]:
                 self._find(f"shard {shard}: the index has a gap, offsets {at}-{record.first - 1} are in no record")
             elif record.first > at:
                 self._find(f"shard {shard}: the index begins at offset {record.first}")
@@ -214,8 +226,11 @@ class _Judge:
 
     def _span(self, shard: int, record: Record) -> _Span:
         is_there = record.entry_id in self._survey.held or parse_id(record.entry_id) > self._newest
+        offsets = _offsets(record.first, record.end, record.holes)
         if not is_there and not self._is_rightly_trimmed(shard, record):
             self._missing.append((shard, record))
+            if self._given_up(shard, record.end)[offsets].all():
+                return _Span(record.entry_id, offsets, is_there)
             lost = MissingRange(shard, record.first, record.end, record.holes, record.entry_id.decode())
             self._audit.missing.append(lost)
             self._find(
@@ -224,7 +239,7 @@ class _Judge:
             )
         elif not is_there:
             self._audit.trimmed += 1
-        return _Span(record.entry_id, _offsets(record.first, record.end, record.holes), is_there)
+        return _Span(record.entry_id, offsets, is_there)
 
     def _gap(self, shard: int, first: int, end: int) -> list[MissingRange]:
         """A range that no record names: entries that hold parts of it, as they say, and what is between them."""
@@ -297,10 +312,13 @@ class _Judge:
         claimed = covered.copy()
         for span in spans:
             claimed[span.offsets] = True
+        given_up = _ranges_mask(group.given_up.get(shard, []), len(owed)) & settled
         if self._manifest.is_ended:  # else it may have been committed and settled since the index was read
-            self._name(f"group {name}: shard {shard}: settled, though never committed", settled & ~claimed)
+            self._name(f"group {name}: shard {shard}: settled, though never committed", settled & ~claimed & ~given_up)
         open_ = owed & ~settled
-        total.delivered += int((settled & claimed).sum())
+        total.delivered += int((settled & claimed & ~given_up).sum())
+        total.given_up += int((given_up & owed).sum())
+        total.dead += int((given_up & owed).sum())
         for what, mask in (("dead", dead), ("pending", pending), ("unread", unread)):
             setattr(total, what, getattr(total, what) + int((open_ & mask).sum()))
             open_ &= ~mask
@@ -311,6 +329,7 @@ class _Judge:
             total.released += int((open_ & ~there).sum())
             open_ &= there
         total.lost += int(open_.sum())
+        total.lost_ranges += [(shard, first, end) for first, end in runs(np.flatnonzero(open_))]
         self._name(f"group {name}: shard {shard}: lost", open_)
         return open_
 
@@ -334,6 +353,13 @@ def _identity(shard: int, what: Record | Header) -> str:
 def _offsets(first: int, end: int, holes: tuple[int, ...]) -> NDArray[np.int64]:
     every = np.arange(first, end, dtype=np.int64)
     return np.delete(every, np.asarray(holes, dtype=np.int64) - first) if holes else every
+
+
+def _ranges_mask(ranges: Iterable[tuple[int, int]], length: int) -> Mask:
+    mask = np.zeros(length, dtype=bool)
+    for first, end in ranges:
+        mask[max(first, 0) : max(end, 0)] = True
+    return mask
 
 
 def _padded(bits: Mask, length: int) -> Mask:

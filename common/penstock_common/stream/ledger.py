@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.stream.commands import Arg, Client, run_script
+from penstock_common.stream.dead import load_notes
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.lua_entries import ACK, BURY
@@ -89,9 +90,9 @@ def group_bits(
 
 
 def dead_letters(client: Client, partition: PartitionKeys, epoch: int, group: str) -> dict[bytes, str]:
-    """Entry id -> reason."""
-    reply: dict[bytes, bytes] = client.hgetall(partition.dead(epoch, group))
-    return {entry_id: reason.decode("utf-8", "replace") for entry_id, reason in reply.items()}
+    """Entry id -> reason; what an operator gave up is left out, its bits are set."""
+    notes = load_notes(client, partition, epoch, group)
+    return {entry_id: note.why for entry_id, note in notes.items() if not note.given_up}
 
 
 def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) -> list[tuple[int, int, int]]:

@@ -56,7 +56,9 @@ BURY = """
 -- KEYS state entries dead | ARGV live_state group id reason : a dead letter of this group, kept by its id
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -1 end
 redis.call('XACK', KEYS[2], ARGV[2], ARGV[3])
-redis.call('HSET', KEYS[3], ARGV[3], ARGV[4])
+local now = redis.call('TIME')
+now = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
+redis.call('HSET', KEYS[3], ARGV[3], cjson.encode({why = ARGV[4], at = now}))
 return 1
 """
 

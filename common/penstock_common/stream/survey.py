@@ -18,9 +18,10 @@ from penstock_common.format.limits import MAX_HEADER_BYTES
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import decode
 from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.dead import load_notes
 from penstock_common.stream.entries import Record, group_counts, index_records, is_gone
 from penstock_common.stream.keys import LAST, PartitionKeys
-from penstock_common.stream.ledger import dead_letters, settled_bits
+from penstock_common.stream.ledger import settled_bits
 from penstock_common.stream.roster import Roster, load_roster
 
 EntryId = tuple[int, int]
@@ -79,6 +80,8 @@ class GroupSurvey:
     dead: dict[bytes, str]
     settled: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
     """Shard -> one bit per offset."""
+    given_up: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Shard -> offsets [first, end) that are settled by an operator's word."""
     oversized: list[int] = field(default_factory=list)
     """Shards whose ledger is longer than the shard."""
 
@@ -126,7 +129,11 @@ def survey_partition(
             group.settled[shard] = settled_bits(client, partition, epoch, name, shard, 0, length)
             if client.strlen(partition.ledger(epoch, name, shard)) > (length + 7) // 8 and size is not None:
                 group.oversized.append(shard)
-        group.dead = dead_letters(client, partition, epoch, name)
+        notes = load_notes(client, partition, epoch, name)
+        group.dead = {entry_id: note.why for entry_id, note in notes.items() if not note.given_up}
+        for note in notes.values():
+            if note.given_up and note.shard in sizes:
+                group.given_up.setdefault(note.shard, []).append((note.first, note.end))
     bad = {_place(name) for name in client.hkeys(partition.quarantine(epoch))}
     state: bytes | None = client.get(partition.state(epoch))
     roster = load_roster(client, partition)
