@@ -58,6 +58,18 @@ class StreamNotFound(PenstockError, LookupError):
     """No stream of that name exists on the server."""
 
 
+class StreamDeleted(StreamNotFound):
+    """The stream was deleted, or is being deleted, while this process used it: readers and writers stop."""
+
+
+class StreamBusy(PenstockError, RuntimeError):
+    """Somebody reads or writes the stream, so it is not deleted without force."""
+
+
+class BadRetention(PenstockError, ValueError):
+    """A retention policy that is not one of the forms there are."""
+
+
 class StreamConflict(PenstockError, ValueError):
     """A stream exists with other settings (partitions, id) than the caller asked for or remembers."""
 
@@ -89,6 +101,14 @@ class ReplayTruncated(PenstockError, RuntimeError):
 
 class ShardMismatch(PenstockError, ValueError):
     """A shard got more, fewer or other offsets than its manifest plans."""
+
+
+class EntryNotFound(PenstockError, LookupError):
+    """An entry that was named is not there, or not what was asked for: no dead letter, not given to the group."""
+
+
+class TooManyDeadLetters(PenstockError, RuntimeError):
+    """So many entries cannot be read, and none before them could, that going on would only bury an epoch."""
 
 
 class GroupNotFound(PenstockError, LookupError):
@@ -142,9 +162,28 @@ class WaitTimeout(PenstockError, TimeoutError):
 class ServerUnavailable(PenstockError, ConnectionError):
     """The server cannot be reached, or the connection broke and did not come back in time."""
 
+    borne_s: float = 0.0
+    """How long it was tried again in vain before this was raised."""
+
+
+class ServerLoading(ServerUnavailable):
+    """The server is reading its data from disk: it is waited for as long as it says so."""
+
 
 class ServerUnsuitable(PenstockError, RuntimeError):
     """The server's settings cannot keep the guarantees (eviction policy, version, missing executable)."""
+
+
+class WritesRefused(ServerUnavailable, ServerUnsuitable):
+    """The server answers, but takes no writes now: a read-only replica, above its maxmemory, a full disk."""
+
+
+class BadDurability(PenstockError, ValueError):
+    """A durability level that is not one of those there are."""
+
+
+class DurabilityLost(PenstockError, TimeoutError):
+    """What was written is not as safe as its durability level promises: too few replicas, or no fsync, in time."""
 
 
 class BudgetRefused(PenstockError, ValueError):

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from penstock_common.errors import WaitTimeout
+from penstock_common.errors import ServerLoading, ServerUnavailable, WaitTimeout, WritesRefused
 
 Notify = Callable[[str], None]
 Clock = Callable[[], float]
@@ -18,6 +18,8 @@ FIRST_WORD_S = 3.0
 """Nobody waits longer than 5 s without being told (design.md section 2)."""
 REPEAT_S = 30.0
 BETWEEN_TRIES_S = 0.5
+OUTAGE_S = 60.0
+"""How long a server that is away is tried again: a restart, a failover, or a minute's standstill is gone through."""
 
 
 def to_stderr(text: str) -> None:
@@ -67,22 +69,47 @@ class Wait:
 
 
 class Outage:
-    """A server that is away while somebody waits: told once, borne for a while, then raised."""
+    """A server that is away, or takes no writes, while somebody works: told, borne for a while, then raised."""
 
-    def __init__(self, notify: Notify, patience_s: float) -> None:
-        self._notify, self._patience_s = notify, patience_s
+    def __init__(
+        self, notify: Notify, patience_s: float = OUTAGE_S, doing: str = "waiting", clock: Clock = time.monotonic
+    ) -> None:
+        self._notify, self._doing, self._clock = notify, doing, clock
+        self.patience_s = patience_s
+        """May be shortened while it is borne: whoever leaves does not wait."""
         self._began: float | None = None
+        self._told_at, self._told = 0.0, ""
+        self._pause_s = 0.0
 
-    def bear(self, error: Exception) -> None:
-        """After a failure: returns when it is time to try again, or raises it once the outage lasts too long."""
-        if self._began is None:
-            self._began = time.monotonic()
-            self._notify(f"the connection broke while waiting ({error}); trying again for {self._patience_s:.0f} s")
-        elif time.monotonic() - self._began > self._patience_s:
+    def bear(self, error: ServerUnavailable) -> None:
+        """After a failure: returns when it is time to try again, or raises it once the outage lasts too long.
+
+        A server that says it is loading its data lives: that time does not count. What was borne below is not borne
+        once more.
+        """
+        now = self._clock()
+        if self._began is None or isinstance(error, ServerLoading):
+            self._began = now
+        elif now - self._began > self.patience_s:
+            error.borne_s = now - self._began
             raise error
-        else:
-            time.sleep(BETWEEN_TRIES_S)
+        if error.borne_s >= self.patience_s:
+            raise error
+        self._tell(error, now)
+        time.sleep(self._pause_s)
+        self._pause_s = min(max(0.02, self._pause_s * 2), BETWEEN_TRIES_S)
+
+    def _tell(self, error: ServerUnavailable, now: float) -> None:
+        kind = type(error).__name__
+        if kind == self._told and now - self._told_at < REPEAT_S:
+            return
+        self._told, self._told_at = kind, now
+        if isinstance(error, ServerLoading):
+            self._notify(f"waiting, to go on {self._doing}: {error}")
+            return
+        what = "the server refused" if isinstance(error, WritesRefused) else "the connection broke"
+        self._notify(f"{what} while {self._doing} ({error}); trying again for {self.patience_s:.0f} s")
 
     def over(self) -> None:
         """The server answered."""
-        self._began = None
+        self._began, self._told, self._pause_s = None, "", 0.0

@@ -15,7 +15,7 @@ from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Pending, claim, list_pending
 from penstock_common.stream.roster import Membership, beat, load_roster
-from penstock_common.waiting import Notify
+from penstock_common.waiting import Notify, Outage
 from penstock_consumer.ledger import Holdings
 from penstock_consumer.pipeline.batch import Lease
 from penstock_consumer.reclaim import Key, Sighting, plan_reclaim
@@ -47,7 +47,8 @@ class Keeper:
         notify: Notify,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client, self._who, self._holdings, self._lease_s = client, who, holdings, lease_s
+        self._client = client.impatient()  # a failure is told to the plan, not borne in silence
+        self._who, self._holdings, self._lease_s = who, holdings, lease_s
         self._notify, self._clock = notify, clock
         self._seen: dict[Key, Sighting] = {}
         self._stop = threading.Event()
@@ -57,6 +58,8 @@ class Keeper:
         """The epoch being read here: what others left of later ones is not taken yet."""
         self.error: PenstockError | None = None
         """Why the keeper ended by itself (another process took the name): the loader raises it."""
+        self._renewed_s = clock()
+        self._outage = Outage(lambda _: None, doing="renewing leases", clock=clock)  # others say it
         self._thread = threading.Thread(target=self._run, name=f"penstock-keeper-{who.group}", daemon=True)
 
     def start(self) -> None:
@@ -68,6 +71,11 @@ class Keeper:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the leases were renewed within their time; if not, they may be another member's by now."""
+        return self._clock() - self._renewed_s < self._lease_s
 
     def recover(self) -> None:
         """Claims what an earlier process of this member's name was given: it is dead, this one took its name."""
@@ -86,15 +94,26 @@ class Keeper:
             last_beat = now
             try:
                 self._renew()
+                self._renewed_s = now  # when it was asked, not when it was answered
+                self._outage.over()
                 self._forget_after_stall(now)
                 if now - last_look >= self._lease_s / LOOKS_PER_LEASE:
                     last_look = now
                     self.look()
-            except ServerUnavailable:
+            except ServerUnavailable as error:
                 self._seen.clear()  # a stopped server ages every lease at once
+                if not self._is_borne(error):
+                    return
             except PenstockError as error:
                 self.error = error
                 return
+
+    def _is_borne(self, error: ServerUnavailable) -> bool:
+        try:
+            self._outage.bear(error)
+        except ServerUnavailable as final:
+            self.error = final
+        return self.error is None
 
     def _forget_after_stall(self, since_s: float) -> None:
         """A process or server that stood still has aged every lease: what was seen before proves nothing."""

@@ -6,14 +6,13 @@ This is the training loop's side. How entries are received and leases kept is ``
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any
 
-from penstock_common.errors import GroupFinished, ServerUnavailable, StreamNotFound, WaitTimeout
+from penstock_common.errors import GroupFinished, StreamNotFound, WaitTimeout
 from penstock_common.format.spec import Spec
 from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client
@@ -23,11 +22,12 @@ from penstock_common.stream.keys import StreamKeys, checked_name
 from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.roster import Membership
 from penstock_common.stream.streams import Stream, absence, await_event, find_stream, last_event
-from penstock_common.waiting import Notify, Outage, Wait, to_stderr
+from penstock_common.waiting import OUTAGE_S, Notify, Wait, to_stderr
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.reading import Options, Reading, open_reading
 from penstock_consumer.session import Session, default_member, end_session
-from penstock_consumer.shared import RECONNECT_S
+from penstock_consumer.settlement import Acknowledge, Adapter, Settlement
+from penstock_consumer.state import VERSION, State, check_state, spec_digest
 
 PREFETCH_BYTES = 64 << 20
 """Received and not yet trained on (design.md section 2)."""
@@ -37,15 +37,6 @@ STARTUP_S = 60.0
 """A mistyped stream is reported after this long; a trainer may well start before its producer."""
 POLL_S = 0.5
 EVENT_MS = 1000
-
-Acknowledge = Literal["on_next", "manual"]
-
-
-class Adapter(Protocol):
-    """What stands between a loader and a framework that pulls batches long before its step uses them."""
-
-    def settle(self) -> None:
-        """Acknowledges what the training step is done with."""
 
 
 @dataclass(slots=True)
@@ -65,8 +56,11 @@ class Loader:
 
     Every group sees every sample; the members of a group share them. A batch is a dict of arrays ``[n, *shape]``,
     64-byte aligned and never overwritten while anything refers to them; the last one of an epoch may be smaller.
-    With ``acknowledge='on_next'`` a batch counts as trained on when the loop asks for the next one, or the loader is
-    closed; with ``'manual'`` when `acknowledge` is called. What was not acknowledged is handed out again after a crash.
+    ``acknowledge`` says when a batch counts as trained on; what does not is handed out again after a crash:
+
+    - ``'on_next'``: when the loop asks for the next one, or the loader is closed.
+    - ``'manual'``: when `acknowledge` is called.
+    - ``'on_checkpoint'``: when `checkpointed` is called, so that data and model go back together.
     """
 
     def __init__(
@@ -93,8 +87,6 @@ class Loader:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1")
-        if acknowledge not in ("on_next", "manual"):
-            raise ValueError(f"acknowledge is {acknowledge!r}, expected 'on_next' or 'manual'")
         if start not in ("resume", "earliest") and (type(start) is not int or start < 0):
             raise ValueError(f"start is {start!r}, expected 'resume', 'earliest' or an epoch's number")
         settings = Settings.from_environment()
@@ -102,11 +94,7 @@ class Loader:
         self.group = checked_name("group", group)
         self.member = checked_name("member", member or default_member())
         self.batch_size = batch_size
-        self._policy: Acknowledge = acknowledge
-        self._settling = threading.Lock()
-        """A framework's step and its read-ahead are different threads."""
-        self.adapter: Adapter | None = None
-        """Who acknowledges in the loop's stead, for a framework that reads ahead."""
+        self._settlement = Settlement(acknowledge, self.name, notify)
         self._timeout_s, self._notify = timeout_s, notify
         self._options = Options(
             start=start,
@@ -116,9 +104,11 @@ class Loader:
             fast=fast if fast is not None else (False if settings.plain_redis else None),
             notify=notify,
         )
-        self._client: Client = connect(url or settings.url)
+        self._client: Client = connect(url or settings.url, bears_outages=notify)
+        self._client.patience.seconds = min(OUTAGE_S, timeout_s or OUTAGE_S)
         self._reading: Reading | None = None
-        self._handed: Batch | None = None
+        self._life = secrets.token_hex(8)
+        """A state's numbers mean the batches of one loader."""
         self._is_told_finished = False
         self.stats = Stats()
         self._session = Session(self._client)
@@ -174,6 +164,7 @@ class Loader:
     def _join(self, stream: Stream) -> Reading:
         who = Membership(stream, self.group, self.member, secrets.token_hex(8))
         self._reading = self._session.reading = open_reading(self._client, who, self._options)
+        self._settlement.reading = self._reading
         return self._reading
 
     # --- iterating ---
@@ -181,8 +172,7 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """One epoch. Going on after a ``break`` gives the rest of it. Of an endless feed: everything, for ever."""
         reading = self._joined()
-        if self._policy == "on_next":
-            self._acknowledge_handed()
+        self._settlement.asked_for_next()
         is_empty = True
         while True:
             epoch = reading.run.reader.epoch if reading.run is not None else self._await_epoch(reading, is_empty)
@@ -190,63 +180,98 @@ class Loader:
                 return
             while (batch := self._next_batch(reading, epoch)) is not None:
                 is_empty = False
-                self._handed = batch
+                self._settlement.hand(batch)
                 yield batch
-                if self._policy == "on_next":
-                    self._acknowledge_handed()
+                self._settlement.asked_for_next()
             runs_on = self._finish(reading, epoch)
             if not runs_on and not is_empty and reading.cursor >= epoch:  # below it: something handed back is still due
                 return
 
+    # --- acknowledging ---
+
+    @property
+    def policy(self) -> Acknowledge:
+        """When batches are acknowledged."""
+        return self._settlement.policy
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """Who says what was trained on, for a framework that reads ahead."""
+        return self._settlement.adapter
+
     def acknowledge(self, batch: Batch) -> None:
-        """Settles a batch: it was trained on and is never handed out again to this group."""
-        place = self._joined().place
-        with self._settling:
-            place.acknowledge(batch)
-            if self._handed is batch:
-                self._handed = None
-            if batch.epoch in place.unclosed and not place.owes(batch.epoch):
-                place.close_epochs(batch.epoch)
+        """Settles a batch: it was trained on and is never handed out again to this group. Twice is the same as once."""
+        self._settlement.acknowledge(batch)
+
+    def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
+        """A checkpoint is durable: settles everything handed out so far ('on_checkpoint' only), on the server.
+
+        With a ``state`` that `state_dict` returned before, everything handed out until then: for checkpoints that
+        are written while training goes on. Raises StateMismatch for the state of another loader.
+        """
+        if state is not None:
+            check_state(state, {**self._identity(), "loader": self._life})
+        self._settlement.checkpointed(None if state is None else int(state["batches"]))
+
+    def trained(self, batch: Batch) -> None:
+        """An adapter's word: the training step is done with a batch it had pulled."""
+        self._settlement.trained(batch)
 
     def take_over(self, adapter: Adapter) -> None:
-        """From now on ``adapter`` acknowledges: pulling a batch proves nothing where a framework reads ahead."""
-        if self._policy != "on_next":
-            raise ValueError(
-                "Loader(acknowledge='manual') leaves acknowledging to you, but a framework's dataset shows no batch to "
-                "acknowledge; leave acknowledge='on_next': it then means the training step, however far is read ahead"
-            )
-        self._policy, self.adapter = "manual", adapter
+        """From now on ``adapter`` says what was trained on: pulling proves nothing where a framework reads ahead."""
+        self._settlement.take_over(adapter)
 
     def hand_back(self, batches: Iterable[Batch]) -> None:
         """Has batches that were handed out and never trained on handed out again, at the next iteration's start."""
-        with self._settling:
-            self._joined().hand_back(batches)
-        self._handed = None
+        self._settlement.hand_back(batches)
 
-    def _acknowledge_handed(self) -> None:
-        if self._handed is not None:
-            self.acknowledge(self._handed)
+    # --- state ---
+
+    def state_dict(self) -> State:
+        """What was handed to training so far, as JSON, to be saved with a checkpoint: see `checkpointed`.
+
+        Behind a framework it means the training step, not what was read ahead. Shared reading resumes by the group's
+        ledger: which batches come next does not depend on this state, so with `checkpointed` nothing is lost or
+        trained on twice, but the order of what is left is another one, and other members may be given it.
+        """
+        return {**self._identity(), "loader": self._life, **self._settlement.progress()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises StateMismatch unless the state is of this stream, spec, group, way of reading and batch size.
+
+        In shared reading that is all: the group's ledger knows where to go on, see `state_dict`.
+        """
+        check_state(state, self._identity())
+
+    def _identity(self) -> State:
+        return {
+            "version": VERSION,
+            "stream": self.name,
+            "stream_id": self.stream.id,
+            "spec": spec_digest(self.spec),
+            "group": self.group,
+            "kind": "shared",
+            "batch_size": self.batch_size,
+        }
+
+    # --- waiting ---
 
     def _await_epoch(self, reading: Reading, is_empty: bool) -> int | None:
         """The next epoch of the group; None where it has read them all and this loader has had its share."""
         wait = Wait(self._notify, self._timeout_s)
         fresh = self.stats.batches == 0
         limit = STARTUP_S if fresh and self._timeout_s is None else None
-        outage = Outage(self._notify, min(RECONNECT_S, self._timeout_s or RECONNECT_S))
         while True:
             try:
                 epoch = self._look_for_epoch(reading, wait, limit)
                 if epoch is not None:
                     return epoch
-                outage.over()
             except GroupFinished as error:
                 if fresh or self._is_told_finished or not is_empty:
                     raise
                 self._is_told_finished = True
                 self._notify(str(error))
                 return None
-            except ServerUnavailable as error:  # whoever waits for hours must not die of one broken connection
-                outage.bear(error)
 
     def _look_for_epoch(self, reading: Reading, wait: Wait, limit: float | None) -> int | None:
         """The next epoch; None after a while without one. Only reads: it may be called again after any failure."""
@@ -266,6 +291,8 @@ class Loader:
         while True:
             queued = run.queue.get(POLL_S)
             reading.raise_error()
+            if queued is not None:
+                reading.await_leases(wait)
             batch = None if queued is None else queued.without_lost()
             if batch is not None:
                 self.stats.waited_s += time.perf_counter() - began
@@ -276,6 +303,7 @@ class Loader:
             if run.queue.is_over:
                 self.stats.waited_s += time.perf_counter() - began
                 return None
+            self._settlement.raise_if_overdue(wait.seconds)
             wait.because("batch", lambda: run.reader.why_waiting(wait.seconds))
 
     def _finish(self, reading: Reading, epoch: int) -> bool:
@@ -287,11 +315,7 @@ class Loader:
         manifest = find_manifest(self._client, place.stream, epoch)
         if manifest is not None and manifest.state == ABANDONED:
             self._notify(f"epoch {epoch} of {self.name!r} was abandoned: it ends with what was there")
-        with self._settling:
-            if self._policy == "on_next" or self._handed is None:
-                place.close_epochs(epoch)
-            else:
-                place.unclosed.add(epoch)
+        self._settlement.end_epoch(epoch)
         return manifest is not None and manifest.kind == FEED
 
     # --- the end ---
@@ -302,13 +326,7 @@ class Loader:
         Raises ServerUnavailable where an acknowledgement could not be delivered: its batch is handed out again.
         """
         try:
-            if self._policy == "on_next":
-                self._acknowledge_handed()
-            if self.adapter is not None:
-                self.adapter.settle()
-            if self._reading is not None:
-                with self._settling:
-                    self._reading.place.flush()
+            self._settlement.close()
         finally:
             self._leave()
 

@@ -6,6 +6,7 @@ What the loop sees (batches, policies, waits, stats) is ``loader``'s; how it all
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,9 +16,10 @@ from penstock_common.format.spec import Spec
 from penstock_common.stream.commands import Client
 from penstock_common.stream.roster import Membership
 from penstock_common.stream.streams import Stream
-from penstock_common.waiting import Notify
+from penstock_common.waiting import Notify, Wait
 from penstock_consumer.group import Place
 from penstock_consumer.keeper import Claimed, Keeper
+from penstock_consumer.overdue import Jam
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease
 from penstock_consumer.pipeline.prefetch import Prefetch
@@ -56,6 +58,9 @@ class AnyPlace(Protocol):
 
     def close_epochs(self, ended: int) -> None:
         """Closes for the group what is settled by now; raises EpochIncomplete."""
+
+    def jams(self) -> list[Jam]:
+        """The partitions where writers wait for room, and what this member holds of them."""
 
     def hurry(self, patience_s: float) -> None:
         """From now on a server that went away is not waited for longer than this."""
@@ -165,6 +170,9 @@ class Reading:
         """Has batches that were handed out and never trained on handed out again, at the next iteration's start."""
         raise NotImplementedError
 
+    def await_leases(self, wait: Wait) -> None:
+        """Returns once what was received is known to be this member's still."""
+
     def raise_error(self) -> None:
         """Raises what ended the keeper."""
         if self.keeper.error is not None:
@@ -200,6 +208,13 @@ class SharedReading(Reading):
         """An epoch may have to be read again of which a member held a part that died after this one had gone on."""
         self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims))])
         return super().next_epoch()
+
+    def await_leases(self, wait: Wait) -> None:
+        """A process that stood still for a lease may hold what another one has taken over: renewing tells."""
+        while not self.keeper.is_fresh:
+            wait.because("leases", lambda: "the server, to renew the leases of what is handed out next")
+            time.sleep(0.02)
+            self.raise_error()
 
     def finish(self, run: Run) -> None:
         """Below the epoch's number the cursor says: something handed back is still due."""

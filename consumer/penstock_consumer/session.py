@@ -32,6 +32,7 @@ class Session:
 
 def end_session(session: Session) -> None:
     """Ends threads, closes epochs that are settled by now, hands back, signs off."""
+    session.client.patience.seconds = min(session.client.patience.seconds, LEAVE_S)
     if session.reading is not None:
         with suppress(PenstockError):  # the server is gone: the leases lapse by themselves
             _end_reading(session.reading)

@@ -21,7 +21,8 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import acknowledge, bury, settled_bits
 from penstock_common.stream.manifest import Manifest, find_manifest, load_manifest
 from penstock_common.stream.roster import load_roster, server_ms
-from penstock_common.waiting import Notify
+from penstock_common.stream.streams import require_there
+from penstock_common.waiting import Notify, Outage
 from penstock_consumer.group import Place
 from penstock_consumer.keeper import Claimed, Keeper
 from penstock_consumer.pipeline.arena import Arena
@@ -36,7 +37,6 @@ REQUEST_BYTES = 2_000_000
 MOST_ENTRIES = 64
 BLOCK_MS = 100
 """How long an idle read waits: finite, because an epoch may end without another entry."""
-RECONNECT_S = 30.0
 
 
 class EpochReader:
@@ -64,6 +64,7 @@ class EpochReader:
         self._received: list[Received] = []
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
         self._channel: Channel | None = None
+        self._outage = Outage(notify, doing="reading")
         self._asked: deque[PartitionKeys] = deque()
         self._request_bytes = min(REQUEST_BYTES, queue.limit_bytes // (2 * AHEAD))
         """Asked for at once: a small share of the prefetch budget, so that members of a group share fairly."""
@@ -185,6 +186,7 @@ class EpochReader:
         self._emit(self._assembler)
         if broken is not None:
             raise broken  # no answer: what it would have been is not "nothing"
+        self._outage.over()
         return len(taken)
 
     def _settle_received(self, received: list[Received], manifest: Manifest, partition: PartitionKeys) -> None:
@@ -283,9 +285,10 @@ class EpochReader:
     def _end_released(self, error: EpochNotFound) -> None:
         """An epoch that this group still holds can only go because it was abandoned: it ends with what was there."""
         try:
+            require_there(self.place.client, self.place.stream)
             roster = load_roster(self.place.client, self._partitions[0])
-        except PenstockError:
-            self.queue.end(error)
+        except PenstockError as worse:
+            self.queue.end(worse)
             return
         if self.place.who.group not in roster.groups or self.epoch in roster.epochs:
             self.queue.end(error)
@@ -355,18 +358,16 @@ class EpochReader:
             self._channel.close()
         self._channel = None
         self._asked.clear()
-        began, turn = time.monotonic(), 0
-        self._notify(f"the connection broke while reading ({error}); trying again for {RECONNECT_S:.0f} s")
         while True:
+            if self.queue.is_stopped:
+                raise error
+            self._outage.bear(error)
             try:
                 self._connected()
                 self.keeper.recover()
                 return
-            except ServerUnavailable:
-                if time.monotonic() - began > RECONNECT_S or self.queue.is_stopped:
-                    raise
-            turn += 1
-            time.sleep(min(0.05 * 2**turn, 1.0))
+            except ServerUnavailable as again:
+                error = again
 
 
 @dataclass(slots=True)

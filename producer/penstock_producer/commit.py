@@ -17,6 +17,7 @@ from penstock_common.format.wire import Fields, encode
 from penstock_common.stream.channel import Channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.connection import open_channel
+from penstock_common.stream.durability import Durability, await_safety, touch_command
 from penstock_common.stream.entries import (
     Progress,
     is_out_of_memory,
@@ -27,14 +28,9 @@ from penstock_common.stream.entries import (
     record_commands,
 )
 from penstock_common.stream.manifest import Manifest
-from penstock_common.stream.streams import Stream
-from penstock_common.waiting import Notify, Wait, to_stderr
+from penstock_common.stream.streams import Stream, require_there
+from penstock_common.waiting import Notify, Outage, Wait, to_stderr
 from penstock_producer.room import RoomKeeper
-
-RECONNECT_S = 30.0
-"""How long a broken connection is tried again before the writer gives up; one lease."""
-PAUSES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-"""Between looks for room: short at first, since a fast trainer empties a small budget within a few of them."""
 
 
 @dataclass(slots=True)
@@ -62,18 +58,27 @@ class Committer:
         fast: bool | None = None,
         notify: Notify = to_stderr,
         clock: Callable[[], float] = time.monotonic,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition = stream.partition_of(shard)
         self._checksum, self._fast, self._notify, self._clock = checksum, fast, notify, clock
-        self._room = RoomKeeper(client, stream, manifest, shard, notify)
-        self._room_wait_s = room_wait_s
+        self._room = RoomKeeper(client, stream, manifest, shard, notify, clock)
+        self._room_wait_s, self._should_stop = room_wait_s, should_stop
         self._sent: Sent | None = None
         self._wait: Wait | None = None
         """For room; lasts until a block is committed, also over blocks that the server refused."""
-        self._turn = 0
-        self._channel = self._connect()
-        self._progress = self._look()
+        self._durability = Durability.parse(stream.durability)
+        self._safety = self._durability.commands()
+        self._lacking = ""
+        """What is committed and not yet as safe as it must be, said for people."""
+        self._outage = Outage(notify, doing="writing", clock=clock)
+        try:
+            self._channel = self._connect()
+            self._progress = self._look()
+        except ServerUnavailable as error:
+            self._reconnect(error)
+        self._lacking = ""
 
     @property
     def position(self) -> int:
@@ -105,7 +110,7 @@ class Committer:
             is_committed = self._collect(before)
             if is_committed:
                 self._has_committed()
-                if self._may_follow(block):
+                if not self._lacking and self._may_follow(block):
                     self._execute(block, bad, queued=2)
                     return True
             self._discard()
@@ -131,7 +136,7 @@ class Committer:
         self._channel.send([(b"DISCARD",), *look])
         for _ in range(3):  # MULTI, XADD, DISCARD
             self._channel.read()
-        self._progress = read_look([self._channel.read() for _ in look])
+        self._progress = read_look([self._channel.read() for _ in look], self._client)
 
     def settle(self) -> None:
         """Waits until everything sent is committed, mending what can be mended."""
@@ -140,14 +145,15 @@ class Committer:
             try:
                 if self._collect(sent):
                     self._has_committed()
-                    return
+                    break
             except ServerUnavailable as error:
                 self._reconnect(error)
             self._send(sent.block, sent.bad)
+        self._await_safety()
 
     def _has_committed(self) -> None:
         self._sent = self._wait = None
-        self._turn = 0
+        self._outage.over()
 
     def close(self) -> None:
         """Gives the connection back; what was sent and not settled may or may not be committed."""
@@ -174,6 +180,7 @@ class Committer:
     def _missing_part(self, block: Block) -> Block | None:
         end = self._progress.end
         if self._progress.state != self._manifest.live_state.encode():
+            require_there(self._client, self._stream)
             raise EpochAbandoned(
                 f"epoch {self._manifest.epoch} of {self._stream.name!r} takes no more samples "
                 f"(it is {self._progress.state.decode().partition(':')[0] or 'released'})"
@@ -199,53 +206,70 @@ class Committer:
         reasons = {offset: json.dumps({"why": why[:500]}) for offset, why in bad.items()}
         commands = record_commands(self._partition, epoch, self._shard, block, reasons)
         self._sent = Sent(block, bad, queued + len(commands))
-        self._channel.send([*commands, *look_commands(self._partition, epoch, self._shard)])
+        self._channel.send([*commands, *self._safety, *look_commands(self._partition, epoch, self._shard)])
 
     def _collect(self, sent: Sent) -> bool:
         """Reads the answers; False where the block has to be sent again (someone else committed, or no memory)."""
         replies = [self._channel.read() for _ in range(sent.replies)]
-        self._progress = read_look([self._channel.read() for _ in range(4)])
+        safety = [self._channel.read() for _ in self._safety]
+        self._progress = read_look([self._channel.read() for _ in range(4)], self._client)
         outcome = replies[-1]
         if isinstance(outcome, list):
-            raise_errors(outcome)
+            raise_errors(outcome, self._client)
+            self._lacking = self._durability.shortfall(safety, self._client)
             return True
         if outcome is None:  # WATCH saw another run of this shard, or the epoch's end
             return False
         if any(is_out_of_memory(reply) for reply in replies):
             self._room.server_is_full = True
             return False
-        raise_errors(replies)
+        raise_errors(replies, self._client)
         raise PenstockError(f"EXEC answered {outcome!r:.80}, expected a list")
 
     def _look(self) -> Progress:
         self._channel.send(look_commands(self._partition, self._manifest.epoch, self._shard))
-        return read_look([self._channel.read() for _ in range(4)])
+        return read_look([self._channel.read() for _ in range(4)], self._client)
 
     def _wait_for_room(self, block: Block) -> None:
-        while not self._room.has_room(block.nbytes, self._progress.held_bytes):
-            self._wait = wait = self._wait or Wait(self._notify, clock=self._clock)
-            wait.because("room", self._room.why)
-            if self._room_wait_s is not None and wait.seconds > self._room_wait_s:
-                raise BudgetFull(self._room.why())
-            time.sleep(PAUSES_S[min(self._turn, len(PAUSES_S) - 1)])
-            self._turn += 1
-            self._progress = self._look()
+        try:
+            while not self._room.has_room(block.nbytes, self._progress.held_bytes):
+                self._wait = wait = self._wait or Wait(self._notify, clock=self._clock)
+                wait.because("room", self._room.why)
+                is_over = self._room_wait_s is not None and wait.seconds > self._room_wait_s
+                if is_over or self._should_stop():
+                    raise BudgetFull(self._room.why())
+                time.sleep(self._room.pause_s())
+                self._progress = self._look()
+        finally:
+            self._room.end_wait()
 
     def _connect(self) -> Channel:
         return open_channel(self._client, fast=self._fast)
 
     def _reconnect(self, error: ServerUnavailable) -> None:
-        """Tries until the server answers again, then looks at what is committed."""
+        """Tries until the server answers again, then looks at what is committed; the outage lasts until a commit."""
         self._channel.close()
-        began, turn = self._clock(), 0
-        self._notify(f"the connection broke while writing ({error}); trying again for {RECONNECT_S:.0f} s")
         while True:
+            self._outage.bear(error)
             try:
                 self._channel = self._connect()
                 self._progress = self._look()
-                return
+                break
             except ServerUnavailable as again:
-                if self._clock() - began > RECONNECT_S:
-                    raise again from error
-            time.sleep(PAUSES_S[min(turn, len(PAUSES_S) - 1)])
-            turn += 1
+                self._channel.close()
+                error = again
+        if self._safety:  # this connection has written nothing: its WAIT would answer for nothing
+            self._lacking = "the connection broke before the server said so"
+
+    def _await_safety(self) -> None:
+        """Returns once what is committed is as safe as the stream's durability says; raises DurabilityLost."""
+        wait = Wait(self._notify, clock=self._clock)
+        while self._lacking:
+            await_safety(wait, self._durability, self._lacking)
+            try:
+                self._channel.send([touch_command(self._stream), *self._safety])
+                replies = [self._channel.read() for _ in range(1 + len(self._safety))]
+                self._lacking = self._durability.shortfall(replies[1:], self._client)
+                self._outage.over()
+            except ServerUnavailable as error:
+                self._reconnect(error)

@@ -5,7 +5,8 @@ Packing is ``shard``'s, appending ``commit``'s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock_common.errors import PenstockError, ShardMismatch
@@ -13,6 +14,7 @@ from penstock_common.format.spec import Spec, SpecLike
 from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client
 from penstock_common.stream.connection import connect
+from penstock_common.stream.durability import Durability, make_safe, require_durable
 from penstock_common.stream.feeds import finish_feed_shard, is_sealed, join_feed
 from penstock_common.stream.keys import checked_name
 from penstock_common.stream.manifest import (
@@ -24,12 +26,13 @@ from penstock_common.stream.manifest import (
     reserve_shard,
     size_epoch,
 )
-from penstock_common.stream.streams import Stream, create_stream, fix_spec, load_stream
-from penstock_common.stream.suitability import require_suitable
+from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
+from penstock_common.stream.suitability import largest_block, require_suitable
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.backpressure import largest_block
 from penstock_producer.commit import Committer
+from penstock_producer.policy import parse_policy
 from penstock_producer.shard import ShardWriter
+from penstock_producer.tidying import Tidying
 
 SHARD_SAMPLES = 1 << 20
 """A shard's limit; with one partition an unplanned epoch needs no more shards than this."""
@@ -57,6 +60,8 @@ class Writer:
         partitions: int | None = None,
         budget_bytes: int | None = None,
         block_bytes: int | None = None,
+        retention: str | None = None,
+        durability: str | None = None,
         info: Mapping[str, Any] | None = None,
         checksum: bool = True,
         room_wait_s: float | None = None,
@@ -65,22 +70,42 @@ class Writer:
     ) -> None:
         """``spec`` left out is inferred from the first sample; what is None takes the stream's or the default value.
 
-        ``room_wait_s`` bounds the wait for room in a full budget (BudgetFull); None waits and says why.
+        ``retention`` says what is kept of epochs that every group has settled: ``budget``, ``epochs:3``, ``time:24h``
+        or ``bytes:500mb``; ``durability`` what must have happened to a write before it counts as committed: ``memory``,
+        ``fsync``, ``replicas=2`` or ``fsync+replicas=2`` (ServerUnsuitable where the server cannot). Both change those
+        of an existing stream. ``room_wait_s`` bounds the wait for room in a full budget (BudgetFull); None waits and
+        says why.
         """
         settings = Settings.from_environment()
-        self._client: Client = connect(url or settings.url)
+        self._client: Client = connect(url or settings.url, bears_outages=notify)
         self._fast = fast if fast is not None else (False if settings.plain_redis else None)
         self._checksum, self._room_wait_s, self._notify = checksum, room_wait_s, notify
+        policy = None if retention is None else parse_policy(retention).text
+        level = Durability.parse(durability) if durability is not None else self._stored_durability(stream)
+        require_durable(self._client, level)
         wanted = spec if spec is None or isinstance(spec, Spec) else Spec.of(spec)
         require_suitable(self._client, checked_name("stream", stream), budget_bytes)
         self.stream: Stream = create_stream(
             self._client, stream, spec=wanted, partitions=partitions, budget_bytes=budget_bytes,
-            block_bytes=block_bytes, info=info,
+            block_bytes=block_bytes, retention=policy, durability=durability and str(level), info=info,
         )  # fmt: skip
+        self._tidying = Tidying(self._client, self.stream, notify)
+        self._tidying.start()
+        weakref.finalize(self, self._tidying.stopping.set)
+        self.should_stop: Callable[[], bool] = lambda: False
+        """Asked while a shard opened from now on waits for room: true ends the wait with BudgetFull."""
         self._feed: ShardWriter | None = None
         self._feed_epoch = 0
         self._feed_count = 0
         """Samples written to the feed since it was last asked whether its epoch is sealed."""
+
+    def _stored_durability(self, name: str) -> Durability:
+        found = find_stream(self._client, name)
+        return Durability() if found is None else Durability.parse(found.durability)
+
+    def make_safe(self) -> None:
+        """Returns once all that was written so far is as safe as the stream's durability says; see DurabilityLost."""
+        make_safe(self._client, self.stream, Durability.parse(self.stream.durability), self._notify)
 
     # --- epochs ---
 
@@ -122,6 +147,7 @@ class Writer:
 
             def finish(size: int) -> None:
                 finish_feed_shard(self._client, self.stream, manifest, shard, size)
+                self.make_safe()
 
             self._feed = self._shard_writer(manifest, shard, None, finish)
         return self._feed
@@ -160,6 +186,7 @@ class Writer:
 
         def finish(size: int) -> None:
             finish_shard(self._client, self.stream, manifest, shard, size)
+            self.make_safe()
 
         return self._shard_writer(manifest, shard, size, finish)
 
@@ -167,7 +194,7 @@ class Writer:
         assert self.stream.spec is not None
         committer = Committer(
             self._client, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
-            fast=self._fast, notify=self._notify,
+            fast=self._fast, notify=self._notify, should_stop=self.should_stop,
         )  # fmt: skip
         block_bytes = min(self.stream.block_bytes, largest_block(self.stream.partition_budget))
         return ShardWriter(committer, self.stream.spec, block_bytes=block_bytes, shard=shard, size=size, finish=finish)
@@ -185,6 +212,8 @@ class Writer:
     def close(self) -> None:
         """Ends the feed's epoch, if one was begun, and the connection."""
         self._end_feed()
+        self._client.patience.seconds = 0  # nobody waits for tidying
+        self._tidying.stop()
         self._client.close()
 
     def __enter__(self) -> Writer:
@@ -288,6 +317,7 @@ class EpochWriter:
         if self._manifest.sizes is None and (self._owns or self._current is not None or self._sizes):
             self._end_shard()
             size_epoch(self._writer.client, self._writer.stream, self._manifest, self._written_sizes())
+            self._writer.make_safe()
 
     def _written_sizes(self) -> list[int]:
         """Of every shard up to the last; raises ShardMismatch where one written by number was not completed."""
@@ -303,6 +333,7 @@ class EpochWriter:
             self._current.abort()
             self._current = None
         abandon_epoch(self._writer.client, self._writer.stream, self.number)
+        self._writer.make_safe()
 
     def refresh(self) -> Manifest:
         """Reads the manifest again."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 from redis.exceptions import InvalidResponse, ResponseError
 
 from penstock_common.errors import ServerUnavailable
-from penstock_common.stream.failure import ReplyError, translate
+from penstock_common.stream.failure import ReplyError, translate, translate_reply
 
 __all__ = [
     "REPLY_TIMEOUT_S",
@@ -81,7 +81,8 @@ class Channel(Protocol):
     def read_entries(self, sink: EntrySink, timeout_s: float | None = REPLY_TIMEOUT_S) -> int:
         """The next reply, of XREADGROUP or XREAD (one key), XRANGE or XCLAIM, into `sink`; entries listed (nil: 0).
 
-        An error reply raises ReplyError and leaves the channel whole.
+        An error reply raises ReplyError and leaves the channel whole; one that speaks of the server's state (a
+        read-only replica, a script that keeps it busy) raises ServerUnavailable.
         """
 
     def close(self) -> None:
@@ -148,7 +149,7 @@ class PlainChannel(OwnsConnection):
         """Read it whole, then copy; see Channel."""
         reply = self.read(timeout_s)
         if isinstance(reply, ResponseError):
-            raise ReplyError(reply, self._where) from reply
+            raise translate_reply(reply, self._where) from reply
         try:
             entries = _entries(reply)
             for entry in entries:
@@ -181,7 +182,7 @@ def _deliver(entry: Any, sink: EntrySink) -> None:
             sink.missing(b"")
         case [bytes() as entry_id, None]:
             sink.missing(entry_id)
-        case [bytes() as entry_id, [*fields]] if len(fields) % 2 == 0:
+        case [bytes() as entry_id, [*fields]] if len(fields) % 2 == 0 and all(type(one) is bytes for one in fields):
             sink.begin(entry_id)
             for name, data in zip(fields[::2], fields[1::2], strict=True):
                 _place(name, data, sink)

@@ -1,22 +1,23 @@
 """Connections to Redis: the control client, and dedicated channels for data made from its settings.
 
-redis-py does addresses, TLS and login. Nothing here retries a command: a repeated XADD would be a duplicate.
+redis-py does addresses, TLS and login. No channel retries a command: a repeated XADD would be a duplicate.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable
+from penstock_common.errors import PenstockError, ServerLoading, ServerUnavailable, ServerUnsuitable
 from penstock_common.stream.channel import REPLY_TIMEOUT_S, Channel, PlainChannel
 from penstock_common.stream.client import ControlClient
 from penstock_common.stream.failure import address, redacted, translated
 from penstock_common.stream.fast import FastChannel, unfit
+from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 
 __all__ = ["CONNECT_TIMEOUT_S", "connect", "open_channel", "translated"]
 
@@ -26,14 +27,33 @@ CONNECT_TIMEOUT_S: Final = 5.0
 _FORMS = "write redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket?db=0"
 
 
-def connect(url: str, *, timeout_s: float = REPLY_TIMEOUT_S, client_name: str | None = None) -> redis.Redis:
-    """A client that has answered a PING: RESP2, bytes, no retries. `timeout_s` bounds the silence after a command."""
+def connect(
+    url: str,
+    *,
+    timeout_s: float = REPLY_TIMEOUT_S,
+    client_name: str | None = None,
+    bears_outages: Notify | None = None,
+) -> ControlClient:
+    """A client that has answered a PING: RESP2, bytes. `timeout_s` bounds the silence after a command.
+
+    With `bears_outages` (where to say it) what a server that went away did not answer is asked again for `OUTAGE_S`,
+    see ``client``; without, every failure is raised. A server that is not there at the start is named at once, one that
+    is loading its data is waited for.
+    """
     client = _client(url, timeout_s, client_name)
-    try:
-        with translated(redacted(url)):
-            _greet(client)
-    except PenstockError as failure:
-        raise failure.with_traceback(None) from None  # it says all; redis-py's three tracebacks would bury it
+    outage = Outage(bears_outages or to_stderr, doing="connecting")
+    while True:
+        try:
+            with translated(redacted(url)):
+                _greet(client)
+            break
+        except PenstockError as failure:
+            failure.with_traceback(None).__cause__ = None  # it says all; redis-py's three tracebacks would bury it
+            if bears_outages is None or not isinstance(failure, ServerLoading):
+                raise failure from None
+            outage.bear(failure)
+    if bears_outages is not None:
+        client.patience.seconds, client.patience.notify = OUTAGE_S, bears_outages
     return client
 
 
@@ -66,11 +86,11 @@ def _greet(client: redis.Redis) -> None:
         probe.disconnect()
 
 
-def _client(url: str, timeout_s: float, client_name: str | None) -> redis.Redis:
+def _client(url: str, timeout_s: float, client_name: str | None) -> ControlClient:
     """The unconnected client; whatever is wrong with the URL shows here and not at the first command."""
     try:
         _check_path(url)
-        client = ControlClient.from_url(
+        client: Any = ControlClient.from_url(
             url,
             socket_timeout=timeout_s,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
@@ -86,7 +106,7 @@ def _client(url: str, timeout_s: float, client_name: str | None) -> redis.Redis:
     except (ValueError, TypeError, redis.RedisError) as error:
         text = " ".join(str(error).replace(url, redacted(url)).split())
         raise ServerUnavailable(f"{redacted(url)!r} is no Redis URL ({text}): {_FORMS}") from None
-    return client
+    return cast(ControlClient, client)
 
 
 def _check_path(url: str) -> None:

@@ -16,6 +16,7 @@ from penstock_common.format.block import Block
 from penstock_common.format.wire import Fields
 from penstock_common.stream.channel import Command, Reply
 from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.failure import translate_reply
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.lua_entries import COMMIT, TRIM
 
@@ -63,18 +64,18 @@ def look_commands(partition: PartitionKeys, epoch: int, shard: int) -> list[Comm
     ]
 
 
-def read_look(replies: Sequence[Reply]) -> Progress:
+def read_look(replies: Sequence[Reply], where: Client) -> Progress:
     """The answer to `look_commands`; raises the first error among them."""
-    raise_errors(replies)
+    raise_errors(replies, where)
     newest, state, held = cast("tuple[list[Any], bytes | None, bytes | None]", tuple(replies[1:]))
     return Progress(_end_of(newest[0][0]) if newest else 0, state or b"", int(held or 0))
 
 
-def raise_errors(replies: Iterable[Reply]) -> None:
-    """Raises the first error reply."""
+def raise_errors(replies: Iterable[Reply], where: Client) -> None:
+    """Raises the first error reply: ServerUnavailable if it may pass (a read-only replica), else ReplyError."""
     for reply in replies:
         if isinstance(reply, ResponseError):
-            raise reply
+            raise translate_reply(reply, where)
 
 
 def is_out_of_memory(reply: Reply) -> bool:
@@ -150,6 +151,13 @@ def _base_records(
         if len(page) < PAGE:
             return
         start = f"({page[-1][0].decode()}"
+
+
+def await_record(
+    client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int, block_ms: int
+) -> bool:
+    """Blocks until a record of the shard ends beyond ``after``, at most ``block_ms`` (> 0); whether one does."""
+    return bool(client.xread({partition.index(epoch, shard): f"{after}-0"}, block=max(1, block_ms), count=1))
 
 
 def overridden(records: Iterable[Record], repairs: Iterable[Record]) -> list[Record]:

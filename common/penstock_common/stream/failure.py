@@ -13,7 +13,14 @@ from urllib.parse import urlsplit, urlunsplit
 import redis
 from redis import exceptions as foreign
 
-from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable, Unauthorized
+from penstock_common.errors import (
+    PenstockError,
+    ServerLoading,
+    ServerUnavailable,
+    ServerUnsuitable,
+    Unauthorized,
+    WritesRefused,
+)
 
 START_ONE = "start one with `penstock server`, or set PENSTOCK_URL"
 
@@ -74,7 +81,7 @@ def translate(error: BaseException, where: str | redis.Redis) -> PenstockError |
         return None
     # 2. the server said no to us; redis-py makes these ConnectionErrors, so they come first
     if isinstance(error, foreign.BusyLoadingError):
-        return ServerUnavailable(f"Redis at {place} is still loading its data: wait until it has, then try again")
+        return ServerLoading(f"Redis at {place} is still loading its data: wait until it has, then try again")
     if isinstance(error, foreign.AuthenticationError | foreign.AuthenticationWrongNumberOfArgsError):
         return Unauthorized(
             f"Redis at {place} refused the login ({_text(error)}): "
@@ -125,17 +132,40 @@ def _refused(error: foreign.ResponseError, place: str) -> PenstockError:
     text = _text(error)
     if isinstance(error, foreign.NoPermissionError) or text.startswith("NOPERM"):
         return Unauthorized(f"Redis at {place} does not permit this user a command ({text}): extend the user's ACL")
-    if isinstance(error, foreign.ReadOnlyError):
-        return ServerUnsuitable(f"Redis at {place} is a read-only replica: connect to its primary")
-    if isinstance(error, foreign.OutOfMemoryError):
-        return ServerUnsuitable(
-            f"Redis at {place} is above its maxmemory and takes no writes: raise maxmemory, or release epochs"
-        )
+    if (failure := _hindered(error, text, place)) is not None:
+        return failure
     if text.lower().startswith(("unknown command", "err unknown command", "unknown subcommand")):
         return ServerUnsuitable(f"Redis at {place} lacks a command ({text}): use Redis 6.2, Valkey 7.2 or newer")
     if isinstance(error, foreign.MovedError | foreign.ClusterError | foreign.ClusterCrossSlotError):
         return ServerUnsuitable(f"Redis at {place} is a cluster node ({text}): connect to a server that owns the keys")
     return ReplyError(error, place)
+
+
+def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnavailable | None:
+    """What may pass: a failover, a long script, a full memory or disk. Redis 6.2 wraps them up in a script's error."""
+    if isinstance(error, foreign.ReadOnlyError) or "READONLY " in text or "with replica instances" in text:
+        return WritesRefused(f"Redis at {place} is a read-only replica: connect to its primary")
+    if isinstance(error, foreign.OutOfMemoryError) or "OOM command" in text:
+        return WritesRefused(
+            f"Redis at {place} is above its maxmemory and takes no writes: raise maxmemory, or release epochs"
+        )
+    if text.startswith(("MISCONF", "NOREPLICAS")) or "-MISCONF" in text or "-NOREPLICAS" in text:
+        return WritesRefused(f"Redis at {place} takes no writes now ({text[:200]}): see its log")
+    if text.startswith("BUSY "):
+        return ServerUnavailable(f"Redis at {place} is kept busy by a script ({text}): end it with SCRIPT KILL")
+    if isinstance(error, foreign.MasterDownError) or text.startswith("MASTERDOWN"):
+        return ServerUnavailable(f"Redis at {place} is a replica without its primary ({text}): connect to the primary")
+    return None
+
+
+def translate_reply(error: foreign.ResponseError, where: str | redis.Redis) -> PenstockError:
+    """The Penstock error for an error reply that a channel read: what may pass is ServerUnavailable, else ReplyError."""
+    return translate(error, where) or ReplyError(error, where if isinstance(where, str) else address(where))
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether an error reply speaks of the server's state, not of the command."""
+    return isinstance(error, foreign.ResponseError) and _hindered(error, _text(error), "") is not None
 
 
 def _text(error: BaseException) -> str:

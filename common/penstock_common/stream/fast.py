@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from redis.exceptions import ResponseError
 
 from penstock_common.stream.channel import REPLY_TIMEOUT_S, Command, EntrySink, OwnsConnection, Reply
-from penstock_common.stream.failure import ReplyError
+from penstock_common.stream.failure import translate_reply
 from penstock_common.stream.resp import Reader, Wire
 
 Part: TypeAlias = bytes | bytearray | memoryview
@@ -161,7 +161,7 @@ class FastChannel(OwnsConnection):
             self._fail(error)
             raise
         if isinstance(found, ResponseError):
-            raise ReplyError(found, self._where) from found
+            raise translate_reply(found, self._where) from found
         return found
 
 

@@ -5,8 +5,12 @@ Also an operator's closing of an epoch as it stands. Planned epochs are ``manife
 
 from __future__ import annotations
 
+import secrets
+
+from redis.exceptions import ResponseError
+
 from penstock_common.errors import EpochAbandoned
-from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.commands import Client, is_script_error, run_script
 from penstock_common.stream.entries import index_ends
 from penstock_common.stream.lua_epochs import CLOSE_AS_COMMITTED, FINISH_FEED_SHARD, TAKE_SHARD
 from penstock_common.stream.manifest import (
@@ -19,7 +23,7 @@ from penstock_common.stream.manifest import (
     open_epoch,
     retained_epochs,
 )
-from penstock_common.stream.streams import Stream
+from penstock_common.stream.streams import Stream, require_there
 
 FEED = "feed"
 
@@ -40,8 +44,11 @@ def join_feed(client: Client, stream: Stream) -> tuple[Manifest, int]:
 
 
 def take_shard(client: Client, stream: Stream, epoch: int) -> int:
-    """The next shard of an open epoch, -1 once it is sealed."""
-    return int(run_script(client, TAKE_SHARD, [stream.keys.manifest(epoch)], []))
+    """The next shard of an open epoch, -1 once it is sealed.
+
+    Asked again after a lost answer it gives the same one: a shard that nobody writes would keep the epoch open.
+    """
+    return int(run_script(client, TAKE_SHARD, [stream.keys.manifest(epoch)], [secrets.token_hex(6)]))
 
 
 def is_sealed(client: Client, stream: Stream, epoch: int) -> bool:
@@ -52,7 +59,13 @@ def is_sealed(client: Client, stream: Stream, epoch: int) -> bool:
 def finish_feed_shard(client: Client, stream: Stream, manifest: Manifest, shard: int, size: int) -> None:
     """Ends a writer's shard and seals the epoch; when all its writers have, the epoch is produced."""
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
-    run_script(client, FINISH_FEED_SHARD, keys, [manifest.id, manifest.epoch, shard, size])
+    try:
+        run_script(client, FINISH_FEED_SHARD, keys, [manifest.id, manifest.epoch, shard, size])
+    except ResponseError as error:
+        if is_script_error(error, "epoch has another manifest"):
+            require_there(client, stream)
+            raise EpochAbandoned("the epoch was removed and made anew by someone else: start again") from None
+        raise
 
 
 def close_epoch(client: Client, stream: Stream, epoch: int) -> int:

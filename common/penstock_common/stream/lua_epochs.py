@@ -29,16 +29,29 @@ end
 return 1
 """
 
+NOTE_PRODUCED = """
+local function note_produced(manifest)
+  local now = redis.call('TIME')
+  redis.call('HSET', manifest, 'produced_ms', tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000))
+end
+"""
+"""From when an epoch's age counts, by the server's clock."""
+
 SIZE_EPOCH = (
     GO_ON
+    + NOTE_PRODUCED
     + """
 -- KEYS manifest events epochs | ARGV manifest_id epoch shards sizes_json
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return redis.error_reply('PENSTOCK epoch has another manifest') end
 local state = redis.call('HGET', KEYS[1], 'state')
 if state ~= 'open' then return state end
 state = 'sized'
-if tonumber(redis.call('HGET', KEYS[1], 'done') or '0') == tonumber(ARGV[3]) then state = 'produced' end
-redis.call('HSET', KEYS[1], 'shards', ARGV[3], 'sizes', ARGV[4], 'state', state)
+redis.call('HSET', KEYS[1], 'shards', ARGV[3], 'sizes', ARGV[4])
+if tonumber(redis.call('HGET', KEYS[1], 'done') or '0') == tonumber(ARGV[3]) then
+  state = 'produced'
+  note_produced(KEYS[1])
+end
+redis.call('HSET', KEYS[1], 'state', state)
 redis.call('HSET', KEYS[3], ARGV[2], state)
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', state, ARGV[2])
 return state
@@ -47,6 +60,7 @@ return state
 
 FINISH_SHARD = (
     GO_ON
+    + NOTE_PRODUCED
     + """
 -- KEYS manifest events epochs | ARGV manifest_id epoch shard size : produced once every planned shard is done
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return redis.error_reply('PENSTOCK epoch has another manifest') end
@@ -54,6 +68,7 @@ if redis.call('HSETNX', KEYS[1], 'd:' .. ARGV[3], ARGV[4]) == 1 then redis.call(
 local state = redis.call('HGET', KEYS[1], 'state')
 if state == 'sized' and redis.call('HGET', KEYS[1], 'done') == redis.call('HGET', KEYS[1], 'shards') then
   redis.call('HSET', KEYS[1], 'state', 'produced')
+  note_produced(KEYS[1])
   redis.call('HSET', KEYS[3], ARGV[2], 'produced')
   redis.call('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', 'produced', ARGV[2])
   return 'produced'
@@ -62,29 +77,28 @@ return state
 """
 )
 
-RESERVE_EPOCH = """
--- KEYS meta | ARGV epoch : jobs open the same epoch at the same time, so the counter is raised in one step
-if tonumber(redis.call('HGET', KEYS[1], 'next_epoch') or '0') <= tonumber(ARGV[1]) then
-  redis.call('HSET', KEYS[1], 'next_epoch', ARGV[1] + 1)
-end
-return 1
-"""
-
 RESERVE_SHARD = """
 -- KEYS manifest | ARGV shard
+if redis.call('HEXISTS', KEYS[1], 'id') == 0 then return 0 end
 local taken = tonumber(redis.call('HGET', KEYS[1], 'next_shard') or '0')
 if taken <= tonumber(ARGV[1]) then redis.call('HSET', KEYS[1], 'next_shard', ARGV[1] + 1) end
 return 1
 """
 
 TAKE_SHARD = """
--- KEYS manifest : the next shard of an open epoch for one more writer of a feed, -1 once it is sealed
+-- KEYS manifest | ARGV token : the next shard of an open epoch for one more writer of a feed, -1 once it is sealed;
+-- to a token that has one, the same again
+local had = redis.call('HGET', KEYS[1], 'w:' .. ARGV[1])
+if had then return tonumber(had) end
 if redis.call('HGET', KEYS[1], 'state') ~= 'open' or redis.call('HEXISTS', KEYS[1], 'sealed') == 1 then return -1 end
-return redis.call('HINCRBY', KEYS[1], 'next_shard', 1) - 1
+local shard = redis.call('HINCRBY', KEYS[1], 'next_shard', 1) - 1
+redis.call('HSET', KEYS[1], 'w:' .. ARGV[1], shard)
+return shard
 """
 
 FINISH_FEED_SHARD = (
     GO_ON
+    + NOTE_PRODUCED
     + """
 -- KEYS manifest events epochs | ARGV manifest_id epoch shard size : seals the epoch; the last writer to finish sizes it
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return redis.error_reply('PENSTOCK epoch has another manifest') end
@@ -96,22 +110,27 @@ if redis.call('HGET', KEYS[1], 'state') ~= 'open' or done < taken then return 0 
 local sizes = {}
 for shard = 0, taken - 1 do sizes[shard + 1] = redis.call('HGET', KEYS[1], 'd:' .. shard) end
 redis.call('HSET', KEYS[1], 'shards', taken, 'sizes', '[' .. table.concat(sizes, ',') .. ']', 'state', 'produced')
+note_produced(KEYS[1])
 redis.call('HSET', KEYS[3], ARGV[2], 'produced')
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', 'produced', ARGV[2])
 return 1
 """
 )
 
-CLOSE_AS_COMMITTED = """
+CLOSE_AS_COMMITTED = (
+    NOTE_PRODUCED
+    + """
 -- KEYS manifest events epochs | ARGV manifest_id epoch sizes.. : an operator's word that no more will come
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return redis.error_reply('PENSTOCK epoch has another manifest') end
 for i = 3, #ARGV do redis.call('HSET', KEYS[1], 'd:' .. (i - 3), ARGV[i]) end
 redis.call('HSET', KEYS[1], 'shards', #ARGV - 2, 'done', #ARGV - 2, 'sealed', '1', 'state', 'produced',
   'sizes', '[' .. table.concat(ARGV, ',', 3) .. ']')
+note_produced(KEYS[1])
 redis.call('HSET', KEYS[3], ARGV[2], 'produced')
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', 'produced', ARGV[2])
 return 1
 """
+)
 
 RETIRE = (
     GO_ON
@@ -125,9 +144,10 @@ redis.call('SET', KEYS[2], 'gone:' .. ARGV[3])
 mark_lost(KEYS[1], tonumber(ARGV[2]))
 local bytes = tonumber(redis.call('HGET', KEYS[1], 'b:' .. ARGV[2]) or '0')
 redis.call('HINCRBY', KEYS[1], 'bytes', 0 - bytes)
-redis.call('HDEL', KEYS[1], 'e:' .. ARGV[2], 't:' .. ARGV[2], 'b:' .. ARGV[2])
+redis.call('HDEL', KEYS[1], 'e:' .. ARGV[2], 't:' .. ARGV[2], 'b:' .. ARGV[2], 'p:' .. ARGV[2])
 redis.call('HSET', KEYS[1], 'x:' .. ARGV[2], ARGV[3])
 for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if string.sub(field, 1, #ARGV[2] + 3) == 'w:' .. ARGV[2] .. ':' then redis.call('HDEL', KEYS[1], field) end
   if string.sub(field, 1, 2) == 'd:' and string.sub(field, -#ARGV[2] - 1) == ':' .. ARGV[2] then
     redis.call('HDEL', KEYS[1], field)
     local name = string.sub(field, 3, -#ARGV[2] - 2)

@@ -17,9 +17,10 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import EpochAbandoned, EpochNotFound, StreamConflict
 from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 from penstock_common.stream.commands import Client, decoded, is_script_error, run_script
-from penstock_common.stream.lua_epochs import FINISH_SHARD, OPEN_EPOCH, RESERVE_EPOCH, RESERVE_SHARD, SIZE_EPOCH
+from penstock_common.stream.lua_epochs import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH
+from penstock_common.stream.lua_streams import RESERVE_EPOCH
 from penstock_common.stream.ranges import parse_ranges
-from penstock_common.stream.streams import Stream, announce, read_counters
+from penstock_common.stream.streams import Stream, announce, deleted, read_counters, require_there
 
 OPEN, SIZED, PRODUCED, ABANDONED = "open", "sized", "produced", "abandoned"
 
@@ -41,6 +42,9 @@ class Manifest:
     done: dict[int, int]
     """Shard -> its size, of the shards that are complete."""
     created_ms: int
+    """By the producer's clock."""
+    produced_ms: int | None
+    """By the server's clock; None before."""
 
     @property
     def is_ended(self) -> bool:
@@ -76,6 +80,7 @@ def load_manifest(client: Client, stream: Stream, epoch: int) -> Manifest:
     """The manifest; raises EpochNotFound naming the retained epochs."""
     manifest = find_manifest(client, stream, epoch)
     if manifest is None:
+        require_there(client, stream)
         there = ", ".join(map(str, retained_epochs(client, stream))) or "none"
         raise EpochNotFound(f"stream {stream.name!r} has no epoch {epoch}; retained epochs: {there}")
     return manifest
@@ -97,7 +102,19 @@ def find_manifest(client: Client, stream: Stream, epoch: int) -> Manifest | None
         sizes=tuple(json.loads(found["sizes"])) if "sizes" in found else None,
         done={int(field[2:]): int(size) for field, size in found.items() if field.startswith("d:")},
         created_ms=int(found["created_ms"]),
+        produced_ms=int(found["produced_ms"]) if "produced_ms" in found else None,
     )
+
+
+def ended_ms(client: Client, stream: Stream, epochs: Sequence[int]) -> dict[int, int]:
+    """Epoch -> when it was produced, by the server's clock; of one that never was, when it was opened."""
+    with client.pipeline(transaction=False) as pipe:
+        for epoch in epochs:
+            pipe.hmget(stream.keys.manifest(epoch), "produced_ms", "created_ms")
+        found = pipe.execute() if epochs else []
+    return {
+        epoch: int(produced or created or 0) for epoch, (produced, created) in zip(epochs, found, strict=True)
+    }
 
 
 def retained_epochs(client: Client, stream: Stream) -> dict[int, str]:
@@ -122,12 +139,9 @@ def open_epoch(
     or StreamConflict where the epoch exists with other sizes.
     """
     keys = stream.keys
-    if epoch is None:
-        epoch = int(client.hincrby(keys.meta, "next_epoch", 1)) - 1
-    elif not 0 <= epoch < MAX_NUMBER:
+    if epoch is not None and not 0 <= epoch < MAX_NUMBER:
         raise EpochNotFound(f"epoch {epoch}: epochs are numbered from 0")
-    else:
-        _reserve_number(client, stream, epoch)
+    epoch = _reserve_number(client, stream, epoch)
     key = keys.manifest(epoch)
     fields: dict[str, str | int] = {
         "id": secrets.token_hex(8), "kind": kind, "seed": seed, "fingerprint": fingerprint, "done": 0,
@@ -141,21 +155,31 @@ def open_epoch(
     manifest = load_manifest(client, stream, epoch)
     if manifest.state == ABANDONED:
         raise EpochAbandoned(f"epoch {epoch} of {stream.name!r} was abandoned: it takes no more samples")
+    made = [key, keys.epochs]
     for partition in stream.partitions:
         names = [partition.roster, partition.state(epoch), partition.entries(epoch)]
         run_script(client, OPEN_EPOCH, names, [epoch, manifest.id])
+        made += names
+    require_there(client, stream, made)
     announce(client, keys, OPEN, epoch)
     if sizes is not None:
         size_epoch(client, stream, manifest, sizes)
     return load_manifest(client, stream, epoch)
 
 
-def _reserve_number(client: Client, stream: Stream, epoch: int) -> None:
-    """Epochs only rise: the next number is never below one that was given out, and a released one never comes back."""
-    run_script(client, RESERVE_EPOCH, [stream.keys.meta], [epoch])
+def _reserve_number(client: Client, stream: Stream, wanted: int | None) -> int:
+    """Epochs only rise: the next number is never below one that was given out, and a released one never comes back.
+
+    Asked again after a lost answer the next number is skipped, which harms nobody: readers go by the epochs there are.
+    """
+    arguments = [stream.id, "" if wanted is None else wanted]
+    epoch = int(run_script(client, RESERVE_EPOCH, [stream.keys.meta], arguments))
+    if epoch < 0:
+        raise deleted(client, stream)
     following, _, released = read_counters(client, stream)
     if any(low <= epoch <= high for low, high in parse_ranges(released)):
         raise EpochNotFound(f"epoch {epoch} of {stream.name!r} was released; the next is {following}")
+    return epoch
 
 
 def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequence[int]) -> str:
@@ -163,7 +187,8 @@ def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequen
     if any(not 0 <= size <= MAX_SHARD_SAMPLES for size in sizes):
         raise StreamConflict(f"a shard holds at most {MAX_SHARD_SAMPLES} samples, planned are up to {max(sizes)}")
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
-    state = _scripted(client, SIZE_EPOCH, keys, [manifest.id, manifest.epoch, len(sizes), json.dumps(list(sizes))])
+    plan: list[str | bytes | int] = [manifest.id, manifest.epoch, len(sizes), json.dumps(list(sizes))]
+    state = _scripted(client, stream, SIZE_EPOCH, keys, plan)
     found = load_manifest(client, stream, manifest.epoch)
     if found.sizes is not None and found.sizes != tuple(sizes):
         raise StreamConflict(
@@ -176,14 +201,15 @@ def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequen
 def finish_shard(client: Client, stream: Stream, manifest: Manifest, shard: int, size: int) -> str:
     """Records that a shard is complete; the last one makes the epoch produced. Returns the state."""
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
-    return _scripted(client, FINISH_SHARD, keys, [manifest.id, manifest.epoch, shard, size])
+    return _scripted(client, stream, FINISH_SHARD, keys, [manifest.id, manifest.epoch, shard, size])
 
 
-def _scripted(client: Client, script: str, keys: list[str], args: list[str | bytes | int]) -> str:
+def _scripted(client: Client, stream: Stream, script: str, keys: list[str], args: list[str | bytes | int]) -> str:
     try:
         state: bytes = run_script(client, script, keys, args)
     except ResponseError as error:
         if is_script_error(error, "epoch has another manifest"):
+            require_there(client, stream)
             raise EpochAbandoned("the epoch was removed and made anew by someone else: start again") from None
         raise
     return state.decode()
@@ -205,7 +231,8 @@ def abandon_epoch(client: Client, stream: Stream, epoch: int) -> None:
     """Declares that the epoch will not be completed: partitions first, so that no late write slips in."""
     manifest = load_manifest(client, stream, epoch)
     for partition in stream.partitions:
-        client.set(partition.state(epoch), f"abandoned:{manifest.id}")
+        client.set(partition.state(epoch), f"abandoned:{manifest.id}", xx=True)  # not of one that is gone meanwhile
     client.hset(stream.keys.manifest(epoch), "state", ABANDONED)
     client.hset(stream.keys.epochs, str(epoch), ABANDONED)
+    require_there(client, stream, [stream.keys.manifest(epoch), stream.keys.epochs])
     announce(client, stream.keys, ABANDONED, epoch)

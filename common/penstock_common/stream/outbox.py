@@ -5,7 +5,6 @@ An acknowledgement sets bits and removes pending ids, so after a broken connecti
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -15,25 +14,25 @@ from penstock_common.errors import ServerUnavailable
 from penstock_common.stream.channel import Channel, Command
 from penstock_common.stream.commands import Client, sha_of
 from penstock_common.stream.connection import open_channel
-from penstock_common.stream.failure import ReplyError, address
+from penstock_common.stream.failure import translate_reply
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import Ranges, acknowledgement
 from penstock_common.stream.lua_entries import ACK
 from penstock_common.stream.manifest import Manifest
-from penstock_common.waiting import Notify, to_stderr
+from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 
 UNANSWERED = 8
 """Acknowledgements under way at once: what a crash of the server may lose of them is handed out again."""
-RECONNECT_S = 30.0
 
 
 class Outbox:
     """Sends acknowledgements in order on a connection of its own; `flush` waits until all are answered."""
 
     def __init__(self, client: Client, *, fast: bool | None = None, notify: Notify = to_stderr) -> None:
-        self._client, self._fast, self._notify = client, fast, notify
-        self.patience_s = RECONNECT_S
+        self._client, self._fast = client, fast
+        self.patience_s = OUTAGE_S
         """How long a server that went away is tried again."""
+        self._outage = Outage(notify, doing="acknowledging")
         self._channel: Channel | None = None
         self._unanswered: deque[Command] = deque()
 
@@ -78,8 +77,13 @@ class Outbox:
             self._send_again(None)
             return
         if isinstance(reply, ResponseError):
-            raise ReplyError(reply, address(self._client))
+            failure = translate_reply(reply, self._client)
+            if not isinstance(failure, ServerUnavailable):
+                raise failure
+            self._send_again(failure)
+            return
         self._unanswered.popleft()
+        self._outage.over()
 
     def _connected(self) -> Channel:
         if self._channel is None:
@@ -89,19 +93,14 @@ class Outbox:
 
     def _send_again(self, error: ServerUnavailable | None) -> None:
         """Everything unanswered once more, on a new connection."""
-        began, pause = time.monotonic(), 0.05
-        if error is not None:
-            self._notify(
-                f"the connection broke while acknowledging ({error}); trying again for {self.patience_s:.0f} s"
-            )
         while True:
             self.close()
+            if error is not None:
+                self._outage.patience_s = self.patience_s
+                self._outage.bear(error)
             try:
                 if self._unanswered:
                     self._connected().send(list(self._unanswered))
                 return
             except ServerUnavailable as again:
-                if time.monotonic() - began > self.patience_s:
-                    raise again from error
-            time.sleep(pause)
-            pause = min(pause * 2, 1.0)
+                error = again

@@ -9,20 +9,22 @@ import difflib
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock_common.errors import StreamConflict, StreamNotFound
+from penstock_common.errors import StreamConflict, StreamDeleted, StreamNotFound
 from penstock_common.format.spec import Spec
-from penstock_common.stream.commands import Client, decoded
+from penstock_common.stream.commands import Client, decoded, run_script
 from penstock_common.stream.keys import ANY_META, PartitionKeys, StreamKeys, checked_name, name_in_meta_key, search_tags
+from penstock_common.stream.lua_streams import SET_IF_THERE
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 DEFAULT_BLOCK_BYTES = 1_000_000
 """Fewer commits, wake-ups and records per byte than at 512 kB, and below where allocators get slow (decision 16)."""
 MAX_PARTITIONS = 256
 EVENTS_KEPT = 256
+CREATED = "created"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Stream:
     block_bytes: int
     """Payload bytes a writer packs into one entry."""
     retention: str
+    durability: str
+    """What must have happened to a write before it counts as committed: see ``durability``."""
     info: dict[str, Any]
     """JSON: class names, file names, units."""
     keys: StreamKeys
@@ -69,6 +73,7 @@ def find_stream(client: Client, name: str) -> Stream | None:
         budget_bytes=int(meta["budget_bytes"]),
         block_bytes=int(meta["block_bytes"]),
         retention=meta["retention"],
+        durability=meta.get("durability", "memory"),
         info=json.loads(meta.get("info", "{}")),
         keys=keys,
     )
@@ -96,6 +101,29 @@ def list_streams(client: Client) -> list[str]:
     return sorted(name_in_meta_key(key) for key in client.scan_iter(match=ANY_META, count=1000))
 
 
+def deleted(client: Client, stream: Stream) -> StreamDeleted:
+    """What to raise when this life of the stream is over."""
+    again = find_stream(client, stream.name)
+    if again is not None and again.id == stream.id:
+        return StreamDeleted(
+            f"stream {stream.name!r} is being deleted; if that was interrupted, `penstock delete {stream.name}` again"
+        )
+    anew = "; another one of that name was made since" if again is not None else ""
+    return StreamDeleted(f"stream {stream.name!r} was deleted{anew}: start again to use it anew")
+
+
+def require_there(client: Client, stream: Stream, made: Sequence[str] = ()) -> None:
+    """Raises StreamDeleted where the stream was deleted; ``made`` are keys the caller just made, which then go too."""
+    found, deleting = client.hmget(stream.keys.meta, "id", "deleting")
+    if found == stream.id.encode() and deleting is None:
+        return
+    if made and found != stream.id.encode():  # a deletion that is not through sweeps them up itself
+        client.unlink(*[key for key in made if stream.id in key])
+        if found is None:
+            client.unlink(*made)
+    raise deleted(client, stream)
+
+
 def create_stream(
     client: Client,
     name: str,
@@ -105,6 +133,7 @@ def create_stream(
     budget_bytes: int | None = None,
     block_bytes: int | None = None,
     retention: str | None = None,
+    durability: str | None = None,
     info: Mapping[str, Any] | None = None,
 ) -> Stream:
     """Makes the stream, or returns it if it exists with the same settings; what is None takes the existing or default.
@@ -126,6 +155,7 @@ def create_stream(
             "budget_bytes": budget_bytes or DEFAULT_BUDGET_BYTES,
             "block_bytes": block_bytes or DEFAULT_BLOCK_BYTES,
             "retention": retention or "budget",
+            "durability": durability or "memory",
             "info": json.dumps(dict(info or {})),
             "created_ms": time.time_ns() // 1_000_000,
             "id": stream_id,
@@ -134,16 +164,21 @@ def create_stream(
             for field, value in fields.items():
                 pipe.hsetnx(keys.meta, field, value)
             is_ours = all(pipe.execute())
-        if is_ours:
-            announce(client, keys, "created", name)
+        if is_ours or not client.exists(keys.events):  # the one whose it is may have died before it said so
+            announce(client, keys, CREATED, name)
         stream = load_stream(client, name)
     _refuse_conflict(stream, partitions)
     if budget_bytes and budget_bytes != stream.budget_bytes:
-        client.hset(stream.keys.meta, "budget_bytes", budget_bytes)  # a budget may be changed between runs
+        set_field(client, stream, "budget_bytes", budget_bytes)  # a budget may be changed between runs
+    if retention and retention != stream.retention:
+        set_field(client, stream, "retention", retention)
+    if durability and durability != stream.durability:
+        set_field(client, stream, "durability", durability)
     if info:
-        client.hset(stream.keys.meta, "info", json.dumps({**stream.info, **info}))
+        set_field(client, stream, "info", json.dumps({**stream.info, **info}))
     if spec is not None:
         fix_spec(client, stream, spec)
+    require_there(client, stream)
     return load_stream(client, name)
 
 
@@ -160,7 +195,9 @@ def fix_spec(client: Client, stream: Stream, spec: Spec) -> Spec:
     text = json.dumps(spec.as_json())
     with client.pipeline(transaction=False) as pipe:
         pipe.watch(stream.keys.meta)
-        found = pipe.hget(stream.keys.meta, "spec")
+        found, stream_id = pipe.hmget(stream.keys.meta, "spec", "id")
+        if stream_id != stream.id.encode():
+            raise deleted(client, stream)
         known = found.decode() if isinstance(found, bytes) else ""
         if not known:
             pipe.multi()
@@ -179,9 +216,16 @@ def fix_spec(client: Client, stream: Stream, spec: Spec) -> Spec:
     return fixed
 
 
+def set_field(client: Client, stream: Stream, field: str, value: str | int) -> None:
+    """Changes one setting of the stream; raises StreamDeleted rather than leave half a meta."""
+    if int(run_script(client, SET_IF_THERE, [stream.keys.meta], [stream.id, field, value])) < 0:
+        raise deleted(client, stream)
+
+
 def announce(client: Client, keys: StreamKeys, what: str, value: object) -> None:
     """Wakes everyone who waits for something of this stream; a hint only, so old ones may be trimmed."""
-    client.xadd(keys.events, {what: str(value)}, maxlen=EVENTS_KEPT, approximate=True)
+    # nothing is announced of a stream that was deleted: its events must not come back
+    client.xadd(keys.events, {what: str(value)}, maxlen=EVENTS_KEPT, approximate=True, nomkstream=what != CREATED)
 
 
 def last_event(client: Client, keys: StreamKeys) -> bytes:
@@ -200,7 +244,7 @@ def set_plan(client: Client, stream: Stream, epochs: int | None) -> None:
     if epochs is None:
         client.hdel(stream.keys.meta, "final")
     else:
-        client.hset(stream.keys.meta, "final", epochs)
+        set_field(client, stream, "final", epochs)
     announce(client, stream.keys, "plan", epochs)
 
 
