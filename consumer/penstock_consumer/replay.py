@@ -25,7 +25,7 @@ from penstock_common.stream.entries import Record, fetch_command, index_records
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, load_manifest
 from penstock_common.stream.roster import end_replay, hold_for_replay
-from penstock_common.stream.streams import Stream, load_stream
+from penstock_common.stream.streams import Stream, load_stream, require_there
 from penstock_common.waiting import Notify, to_stderr
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler, Batch
@@ -35,8 +35,9 @@ from penstock_consumer.receive import Received, Receiver, check_identity
 PREFETCH_BYTES = 64 << 20
 AHEAD = 4
 """Entries asked for before the first of them arrives."""
-HOLD_MS = 30_000
-"""A replay that renews nothing for a lease no longer keeps the epoch."""
+LEASE_S = 30.0
+"""A replay that renews nothing for so long no longer keeps the epoch, and ends with ReplayTruncated."""
+RENEWALS_PER_LEASE = 10
 POLL_S = 0.5
 
 
@@ -55,6 +56,7 @@ class Replay:
         batch_size: int,
         url: str | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
+        lease_s: float = LEASE_S,
         fast: bool | None = None,
         notify: Notify = to_stderr,
     ) -> None:
@@ -64,7 +66,7 @@ class Replay:
         self._client: Client = connect(url or settings.url)
         self._fast = fast if fast is not None else (False if settings.plain_redis else None)
         self.epoch, self.batch_size = epoch, batch_size
-        self._prefetch_bytes, self._notify = prefetch_bytes, notify
+        self._prefetch_bytes, self._lease_s, self._notify = prefetch_bytes, lease_s, notify
         self.stream: Stream = load_stream(self._client, stream)
         self._manifest = self._produced(load_manifest(self._client, self.stream, epoch))
         self._token = secrets.token_hex(8)
@@ -186,19 +188,26 @@ class Replay:
     # --- the lease ---
 
     def _hold(self, *, renew: bool) -> None:
+        lease_ms = int(self._lease_s * 1000)
         for partition in self.stream.partitions:
-            if not hold_for_replay(self._client, partition, self._token, self.epoch, HOLD_MS, renew=renew):
-                raise ReplayTruncated(f"epoch {self.epoch} of {self.stream.name!r} was released while it was replayed")
+            if not hold_for_replay(self._client, partition, self._token, self.epoch, lease_ms, renew=renew):
+                require_there(self._client, self.stream)
+                what = f"epoch {self.epoch} of {self.stream.name!r}"
+                raise ReplayTruncated(
+                    f"this replay's lease on {what} lapsed: it renewed nothing for {self._lease_s:g} s, and retention "
+                    "may have removed entries; replay it again if it is still there, with a longer lease_s where "
+                    "processes or servers stand still, or pin it (`penstock epochs pin`)"
+                )
 
     def _keep_hold(self) -> None:
-        beat_s = HOLD_MS / 10_000
+        beat_s = self._lease_s / RENEWALS_PER_LEASE
         last = time.monotonic()
         while not self._closed.wait(beat_s):
             try:
                 self._hold(renew=True)
                 last = time.monotonic()
             except ServerUnavailable as error:
-                if time.monotonic() - last > HOLD_MS / 1000:
+                if time.monotonic() - last > self._lease_s:
                     self._lost = error
                     return
             except PenstockError as error:

@@ -1,12 +1,14 @@
-"""Makes room: carries out retention's plans on one partition, by ids alone. Any number may run at once.
+"""Makes room and keeps order: carries out retention's plans by ids alone. Any number may run at once.
 
-Every step may be repeated: XDEL says what it really removed, a begun release is finished by whoever finds it.
+`tidy` is for a whole stream, on a timer or an operator's word; a `Janitor` frees bytes of one partition for a writer
+that waits. Every step may be repeated: XDEL says what it really removed, whoever finds a begun release ends it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -17,18 +19,99 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import group_bits
 from penstock_common.stream.manifest import Manifest, begun_shards, ended_ms, find_manifest, retained_epochs
 from penstock_common.stream.release import release_epoch, unlink_epoch
-from penstock_common.stream.roster import Roster, expire_silent, load_roster, server_ms
-from penstock_common.stream.streams import Stream
+from penstock_common.stream.roster import Roster, expire_silent, forget_consumers, load_roster, server_ms
+from penstock_common.stream.streams import Stream, deleted, find_stream
 from penstock_common.waiting import Notify
-from penstock_producer.retention import EpochFacts, is_replayed, plan_release, plan_trim, trimming_groups
+from penstock_producer.policy import Policy, parse_policy
+from penstock_producer.retention import (
+    EpochFacts,
+    is_free,
+    is_held,
+    plan_policy,
+    plan_release,
+    plan_trim,
+    trimming_groups,
+)
 
 SLACK_SHARE = 0.1
 """How much more than needed is freed at once, so that a full budget is not planned for at every block."""
 SILENT_MS = 600_000
 """An undeclared group that vanished stops holding data after this long (design.md 5.6)."""
-EXPIRE_EVERY_S = 10.0
+TIDY_EVERY_S = 10.0
+"""How often whoever writes looks for epochs that the policy gives up, and for trainers that vanished."""
 CHUNK = 250
 """Ids per script call: bounds how long the server is busy with one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tidied:
+    """What one pass did."""
+
+    released: list[int]
+    """Epochs."""
+    freed_bytes: int
+    """Of payload."""
+    expired: list[str]
+    """Groups that vanished, and hold no data from now on."""
+
+
+def tidy(client: Client, stream: Stream, notify: Notify, silent_ms: int | None = None) -> Tidied:
+    """One pass over a stream: expires who vanished, ends releases that were begun, releases what its policy gives up.
+
+    The policy is read anew, since it may be changed at any time. Raises StreamDeleted.
+    """
+    found = find_stream(client, stream.name)
+    if found is None or found.id != stream.id:
+        raise deleted(client, stream)
+    expired = _expire_vanished(client, stream, SILENT_MS if silent_ms is None else silent_ms, notify)
+    rosters = [load_roster(client, partition) for partition in stream.partitions]
+    for epoch, manifest_id in {e: m for roster in rosters for e, m in roster.retiring.items()}.items():
+        unlink_epoch(client, stream, epoch, manifest_id)
+    policy = parse_policy(found.retention)
+    facts = _facts(client, stream, rosters, policy)
+    gone = [
+        facts[epoch]
+        for epoch in plan_policy(policy, facts.values(), rosters[0], server_ms(client))
+        if release_epoch(client, stream, epoch, rosters[0].generation)
+    ]
+    return Tidied([fact.epoch for fact in gone], sum(fact.nbytes for fact in gone), expired)
+
+
+def _facts(client: Client, stream: Stream, rosters: list[Roster], policy: Policy) -> dict[int, EpochFacts]:
+    states = retained_epochs(client, stream)
+    facts = {
+        epoch: EpochFacts(epoch, states[epoch], sum(roster.epoch_bytes.get(epoch, 0) for roster in rosters))
+        for epoch in rosters[0].epochs
+        if epoch in states
+    }
+    if policy.age_ms is None:
+        return facts
+    ended = ended_ms(client, stream, [epoch for epoch, fact in facts.items() if is_free(fact, rosters[0])])
+    return {epoch: replace(fact, ended_ms=ended.get(epoch, 0)) for epoch, fact in facts.items()}
+
+
+def _expire_vanished(client: Client, stream: Stream, silent_ms: int, notify: Notify) -> list[str]:
+    """Lets go what vanished trainers held, and what Redis remembers of them."""
+    expired: set[str] = set()
+    for partition in stream.partitions:
+        before = load_roster(client, partition).members
+        expired.update(expire_silent(client, partition, silent_ms))
+        after = load_roster(client, partition).members if before else before
+        for group, member in before.keys() - after.keys():
+            forget_consumers(client, partition, group, member)
+    for group in sorted(expired):
+        notify(f"group {group!r} was not seen for {silent_ms / 60_000:.0f} minutes: nothing is kept for it now")
+    return sorted(expired)
+
+
+def make_fit(client: Client, stream: Stream, notify: Notify) -> int:
+    """Brings each partition below its part of the budget, where what is there may go; returns the bytes freed."""
+    freed = 0
+    for partition in stream.partitions:
+        over = load_roster(client, partition).bytes - stream.partition_budget
+        if over > 0:
+            freed += Janitor(client, stream, partition, notify).make_room(over)
+    return freed
 
 
 class Janitor:
@@ -42,7 +125,7 @@ class Janitor:
         notify: Notify,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._notify, self._clock, self._expired_s = notify, clock, -EXPIRE_EVERY_S
+        self._notify, self._clock, self._tidied_s = notify, clock, -TIDY_EVERY_S
         self._client = client
         self._stream = stream
         self._partition = partition
@@ -51,7 +134,9 @@ class Janitor:
 
     def make_room(self, need_bytes: int) -> int:
         """Tries to free that many payload bytes and a little more; returns what was freed."""
-        self._expire()
+        if self._clock() - self._tidied_s >= TIDY_EVERY_S:
+            self._tidied_s = self._clock()
+            tidy(self._client, self._stream, self._notify)
         roster = load_roster(self._client, self._partition)
         # groups join the first partition first, so its roster says what is settled, and its generation who has joined
         first = load_roster(self._client, self._stream.partitions[0])
@@ -68,17 +153,9 @@ class Janitor:
         for epoch in roster.epochs:
             if freed >= need:
                 break
-            if not is_replayed(roster, epoch, now_ms):
+            if not is_held(roster, epoch, now_ms):
                 freed += self._trim(roster, epoch, need - freed)
         return freed
-
-    def _expire(self) -> None:
-        """Now and then: lets go what vanished trainers held."""
-        if self._clock() - self._expired_s < EXPIRE_EVERY_S:
-            return
-        self._expired_s = self._clock()
-        for group in expire_silent(self._client, self._partition, SILENT_MS):
-            self._notify(f"group {group!r} was not seen for {SILENT_MS // 60_000} minutes: nothing is kept for it now")
 
     def _trim(self, roster: Roster, epoch: int, need: int) -> int:
         """Removes entries of one epoch that every group has settled."""
@@ -95,10 +172,12 @@ class Janitor:
         for shard, end in index_ends(self._client, self._partition, epoch, mine).items():
             if freed >= need or self._floors.get((epoch, shard), 0) >= end:
                 continue
-            freed += self._trim_shard(roster, groups, (epoch, shard), end, need - freed)
+            freed += self._trim_shard(roster, groups, manifest, shard, end, need - freed)
         return freed
 
-    def _trim_shard(self, roster: Roster, groups: list[str], of: tuple[int, int], end: int, need: int) -> int:
+    def _trim_shard(
+        self, roster: Roster, groups: list[str], manifest: Manifest, shard: int, end: int, need: int
+    ) -> int:
         """Removes settled entries of one shard, in pages as far as anything is settled."""
         of = (manifest.epoch, shard)
         floor = self._floors.get(of, 0)

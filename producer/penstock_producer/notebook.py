@@ -98,6 +98,7 @@ def produce(
     shard_samples: int | None = None,
     spec: Mapping[str, Any] | None = None,
     budget_bytes: int | None = None,
+    retention: str | None = None,
     on_error: OnError = "quarantine",
     wait: bool = False,
     notify: Notify = to_stderr,
@@ -117,7 +118,8 @@ def produce(
     settings = Settings.from_environment(child_environment({"PENSTOCK_URL": url}) if url else None)
     plan = ProductionPlan(
         stream=stream, source=LocalConfig(token=tokens[0], transform=transform), epochs=epochs, seed=seed,
-        shuffle=shuffle, shard_samples=shard_samples, spec=spec, budget_bytes=budget_bytes, on_error=on_error,
+        shuffle=shuffle, shard_samples=shard_samples, spec=spec, budget_bytes=budget_bytes, retention=retention,
+        on_error=on_error,
     )  # fmt: skip
     options = WorkerOptions(url=settings.url, queue_url=settings.queue_url, queue=f"penstock-{secrets.token_hex(4)}")
     try:

@@ -44,6 +44,8 @@ class ProductionPlan(BaseModel):
     partitions: int | None = None
     budget_bytes: int | None = None
     block_bytes: int | None = None
+    retention: str | None = None
+    """What is kept of settled epochs (policy.py); None takes the stream's."""
 
 
 def plan_fingerprint(fingerprint: str, shuffle: bool) -> str:

@@ -21,7 +21,7 @@ from penstock_common.stream.manifest import (
     find_manifest,
     retained_epochs,
 )
-from penstock_common.stream.streams import await_event, last_event, set_plan
+from penstock_common.stream.streams import await_event, last_event, require_there, set_plan
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.dispatch import Dispatcher
 from penstock_producer.fill import HOPELESS, Seed
@@ -88,7 +88,7 @@ class Production:
         spec = plan.spec if plan.spec is not None else self._source.spec
         self._writer = Writer(
             plan.stream, url=options.url, spec=spec, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
-            block_bytes=plan.block_bytes, info=self._source.info, notify=self._notify,
+            block_bytes=plan.block_bytes, retention=plan.retention, info=self._source.info, notify=self._notify,
         )  # fmt: skip
         self._client = self._writer.client
         self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan.seed, plan.epochs)
@@ -166,7 +166,7 @@ class Production:
             self._dispatcher.cancel(jobs)  # again: a worker that is stopped puts its own back, for nobody now
             self._dispatcher.close()
             self._source.close()
-            self._client.close()
+            self._writer.close()
 
     def leave(self) -> None:
         """As `close`, but leaves the jobs in the queue."""
@@ -240,6 +240,8 @@ class Production:
         current: list[EpochProgress] = []
         for epoch in list(self._live):
             manifest = find_manifest(self._client, self._writer.stream, epoch)
+            if manifest is None:
+                require_there(self._client, self._writer.stream)
             if manifest is None or manifest.state == ABANDONED:
                 raise EpochFailed(f"epoch {epoch} of {self._plan.stream!r} was abandoned or removed by someone else")
             seen = look(self._client, self._writer.stream, manifest)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock_common.errors import PenstockError, SampleError, SourceError, StreamConflict
+from penstock_common.errors import BudgetFull, PenstockError, SampleError, SourceError, StreamConflict
 from penstock_common.stream.connection import connect
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, size_epoch
@@ -18,11 +18,12 @@ from penstock_common.stream.streams import find_stream
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.fill import HOPELESS, ItemFiller, Seed, Stopped, TooManyBad, Watch, fill_batches, fill_samples
 from penstock_producer.order import EpochOrder
+from penstock_producer.room import unfinished_shards
 from penstock_producer.shard import ShardWriter
 from penstock_producer.sources.config import parse_config
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import AnySource, IterSource, Sample
-from penstock_producer.task import ShardTask
+from penstock_producer.task import ShardTask, job_id
 from penstock_producer.writer import SHARD_SAMPLES, SPREAD_SAMPLES, Writer
 
 ROOM_WAIT_S = 30.0
@@ -62,14 +63,27 @@ class Workbench:
         self._source: tuple[str, AnySource] | None = None
         self._notify: Notify = to_stderr
 
-    def produce(self, task: ShardTask, made: Made, notify: Notify, before_finish: Callable[[], None]) -> None:
+    @property
+    def is_stopping(self) -> bool:
+        """Whether this process was told to end."""
+        return self._should_stop()
+
+    def produce(
+        self,
+        task: ShardTask,
+        made: Made,
+        notify: Notify,
+        before_finish: Callable[[], None],
+        should_yield: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Writes what is missing of the task's shard. ``before_finish`` is called when all is committed.
 
-        Raises Outdated, SourceChanged, TooManyBad, SpecMismatch, BudgetFull, Stopped and what the writer raises.
+        ``should_yield`` is asked while it waits for room, and may end that wait. Raises Outdated, SourceChanged, TooManyBad, SpecMismatch, BudgetFull, Stopped and what the writer raises.
         """
         self._notify = notify
         try:
             writer, manifest = self._planned(task)
+            writer.should_stop = lambda: self._should_stop() or should_yield()
             source = self._open_source(task)
             watch = Watch(self._should_stop, task.on_error == "fail")
             run = self._run_items if source.unit == "item" else self._run_sized
@@ -77,16 +91,23 @@ class Workbench:
                 run(writer, manifest, task, source, watch, made, before_finish)  # type: ignore[arg-type]
             finally:
                 made.good, made.bad = watch.good, watch.bad
-        except (TooManyBad, SampleError, Outdated, SourceChanged):
+        except (TooManyBad, SampleError, Outdated, SourceChanged, BudgetFull):
             raise
         except BaseException:
             self.close()  # what is open may be what is broken
             raise
 
+    def earlier_jobs(self, task: ShardTask) -> list[str]:
+        """Ids of the jobs whose shards come before the task's and are not complete, in the order of room."""
+        if self._writer is None:
+            return []
+        unfinished = unfinished_shards(self._writer.client, self._writer.stream, task.epoch)
+        return [job_id(manifest.id, s) for manifest, s in unfinished if (manifest.epoch, s) < (task.epoch, task.shard)]
+
     def close(self) -> None:
         """Give back connections and files."""
         if self._writer is not None:
-            self._writer.client.close()
+            self._writer.close()
             self._writer = None
         if self._source is not None:
             self._source[1].close()
@@ -105,12 +126,15 @@ class Workbench:
                 raise Outdated(
                     f"stream {task.stream!r} is not on this worker's server; give --url as the producer has it"
                 )
+            if writer is not None:
+                writer.close()
             writer = Writer(task.stream, url=self._url, room_wait_s=self._room_wait_s, notify=self._tell)
             self._writer = writer
         else:
             found = find_stream(writer.client, task.stream)
         if found is None or found.id != task.stream_id or writer.stream.id != task.stream_id:
             self._writer = None
+            writer.close()
             raise Outdated(f"stream {task.stream!r} was deleted and made anew since this job was planned")
         manifest = find_manifest(writer.client, writer.stream, task.epoch)
         if manifest is None or manifest.id != task.manifest_id:

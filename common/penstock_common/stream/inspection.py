@@ -42,6 +42,8 @@ class EpochView:
     """Payload bytes still held."""
     trimmed: bool
     """Whether retention already removed entries of it."""
+    pinned: bool
+    """Whether an operator keeps it."""
 
 
 @dataclass(slots=True)
@@ -163,6 +165,7 @@ def _epoch_view(client: Client, stream: Stream, manifest: Manifest, rosters: lis
         entries=sum(lengths[::2]),
         bytes=sum(roster.epoch_bytes.get(epoch, 0) for roster in rosters),
         trimmed=any(epoch in roster.trimmed for roster in rosters),
+        pinned=any(epoch in roster.pinned for roster in rosters),
     )
 
 

@@ -19,6 +19,10 @@ RELEASED = "~released"
 """The consumer that holds what a member handed back; no member can have this name."""
 _NAME = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]{0,99}\Z")
 
+_TAG = re.compile(r"[0-9a-f]{12}\.\d+\Z")
+"""A partition's: the stream's id, and a number."""
+_OF_WHOLE_STREAM = re.compile(r"(meta|epochs|events|\d+:manifest)\Z")
+
 
 class BadName(PenstockError, ValueError):
     """A stream, group or member name that cannot be part of a key."""
@@ -113,6 +117,20 @@ ANY_META = "penstock:{*}:meta"
 def name_in_meta_key(key: bytes) -> str:
     """The stream's name in one of the keys that `ANY_META` matches."""
     return key.decode().removeprefix("penstock:{").removesuffix("}:meta")
+
+
+def patterns_of_stream(name: str) -> list[str]:
+    """Patterns that match every key of the stream, and a few of others: `is_of_stream` tells them apart."""
+    return [f"penstock:{{{name}}}:*", f"penstock:{{{name}.*}}:*"]
+
+
+def is_of_stream(key: str, name: str) -> bool:
+    """Whether a key belongs to a stream of that name, in whichever of its lives; ``a.b`` is not a part of ``a``."""
+    if key.startswith(f"penstock:{{{name}}}:"):
+        return True
+    inside, _, rest = key.removeprefix("penstock:{").partition("}:")
+    is_partition = inside.startswith(f"{name}.") and _TAG.match(inside[len(name) + 1 :])
+    return bool(is_partition) and not _OF_WHOLE_STREAM.match(rest)
 
 
 def search_tags(name: str, stream_id: str, count: int) -> list[str]:

@@ -175,9 +175,11 @@ return redis.call('HSET', KEYS[1], 'd:' .. ARGV[1] .. ':' .. ARGV[2], '1')
 EXPIRE_SILENT = (
     GO_ON
     + """
--- KEYS roster | ARGV silent_ms : members unseen for so long go; undeclared groups unseen for so long stop holding data
+-- KEYS roster | ARGV silent_ms stale_ms : members unseen for so long go; undeclared groups unseen for so long stop
+-- holding data; notes of waiting writers go when they are stale
 local now = redis.call('TIME')
-local before = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000) - tonumber(ARGV[1])
+now = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
+local before, stale = now - tonumber(ARGV[1]), now - tonumber(ARGV[2])
 local all, expired = redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #all, 2 do
   local kind = string.sub(all[i], 1, 2)
@@ -207,7 +209,7 @@ for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
   end
 end
 for k = 2, #KEYS do redis.pcall('XGROUP', 'DESTROY', KEYS[k], ARGV[1]) end
-redis.call('HINCRBY', KEYS[1], 'gen', 1)
+if found == 1 then redis.call('HINCRBY', KEYS[1], 'gen', 1) end
 return found
 """
 
@@ -216,9 +218,12 @@ REPLAY_LEASE = (
     + """
 -- KEYS roster | ARGV token epoch ttl_ms must_exist : holds an epoch for a replay; refused once it is gone or lapsed
 if redis.call('HEXISTS', KEYS[1], 'e:' .. ARGV[2]) == 0 then return 0 end
-if ARGV[4] == '1' and redis.call('HEXISTS', KEYS[1], 'r:' .. ARGV[1]) == 0 then return 0 end
 local now = redis.call('TIME')
 now = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
+if ARGV[4] == '1' then
+  local text = redis.call('HGET', KEYS[1], 'r:' .. ARGV[1])
+  if not text or cjson.decode(text).till < now then return 0 end
+end
 redis.call('HSET', KEYS[1], 'r:' .. ARGV[1], cjson.encode({epoch = tonumber(ARGV[2]), till = now + tonumber(ARGV[3])}))
 return 1
 """

@@ -24,14 +24,15 @@ def release_epoch(client: Client, stream: Stream, epoch: int, generation: str = 
     if manifest is None:
         return False
     for partition in stream.partitions:
-        if not _retire(client, partition, epoch, manifest.id, generation):
+        if not retire_epoch(client, partition, epoch, manifest.id, generation):
             return False
         generation = ""  # the first partition's word is enough; a half retired epoch must go on
     unlink_epoch(client, stream, epoch, manifest.id)
     return True
 
 
-def _retire(client: Client, partition: PartitionKeys, epoch: int, manifest_id: str, generation: str = "") -> bool:
+def retire_epoch(client: Client, partition: PartitionKeys, epoch: int, manifest_id: str, generation: str = "") -> bool:
+    """First step, in one partition: nothing is written or acknowledged any more. False if the roster has changed."""
     keys = [partition.roster, partition.state(epoch)]
     return int(run_script(client, RETIRE, keys, [generation, epoch, manifest_id])) >= 0
 
@@ -41,7 +42,7 @@ def unlink_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str) -
     manifest = find_manifest(client, stream, epoch)
     ours = manifest if manifest is not None and manifest.id == manifest_id else None
     for partition in stream.partitions:
-        _retire(client, partition, epoch, manifest_id)
+        retire_epoch(client, partition, epoch, manifest_id)
         _unlink(client, _keys_of(client, stream, partition, epoch, ours))
     if ours is not None:
         _remember_released(client, stream, epoch)
@@ -56,9 +57,11 @@ def _remember_released(client: Client, stream: Stream, epoch: int) -> None:
     while True:
         with client.pipeline() as pipe:
             pipe.watch(stream.keys.meta)
-            released = pipe.hget(stream.keys.meta, "released") or b""
+            stream_id, released = pipe.hmget(stream.keys.meta, "id", "released")
+            if stream_id != stream.id.encode():
+                return  # deleted meanwhile: its meta must not come back
             pipe.multi()
-            pipe.hset(stream.keys.meta, "released", add_to_ranges(released.decode(), epoch))
+            pipe.hset(stream.keys.meta, "released", add_to_ranges((released or b"").decode(), epoch))
             try:
                 pipe.execute()
             except WatchError:

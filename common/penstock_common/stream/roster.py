@@ -85,11 +85,15 @@ class Roster:
     """Epochs whose release was begun: their keys are to be unlinked."""
     closed: frozenset[tuple[str, int]] = frozenset()
     """(group, epoch) that the group has settled."""
+    pinned: frozenset[int] = frozenset()
+    """Epochs an operator keeps."""
     replays: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Replay token -> (epoch, server time its lease ends, ms)."""
     epoch_bytes: dict[int, int] = field(default_factory=dict)
     bytes: int = 0
     """Payload bytes held."""
+    waiting: dict[tuple[int, int], Waiter] = field(default_factory=dict)
+    """(epoch, shard) -> its writer, if it waits for room."""
 
 
 def load_roster(client: Client, partition: PartitionKeys) -> Roster:
@@ -258,6 +262,7 @@ def beat(client: Client, who: Membership, partition: PartitionKeys, held: Held) 
                 "give each process its own member name"
             ) from None
         if is_script_error(error, "gone"):
+            require_there(client, who.stream)
             raise GroupNotFound(
                 f"group {who.group!r} is no longer on the roster of {who.stream.name!r}: it was dropped, or the server "
                 "lost its data; start again"
@@ -267,9 +272,17 @@ def beat(client: Client, who: Membership, partition: PartitionKeys, held: Held) 
 
 
 def leave(client: Client, who: Membership, partition: PartitionKeys, held: Held) -> None:
-    """Hands the given entries back to the group and signs off."""
+    """Hands the given entries back to the group and signs off; nothing of the member stays behind."""
     keys, args = _with_ids(who, partition, held)
     run_script(client, LEAVE, keys, args)
+    forget_consumers(client, partition, who.group, who.member)
+
+
+def forget_consumers(client: Client, partition: PartitionKeys, group: str, member: str) -> None:
+    """Removes what Redis remembers of a member that is gone, but for entries it still holds: those are taken over."""
+    entries = [partition.entries(epoch) for epoch in load_roster(client, partition).epochs]
+    if entries:
+        run_script(client, FORGET_CONSUMERS, entries, [group, member])
 
 
 def _with_ids(who: Membership, partition: PartitionKeys, held: Held) -> tuple[list[str], list[Arg]]:
@@ -304,13 +317,14 @@ def drop_group(client: Client, stream: Stream, group: str) -> bool:
 
 
 def expire_silent(client: Client, partition: PartitionKeys, silent_ms: int) -> list[str]:
-    """Forgets members and replays unseen for so long; returns undeclared groups that stop holding data by it.
+    """Forgets members and replays unseen for so long, and notes of waiting writers that died.
 
+    Returns undeclared groups that stop holding data by it.
     A server that was down meanwhile has seen nobody: then nothing expires until it was up that long.
     """
     if int(client.info("server")["uptime_in_seconds"]) * 1000 < silent_ms:
         return []
-    return [name.decode() for name in run_script(client, EXPIRE_SILENT, [partition.roster], [silent_ms])]
+    return [name.decode() for name in run_script(client, EXPIRE_SILENT, [partition.roster], [silent_ms, STALE_MS])]
 
 
 def hold_for_replay(

@@ -31,8 +31,11 @@ COMMANDS: dict[str, Entry] = {
     "server": Entry("penstock.cli.server", "run a private redis-server in the foreground"),
     "inspect": Entry("penstock.cli.inspect", "show streams, or one stream's epochs, groups, lag and bytes"),
     "audit": Entry("penstock.cli.audit", "compare planned, written and trained on; name what is lost or twice"),
+    "bad": Entry("penstock.cli.bad", "list, show, retry or drop bad samples and dead letters"),
     "groups": Entry("penstock.cli.groups", "list a stream's groups, declare one, or drop one"),
-    "epochs": Entry("penstock.cli.epochs", "list a stream's epochs, close one as it stands, or abandon one"),
+    "epochs": Entry("penstock.cli.epochs", "list a stream's epochs; close, abandon or pin one; say how many are kept"),
+    "trim": Entry("penstock.cli.trim", "release what a stream's retention gives up, now"),
+    "delete": Entry("penstock.cli.delete", "remove a stream with all its epochs and groups"),
 }
 """In the order of ``penstock --help``."""
 

@@ -1,4 +1,4 @@
-"""``penstock epochs``: lists epochs, closes one whose producers died as it stands, abandons one that is of no use."""
+"""``penstock epochs``: lists epochs, closes, abandons or pins one, and says what is kept of those that are settled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock_common.stream.commands import Client
 
 NAME = "epochs"
-HELP = "list a stream's epochs, close one as it stands, or abandon one"
+HELP = "list a stream's epochs; close, abandon or pin one; say how many are kept"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,28 +22,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "list": "every retained epoch and how far it is",
         "close": "declare that no more will come: trainers end the epoch when they have read what was committed",
         "abandon": "give the epoch up: producers stop, trainers end it at once, its data may go",
+        "pin": "keep the epoch whole, whatever retention says, until it is unpinned; it counts against the budget",
+        "unpin": "leave a pinned epoch to retention again",
+        "retain": "what is kept of epochs that every group has settled: budget (all, until room is needed), "
+        "epochs:N, time:24h, bytes:500mb",
     }
     for name, text in texts.items():
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument("stream")
-        if name != "list":
+        if name == "retain":
+            action.add_argument("policy", metavar="POLICY")
+        elif name != "list":
             action.add_argument("epoch", type=int)
         if name == "abandon":
             action.add_argument("--force", action="store_true", help="also an epoch that is complete")
         add_url(action)
         add_json(action)
     parser.epilog = (
-        "example:\n  penstock epochs list train\n  penstock epochs close train 3\n  penstock epochs abandon train 3\n\n"
+        "example:\n  penstock epochs list train\n  penstock epochs close train 3\n  penstock epochs abandon train 3\n"
+        "  penstock epochs pin train 2\n  penstock epochs retain train epochs:3\n\n"
         "Stop the producers before closing: what they commit afterwards is not part of the epoch."
     )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Does one of the three and says what it did."""
+    """Does one of these and says what it did."""
     from penstock_common.stream.connection import connect
 
+    actions = {"list": _list, "close": _close, "abandon": _abandon, "pin": _pin, "unpin": _pin, "retain": _retain}
     with connect(url_of(args)) as client:
-        return {"list": _list, "close": _close, "abandon": _abandon}[args.action](client, args, console)
+        return actions[args.action](client, args, console)
 
 
 def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
@@ -65,10 +73,46 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
                 f"{e.committed} of {'?' if e.planned is None else e.planned}",
                 e.bad,
                 f"{e.shards_done} of {e.shards}",
+                ", ".join(word for word, is_so in (("pinned", e.pinned), ("trimmed", e.trimmed)) if is_so),
             )
             for e in view.epochs
         ]
-        console.table(rows, head=("epoch", "state", "samples", "bad", "shards done"))
+        console.table(rows, head=("epoch", "state", "samples", "bad", "shards done", ""))
+    return 0
+
+
+def _pin(client: Client, args: argparse.Namespace, console: Console) -> int:
+    from penstock_common.stream.pins import pin_epoch, unpin_epoch
+    from penstock_common.stream.streams import load_stream
+
+    stream = load_stream(client, args.stream)
+    is_pin = args.action == "pin"
+    changed = (pin_epoch if is_pin else unpin_epoch)(client, stream, args.epoch)
+    if args.json:
+        console.json({"stream": stream.name, "epoch": args.epoch, "pinned": is_pin, "changed": changed})
+    elif is_pin:
+        before = "" if changed else " (it was before)"
+        console.line(f"epoch {args.epoch} of {stream.name!r} is pinned{before}: it is kept whole until it is unpinned")
+    else:
+        what = "left to retention again" if changed else "not pinned"
+        console.line(f"epoch {args.epoch} of {stream.name!r} is {what}")
+    return 0
+
+
+def _retain(client: Client, args: argparse.Namespace, console: Console) -> int:
+    from penstock_common.stream.streams import load_stream, set_field
+    from penstock_producer.policy import parse_policy
+
+    policy = parse_policy(args.policy)
+    stream = load_stream(client, args.stream)
+    set_field(client, stream, "retention", policy.text)
+    if args.json:
+        console.json({"stream": stream.name, "retention": policy.text, "before": stream.retention})
+    else:
+        console.line(
+            f"retention of {stream.name!r} is {policy.text} (it was {stream.retention}): writers keep to it within "
+            f"10 s; without any, `penstock trim {stream.name}` does"
+        )
     return 0
 
 

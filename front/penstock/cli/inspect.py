@@ -107,7 +107,8 @@ def _waiting(view: StreamView) -> str:
 def _epoch_row(epoch: EpochView) -> tuple[object, ...]:
     samples = f"{epoch.committed} of {'?' if epoch.planned is None else epoch.planned}"
     shards = f"{epoch.shards_done} of {epoch.shards}"
-    notes = ", ".join([*(["feed"] if epoch.kind == "feed" else []), *(["trimmed"] if epoch.trimmed else [])])
+    words = (("feed", epoch.kind == "feed"), ("trimmed", epoch.trimmed), ("pinned", epoch.pinned))
+    notes = ", ".join(word for word, is_so in words if is_so)
     return epoch.epoch, epoch.state, samples, epoch.bad, shards, epoch.entries, _size(epoch.bytes), notes
 
 

@@ -79,6 +79,7 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     add("--on-error", choices=("quarantine", "fail"), default="quarantine", help="bad samples (default: %(default)s)")
     add("--spec", type=_spec, metavar="JSON", help="""e.g. '{"x": ["uint8", [null, null, 3]]}'; null is a free size""")
     add("--budget", type=byte_size, metavar="SIZE", help="bytes the stream may hold (default: 1gb)")
+    add("--retention", metavar="POLICY", help="of settled epochs: budget (default), epochs:3, time:24h, bytes:500mb")
     add("--partitions", type=_count, metavar="P", help="of a new stream (default: 1)")
     add("--url", help="the server that holds the streams (default: PENSTOCK_URL, else localhost:6379)")
     add_queue(parser)
@@ -107,6 +108,7 @@ def plan_of(args: argparse.Namespace) -> ProductionPlan:
         spec=args.spec,
         partitions=args.partitions,
         budget_bytes=args.budget,
+        retention=args.retention,
     )
 
 
