@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 
 from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupBusy, GroupFinished
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import list_pending
-from penstock_common.stream.ledger import forget_settled, uncovered
+from penstock_common.stream.entries import index_records, list_pending
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.ledger import forget_settled, owed_samples, uncovered
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.outbox import Outbox
 from penstock_common.stream.ranges import format_ranges, parse_ranges
 from penstock_common.stream.roster import (
     Membership,
+    Roster,
     close_for_group,
     join_group,
     leave,
@@ -26,6 +28,7 @@ from penstock_common.stream.roster import (
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_common.waiting import Notify, to_stderr
 from penstock_consumer.ledger import Holdings, plan_acknowledgement
+from penstock_consumer.overdue import Jam
 from penstock_consumer.pipeline.batch import Batch
 
 ALIVE_MS = 30_000
@@ -200,6 +203,49 @@ class Place:
                 f"{sum(hi - lo for _, lo, hi in missing)} samples ({ranges}): see `penstock audit {self.stream.name}`",
                 missing,
             )
+        return False
+
+    def jams(self) -> list[Jam]:
+        """The partitions where writers wait for room, and what this member holds of them."""
+        rosters = [(partition, load_roster(self.client, partition)) for partition in self.stream.partitions]
+        return [
+            Jam(
+                tuple(roster.waiting.values()),
+                mine_bytes=self._held_bytes(partition),
+                budget_bytes=self.stream.partition_budget,
+                has_others=self._have_others(partition, roster),
+            )
+            for partition, roster in rosters
+            if roster.waiting
+        ]
+
+    def _held_bytes(self, partition: PartitionKeys) -> int:
+        """Payload bytes of the entries this member holds, by the shards' indexes."""
+        return sum(
+            record.nbytes
+            for (epoch, shard), ids in self.holdings.shards(partition.number).items()
+            if shard >= 0
+            for record in index_records(self.client, partition, epoch, shard)
+            if record.entry_id in ids
+        )
+
+    def _have_others(self, partition: PartitionKeys, roster: Roster) -> bool:
+        """Whether another group, member or replay holds something in a partition."""
+        if roster.replays:
+            return True
+        me = self.who
+        for epoch in roster.epochs:
+            pending = list_pending(self.client, partition, epoch, me.group)
+            if any(entry.member != me.member for entry in pending):
+                return True
+            owing = {
+                name: group
+                for name, group in roster.groups.items()
+                if name != me.group and group.holds and group.first <= epoch and (name, epoch) not in roster.closed
+            }
+            manifest = find_manifest(self.client, self.stream, epoch) if owing else None
+            if manifest is not None and any(owed_samples(self.client, self.stream, manifest, owing).values()):
+                return True
         return False
 
     def hurry(self, patience_s: float) -> None:

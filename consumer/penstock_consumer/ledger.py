@@ -95,6 +95,16 @@ class Holdings:
         with self._lock:
             return {epoch: list(held) for (p, epoch), held in self._leases.items() if p == partition and held}
 
+    def shards(self, partition: int) -> dict[tuple[int, int], set[bytes]]:
+        """(epoch, shard) -> ids held in one partition; what was claimed and not fetched yet has shard -1."""
+        found: dict[tuple[int, int], set[bytes]] = {}
+        with self._lock:
+            for (number, epoch), held in self._leases.items():
+                if number == partition:
+                    for entry_id, lease in held.items():
+                        found.setdefault((epoch, lease.shard), set()).add(entry_id)
+        return found
+
     def holds(self, partition: int, epoch: int, entry_id: bytes) -> bool:
         """Whether this member tracks the entry."""
         with self._lock:

@@ -120,15 +120,25 @@ class Feed:
             iteration.in_hand += tokens
 
     def settle(self) -> None:
-        """Acknowledges what the step was given: it is done with all of it. The loader's close calls this too."""
+        """Reports what the step was given: it is done with all of it. The loader asks for this too."""
         with self._lock:
-            iteration = self._current
-            if iteration is None or not iteration.in_hand:
-                return
-            done, iteration.in_hand = iteration.in_hand, []
-            if iteration.is_ordered:  # filter and skip have dropped what lies before and did not arrive
-                done = [token for token in self._owed if token <= max(done)]
-            self._settle(done)
+            done = self._done()
+            if done and self._current is not None:
+                self._current.in_hand = []
+                self._settle(done)
+
+    def reached(self) -> list[Batch]:
+        """What `settle` would report now."""
+        with self._lock:
+            return [self._owed[token] for token in self._done() if token in self._owed]
+
+    def _done(self) -> list[int]:
+        iteration = self._current
+        if iteration is None or not iteration.in_hand:
+            return []
+        if iteration.is_ordered:  # filter and skip have dropped what lies before and did not arrive
+            return [token for token in self._owed if token <= max(iteration.in_hand)]
+        return iteration.in_hand
 
     # --- beginnings and ends of passes ---
 
@@ -153,4 +163,4 @@ class Feed:
         for token in tokens:
             batch = self._owed.pop(token, None)
             if batch is not None:
-                self._loader.acknowledge(batch)
+                self._loader.trained(batch)

@@ -1,0 +1,112 @@
+"""What was handed out and is not settled: which batches a checkpoint covers, and how much waits for one. No Redis here.
+
+Batches are kept by their identities alone, so that their memory can be used again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock_consumer.pipeline.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding:
+    """One batch handed out and not settled."""
+
+    batch: Batch
+    """Without its arrays."""
+    samples: int
+    nbytes: int
+    """Payload bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much was handed out and is not settled."""
+
+    batches: int = 0
+    samples: int = 0
+    nbytes: int = 0
+
+
+class Handed:
+    """All batches of one loader between handing out and settling; used by its threads.
+
+    A batch is pulled, trained on, then settled. In a plain loop the first two are one; a framework that reads ahead
+    pulls long before its step trains.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._pulled: dict[int, Outstanding] = {}
+        self._trained: dict[int, Outstanding] = {}
+        """In the order of training. Keys are the ids of the spans, which live as long as the value does."""
+        self._covered = 0
+        """Of the batches trained on, in order, those that a checkpoint covered."""
+        self.promised = 0
+        """Of them, those whose state was taken: somebody may be saving it."""
+        self.batches = self.samples = 0
+        """Trained on since the loader was made."""
+        self.last: Batch | None = None
+        """The last one trained on, without its arrays."""
+        self.waiting = Amount()
+        """Trained on and not settled."""
+        self._changed_s = clock()
+
+    def pull(self, batch: Batch) -> None:
+        """A batch was given to a framework."""
+        with self._lock:
+            self._pulled[id(batch.spans)] = _outstanding(batch)
+            self._changed_s = self._clock()
+
+    def train(self, batch: Batch) -> None:
+        """A batch was given to the training step: pulled before, or given to a plain loop."""
+        with self._lock:
+            one = self._pulled.pop(id(batch.spans), None) or _outstanding(batch)
+            self._trained[id(batch.spans)] = one
+            self.batches += 1
+            self.samples += one.samples
+            self.last = one.batch
+            self._count(one, 1)
+
+    def drop(self, batch: Batch) -> bool:
+        """A batch is to be settled by itself, or handed back; False if it was before."""
+        with self._lock:
+            pulled = self._pulled.pop(id(batch.spans), None)
+            trained = self._trained.pop(id(batch.spans), None)
+            if trained is not None:
+                self._count(trained, -1)
+            return pulled is not None or trained is not None
+
+    def cover(self, batches: int | None) -> list[Batch]:
+        """What a checkpoint covers that was taken after so many batches (None: all), in the order of training."""
+        with self._lock:
+            count = len(self._trained) if batches is None else max(0, batches - self._covered)
+            ones = [self._trained.pop(key) for key in list(self._trained)[:count]]
+            for one in ones:
+                self._count(one, -1)
+            self._covered += len(ones)
+            return [one.batch for one in ones]
+
+    @property
+    def is_being_saved(self) -> bool:
+        """Whether a state was taken of batches that no checkpoint covers yet."""
+        return self.promised > self._covered
+
+    @property
+    def quiet_s(self) -> float:
+        """For how long nothing was pulled, trained on or settled."""
+        return self._clock() - self._changed_s
+
+    def _count(self, one: Outstanding, sign: int) -> None:
+        was = self.waiting
+        self.waiting = Amount(was.batches + sign, was.samples + sign * one.samples, was.nbytes + sign * one.nbytes)
+        self._changed_s = self._clock()
+
+
+def _outstanding(batch: Batch) -> Outstanding:
+    return Outstanding(Batch({}, batch.epoch, batch.spans, batch.position), batch.size, batch.nbytes)

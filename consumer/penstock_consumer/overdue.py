@@ -1,0 +1,81 @@
+"""Whether a training waits for itself: writers wait for room that its own unsettled batches take. A pure rule.
+
+Design.md 5.8: when writers wait for what living members hold, the member is told with numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock_common.errors import CheckpointOverdue
+from penstock_common.stream.suitability import readable_bytes
+from penstock_common.stream.waiters import Waiter
+from penstock_consumer.handed import Amount
+
+WARN_SHARE = 0.5
+"""Of the stream's budget, handed out and not settled: time to say so, while there is still room."""
+PATIENCE_S = 3.0
+"""A loop that waits so long for a batch, with nobody but itself to settle anything, will wait for ever."""
+ELSEWHERE_S = 30.0
+"""The same where another thread may be about to settle (a framework's step, a checkpoint being saved, 'manual')."""
+SETTLED_MS = 1500
+"""A writer that waited so long has seen what the janitor can free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jam:
+    """A partition with writers that wait for room, as one member of one group finds it."""
+
+    waiters: Sequence[Waiter]
+    mine_bytes: int
+    """Payload bytes of the entries this member holds; an entry goes only as a whole."""
+    budget_bytes: int
+    """The partition's."""
+    has_others: bool
+    """Whether another member, group or replay holds something too."""
+
+
+def is_overdue(jam: Jam) -> bool:
+    """Whether nothing but this member's settling can let the awaited writer go on.
+
+    Only the lowest unfinished shard's writer counts: the others wait for it, not for us.
+    """
+    for waiter in jam.waiters:
+        if not waiter.is_next or waiter.seen_ms - waiter.since_ms < SETTLED_MS:
+            continue
+        # 1. what is held here would block it even if everybody else let go
+        if jam.mine_bytes + waiter.need_bytes > jam.budget_bytes:
+            return True
+        # 2. nobody else holds anything, and settling makes room enough
+        if not jam.has_others and jam.mine_bytes >= waiter.need_bytes:
+            return True
+    return False
+
+
+def warning(held: Amount, budget_bytes: int, stream: str, remedy: str) -> str | None:
+    """What to say of so much handed out and not settled; None while it is little."""
+    if held.nbytes <= WARN_SHARE * budget_bytes:
+        return None
+    return f"{_numbers(held, budget_bytes, stream)}: writers will soon have to wait for it; {remedy}"
+
+
+def overdue(jams: Iterable[Jam], held: Amount, budget_bytes: int, stream: str, remedy: str) -> CheckpointOverdue | None:
+    """The error to raise in a loop that waits for a batch; None where others hold the room, or nobody waits for it."""
+    if not held.batches or not any(is_overdue(jam) for jam in jams):
+        return None
+    text = f"{_numbers(held, budget_bytes, stream)}; its writers wait for that room, so no batch can come: {remedy}"
+    return CheckpointOverdue(text, held.batches, held.samples, held.nbytes, budget_bytes)
+
+
+def remedy_of(held: Amount, budget_bytes: int, call: str) -> str:
+    """What helps: an interval that fills half of the budget, or a larger one."""
+    often = int(held.samples * WARN_SHARE * budget_bytes / max(1, held.nbytes))
+    return f"{call} at least every {max(1, often)} samples, or give the stream a larger budget_bytes"
+
+
+def _numbers(held: Amount, budget_bytes: int, stream: str) -> str:
+    return (
+        f"{held.samples} samples ({readable_bytes(held.nbytes)} in {held.batches} batches) were handed out and not "
+        f"settled since, of a budget of {readable_bytes(budget_bytes)} of {stream!r}"
+    )

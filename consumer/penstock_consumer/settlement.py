@@ -1,0 +1,191 @@
+"""When what was handed out is acknowledged: the three policies, and the word of an adapter, on the loop's side.
+
+What is outstanding is ``handed``'s, whether a checkpoint is overdue ``overdue``'s, acknowledging itself the place's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, Literal, Protocol, get_args
+
+from penstock_common.errors import ServerUnavailable
+from penstock_common.waiting import Notify
+from penstock_consumer.handed import Handed
+from penstock_consumer.overdue import ELSEWHERE_S, PATIENCE_S, overdue, remedy_of, warning
+from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.reading import Reading
+
+Acknowledge = Literal["on_next", "manual", "on_checkpoint"]
+
+
+class Adapter(Protocol):
+    """What stands between a loader and a framework that pulls batches long before its step uses them."""
+
+    def settle(self) -> None:
+        """Reports to `Loader.trained` what the training step is done with."""
+
+    def reached(self) -> list[Batch]:
+        """What `settle` would report now."""
+
+
+class Settlement:
+    """One loader's acknowledging; see `loader.Loader` for the policies. A framework's threads may call it."""
+
+    def __init__(self, policy: Acknowledge, stream: str, notify: Notify) -> None:
+        if policy not in get_args(Acknowledge):
+            raise ValueError(f"acknowledge is {policy!r}, expected one of {', '.join(get_args(Acknowledge))}")
+        self.policy: Acknowledge = policy
+        self.adapter: Adapter | None = None
+        self.reading: Reading | None = None
+        """Set when the group was joined."""
+        self._stream, self._notify = stream, notify
+        self._lock = threading.Lock()
+        """A framework's step and its read-ahead are different threads."""
+        self._handed = Handed()
+        self._in_hand: Batch | None = None
+        """The batch that a plain loop has, if asking for the next one acknowledges it."""
+        self._is_warned = False
+
+    # --- handing out and settling ---
+
+    def hand(self, batch: Batch) -> None:
+        """A batch goes to the loop, or to a framework."""
+        if self.adapter is not None:
+            self._handed.pull(batch)
+            return
+        self._handed.train(batch)
+        if self.policy == "on_next":
+            self._in_hand = batch
+        else:
+            self._warn()
+
+    def asked_for_next(self) -> None:
+        """The loop is done with what it had."""
+        if self._in_hand is not None:
+            batch, self._in_hand = self._in_hand, None
+            self.acknowledge(batch)
+
+    def acknowledge(self, batch: Batch) -> None:
+        """See `Loader.acknowledge`."""
+        if self.policy == "on_checkpoint":
+            raise ValueError(
+                "with acknowledge='on_checkpoint' batches are acknowledged together, by loader.checkpointed() once a "
+                "checkpoint is durable; for single batches there is acknowledge='manual'"
+            )
+        if self._handed.drop(batch):
+            self._settle([batch])
+
+    def trained(self, batch: Batch) -> None:
+        """See `Loader.trained`."""
+        self._handed.train(batch)
+        if self.policy == "on_next":
+            self.acknowledge(batch)
+        else:
+            self._warn()
+
+    def checkpointed(self, batches: int | None) -> None:
+        """Settles the first so many batches that were trained on since the loader was made; None: all."""
+        if self.policy != "on_checkpoint":
+            raise ValueError(f"checkpointed() belongs to acknowledge='on_checkpoint'; this loader has {self.policy!r}")
+        if self.adapter is not None:
+            self.adapter.settle()
+        self._settle(self._handed.cover(batches))
+        self._flush()
+        self._is_warned = False
+
+    def hand_back(self, batches: Iterable[Batch]) -> None:
+        """See `Loader.hand_back`."""
+        left = [batch for batch in batches if self._handed.drop(batch)]
+        if self.reading is not None:
+            with self._lock:
+                self.reading.hand_back(left)
+
+    def take_over(self, adapter: Adapter) -> None:
+        """See `Loader.take_over`."""
+        if self.policy == "manual":
+            raise ValueError(
+                "Loader(acknowledge='manual') leaves acknowledging to you, but a framework's dataset shows no batch to "
+                "acknowledge; with 'on_next' it means the training step, however far is read ahead, and with "
+                "'on_checkpoint' you say when a checkpoint is durable"
+            )
+        self.adapter = adapter
+
+    def progress(self) -> dict[str, Any]:
+        """What a state says of this loader's batches."""
+        reached = self.adapter.reached() if self.adapter is not None else []
+        last = reached[-1] if reached else self._handed.last
+        batches = self._handed.batches + len(reached)
+        self._handed.promised = max(self._handed.promised, batches)
+        return {
+            "epoch": None if last is None else last.epoch,
+            "batches": batches,
+            "samples": self._handed.samples + sum(batch.size for batch in reached),
+        }
+
+    # --- ends ---
+
+    def end_epoch(self, epoch: int) -> None:
+        """An epoch was read to its end here: closes it for the group, unless something of it is still to be settled."""
+        assert self.reading is not None
+        place = self.reading.place
+        with self._lock:
+            if place.owes(epoch):
+                place.unclosed.add(epoch)
+            else:
+                place.close_epochs(epoch)
+
+    def close(self) -> None:
+        """Settles what the loop, or the step, is done with."""
+        self.asked_for_next()
+        if self.adapter is not None:
+            self.adapter.settle()
+        self._flush()
+        if self.policy == "on_checkpoint" and (left := self._handed.waiting).batches:
+            self._notify(f"{left.samples} samples were trained on since the last checkpoint: they are handed out again")
+
+    def _settle(self, batches: list[Batch]) -> None:
+        if self.reading is None:  # nothing was handed out yet
+            return
+        place = self.reading.place
+        with self._lock:
+            for batch in batches:
+                place.acknowledge(batch)
+            for epoch in sorted({batch.epoch for batch in batches} & place.unclosed):
+                if not place.owes(epoch):
+                    place.close_epochs(epoch)
+
+    def _flush(self) -> None:
+        if self.reading is not None:
+            with self._lock:
+                self.reading.place.flush()
+
+    # --- what waits for a checkpoint ---
+
+    def _warn(self) -> None:
+        """Says, once for each checkpoint, that much is handed out and not settled."""
+        assert self.reading is not None
+        if self._is_warned:
+            return
+        budget = self.reading.place.stream.budget_bytes
+        if (text := warning(self._handed.waiting, budget, self._stream, self._remedy(budget))) is not None:
+            self._is_warned = True
+            self._notify(text)
+
+    def raise_if_overdue(self, waited_s: float) -> None:
+        """Ends a wait for a batch that only this loop itself could end: raises CheckpointOverdue."""
+        if self.policy == "on_next" or self.reading is None:
+            return
+        is_alone = self.policy == "on_checkpoint" and self.adapter is None and not self._handed.is_being_saved
+        if min(waited_s, self._handed.quiet_s) < (PATIENCE_S if is_alone else ELSEWHERE_S):
+            return
+        with suppress(ServerUnavailable):  # the reader says so
+            place = self.reading.place
+            budget, held = place.stream.budget_bytes, self._handed.waiting
+            if (error := overdue(place.jams(), held, budget, self._stream, self._remedy(budget))) is not None:
+                raise error
+
+    def _remedy(self, budget_bytes: int) -> str:
+        call = "call loader.checkpointed()" if self.policy == "on_checkpoint" else "acknowledge"
+        return remedy_of(self._handed.waiting, budget_bytes, call)
