@@ -1,0 +1,199 @@
+"""Durability levels: what counts as committed is where the level says, or the writer says what lacks, then stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from penstock_common.errors import BadDurability, DurabilityLost, ServerUnsuitable
+from penstock_common.stream.durability import Durability
+from penstock_common.stream.server import EmbeddedServer, find_servers, server_label
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, replayed, sample, stored, writer_of
+
+Fresh = Callable[..., EmbeddedServer]
+COUNT = 40
+
+every_server = pytest.mark.parametrize(
+    "executable", find_servers() or [None], ids=lambda e: server_label(e) if e else "none"
+)
+
+
+def durable_writer(url: str, level: str | None, **settings: Any) -> Any:
+    """A writer with four samples in a block."""
+    return writer_of(url, spec=SPEC, block_bytes=4 * SAMPLE_BYTES, durability=level, **settings)
+
+
+def calls(server: EmbeddedServer, command: str) -> int:
+    """How often the server was asked a command."""
+    with redis.Redis(port=server.port) as client:
+        return int(client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
+
+
+@contextmanager
+def stopped(server: EmbeddedServer) -> Iterator[None]:
+    """The server's process stands still."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def pair(fresh_server: Fresh, request: pytest.FixtureRequest) -> tuple[EmbeddedServer, EmbeddedServer]:
+    """A primary and a replica that follows it, of the executable the test is given."""
+    executable = request.node.callspec.params["executable"] if hasattr(request.node, "callspec") else find_servers()[0]
+    primary = fresh_server(executable, extra={"repl-diskless-sync": "no"})
+    replica = fresh_server(executable, extra={"replicaof": f"127.0.0.1 {primary.port}"})
+    with redis.Redis(port=primary.port) as client:
+        deadline = time.monotonic() + 30
+        while client.info("replication").get("slave0", {}).get("state") != "online":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    return primary, replica
+
+
+@every_server
+def test_fsync_is_kept_where_the_server_can_and_refused_where_it_cannot(fresh_server: Fresh, executable: Path) -> None:
+    """Whoever asks for the disk must get the disk, or be told before the first sample."""
+    server = fresh_server(executable, appendonly=True, extra={"appendfsync": "always"})
+    with redis.Redis(port=server.port) as client:
+        can = "waitaof" in client.command()
+    if not can:
+        with pytest.raises(ServerUnsuitable, match=r"'fsync' cannot be kept .* it has no WAITAOF"):
+            durable_writer(server.url, "fsync")
+        return
+    with durable_writer(server.url, "fsync") as writer, writer.epoch() as epoch:
+        for number in range(COUNT):
+            epoch.write(sample(number))
+    assert calls(server, "waitaof") >= COUNT / 4 + 1  # behind every block, and behind the epoch's end
+    server.kill()
+    again = fresh_server(executable, appendonly=True, extra={"appendfsync": "always"})
+    with pytest.raises(ServerUnsuitable, match="append-only"):
+        durable_writer(fresh_server(executable).url, "fsync")
+    again.close()
+
+
+@every_server
+def test_a_committed_block_is_on_the_replica(pair: tuple[EmbeddedServer, EmbeddedServer], executable: Path) -> None:
+    """The primary may burn down the moment flush has returned; the end of the epoch counts like a block."""
+    primary, replica = pair
+    with redis.Redis(port=replica.port) as copy, durable_writer(primary.url, "replicas=1") as writer:
+        with writer.epoch() as epoch:
+            for number in range(COUNT):
+                epoch.write(sample(number))
+                if number % 8 == 7:
+                    epoch.flush()
+                    assert stored(copy, "t", 0).total() == number + 1
+        assert copy.hget(open_stream(copy, "t").keys.manifest(0), "state") == b"produced"
+    assert calls(primary, "wait") >= COUNT / 4 + 1
+
+
+def test_a_replica_that_stands_still_is_waited_for_and_named(pair: tuple[EmbeddedServer, EmbeddedServer]) -> None:
+    """Within five seconds the writer says what it waits for, and goes on when it has come."""
+    primary, replica = pair
+    said: list[str] = []
+    with durable_writer(primary.url, "replicas=1", notify=said.append) as writer, writer.epoch() as epoch:
+        for number in range(8):
+            epoch.write(sample(number))
+        epoch.flush()
+        with stopped(replica):
+            write = threading.Thread(target=lambda: [epoch.write(sample(n)) for n in range(8, 16)] and epoch.flush())
+            write.start()
+            deadline = time.monotonic() + 5
+            while not any("0 of 1 replicas have it" in line for line in said):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert write.is_alive()
+        write.join(20)
+        assert not write.is_alive()
+    assert replayed(primary.url) == list(range(16))
+    with redis.Redis(port=replica.port) as copy:
+        assert stored(copy, "t", 0).total() == 16
+
+
+def test_a_replica_that_does_not_come_back_ends_the_writer_by_name(
+    pair: tuple[EmbeddedServer, EmbeddedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a wait without end nor a promise broken in silence: also where only the epoch's end is not safe."""
+    monkeypatch.setattr("penstock_common.stream.durability.SAFE_S", 1.5)
+    primary, replica = pair
+    with durable_writer(primary.url, "replicas=1") as writer:
+        epoch = writer.epoch()
+        epoch.write(sample(0))
+        epoch.flush()
+        with stopped(replica), pytest.raises(DurabilityLost, match=r"'replicas=1': 0 of 1 replicas have it"):
+            epoch.close()
+        second = writer.epoch()
+        second.write(sample(0))
+        with stopped(replica), pytest.raises(DurabilityLost, match="0 of 1 replicas"):
+            second.flush()
+
+
+def test_a_new_connection_does_not_answer_for_what_the_broken_one_wrote(
+    pair: tuple[EmbeddedServer, EmbeddedServer],
+) -> None:
+    """WAIT counts its own connection's writes: a fresh one says yes to everything, unless something is written."""
+    primary, replica = pair
+    with durable_writer(primary.url, "replicas=1") as writer, writer.epoch() as epoch:
+        for number in range(4):
+            epoch.write(sample(number))
+        epoch.flush()
+        with stopped(replica), redis.Redis(port=primary.port) as admin:
+            flush = threading.Thread(target=lambda: [epoch.write(sample(n)) for n in range(4, 8)] and epoch.flush())
+            flush.start()
+            while stored(admin, "t", 0).total() < 8:
+                time.sleep(0.01)
+            assert admin.client_kill_filter(_type="normal", skipme=True) > 0
+            flush.join(1.5)
+            assert flush.is_alive()
+        flush.join(20)
+        assert not flush.is_alive()
+
+
+def test_fewer_replicas_than_asked_for_are_refused_at_opening(any_url: str, any_client: Any) -> None:
+    """An error after an hour of work would come too late; the stream is left as it was."""
+    with pytest.raises(ServerUnsuitable, match=r"needs 2 replicas, .* has 0 that follow"):
+        durable_writer(any_url, "replicas=2")
+    assert any_client.keys() == []
+
+
+def test_the_level_is_the_streams_and_holds_for_every_writer(pair: tuple[EmbeddedServer, EmbeddedServer]) -> None:
+    """Jobs open the stream by its name: what was promised must not depend on who writes."""
+    primary, _replica = pair
+    with durable_writer(primary.url, "replicas=1"):
+        pass
+    before = calls(primary, "wait")
+    with durable_writer(primary.url, None) as writer, writer.epoch() as epoch:
+        epoch.write(sample(0))
+    assert calls(primary, "wait") >= before + 2
+    with durable_writer(primary.url, "memory") as writer, writer.epoch() as epoch:
+        now = calls(primary, "wait")
+        epoch.write(sample(0))
+    assert calls(primary, "wait") == now
+
+
+@pytest.mark.parametrize(
+    ("text", "fsync", "replicas"),
+    [("memory", False, 0), ("fsync", True, 0), ("replicas=2", False, 2), ("fsync+replicas=12", True, 12)],
+)
+def test_levels_are_read_and_written_alike(text: str, fsync: bool, replicas: int) -> None:
+    """What is stored with the stream is what was typed."""
+    assert Durability.parse(text) == Durability(fsync, replicas)
+    assert str(Durability(fsync, replicas)) == text
+
+
+@pytest.mark.parametrize("text", ["", "disk", "replicas", "replicas=0", "replicas=-1", "+replicas=1", "memory+fsync"])
+def test_an_unknown_level_is_refused_with_those_there_are(any_url: str, text: str) -> None:
+    """A typo must not mean `memory`."""
+    with pytest.raises(BadDurability, match=r"expected one of memory, fsync, replicas=K, fsync\+replicas=K"):
+        durable_writer(any_url, text)
