@@ -84,7 +84,7 @@ def reason_to_wait(stream: str, room: Room, blockers: list[str], has_groups: boo
         return f"the budget of {stream!r} is full ({share}) because of group {', '.join(blockers)}: it has yet to read"
     if not room.is_next:
         return f"the budget of {stream!r} is full ({share}); its last quarter is kept for the oldest unfinished shard"
-    return f"the budget of {stream!r} is full ({share}) of epochs that a replay holds"
+    return f"the budget of {stream!r} is full ({share}) of epochs that a replay or a pin holds"
 
 
 def reason_of_memory(stream: str, room: Room, memory: ServerMemory) -> str:

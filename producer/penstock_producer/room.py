@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from penstock_common.errors import PenstockError, TooLarge
 from penstock_common.stream.commands import Client
 from penstock_common.stream.ledger import owed_samples
-from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, retained_epochs
-from penstock_common.stream.roster import Roster, load_roster
+from penstock_common.stream.manifest import (
+    ABANDONED,
+    PRODUCED,
+    Manifest,
+    begun_shards,
+    find_manifest,
+    retained_epochs,
+)
+from penstock_common.stream.roster import Roster, load_roster, server_ms
 from penstock_common.stream.streams import Stream
 from penstock_common.stream.suitability import largest_block, readable_bytes
 from penstock_common.stream.waiters import RENEW_S, end_wait, note_wait
 from penstock_common.waiting import Notify
+from penstock_producer.alarm import explain_holds
 from penstock_producer.backpressure import Room, pause_s, reason_of_memory, reason_to_wait
 from penstock_producer.headroom import Headroom
-from penstock_producer.janitor import Janitor
+from penstock_producer.janitor import SILENT_MS, Janitor
 from penstock_producer.retention import owing_groups
 
 LOOK_EVERY_S = 0.1
 NOTE_AFTER_S = 0.5
 """A wait this long is noted on the roster; shorter ones are the ordinary course of a full budget."""
+
+
+def unfinished_shards(client: Client, stream: Stream, upto: int) -> Iterator[tuple[Manifest, int]]:
+    """The begun or planned shards of the epochs up to that one that are not complete, in the order room is given."""
+    for epoch, state in retained_epochs(client, stream).items():
+        if epoch > upto:
+            return
+        manifest = None if state in (PRODUCED, ABANDONED) else find_manifest(client, stream, epoch)
+        if manifest is not None:
+            yield from ((manifest, s) for s in begun_shards(client, stream, manifest) if s not in manifest.done)
 
 
 class RoomKeeper:
@@ -130,17 +148,9 @@ class RoomKeeper:
 
     def _is_lowest(self) -> bool:
         """Whether no earlier shard of this partition, in this or an older epoch, is unfinished."""
-        for epoch, state in retained_epochs(self._client, self._stream).items():
-            if epoch > self._manifest.epoch:
-                break
-            if state in ("produced", "abandoned"):
-                continue
-            manifest = find_manifest(self._client, self._stream, epoch)
-            if manifest is None:
-                continue
-            for shard in begun_shards(self._client, self._stream, manifest):
-                if self._stream.partition_of(shard) == self._partition and shard not in manifest.done:
-                    return epoch == self._manifest.epoch and shard == self._shard
+        for manifest, shard in unfinished_shards(self._client, self._stream, self._manifest.epoch):
+            if self._stream.partition_of(shard) == self._partition:
+                return (manifest.epoch, shard) == (self._manifest.epoch, self._shard)
         return True
 
     @property
@@ -152,7 +162,10 @@ class RoomKeeper:
         if self._is_memory_short:
             return reason_of_memory(self._stream.name, self._room, self._headroom.memory)
         roster = load_roster(self._client, self._partition)
-        return reason_to_wait(self._stream.name, self._room, self._blockers(roster), bool(roster.groups))
+        blockers = self._blockers(roster)
+        reason = reason_to_wait(self._stream.name, self._room, blockers, bool(roster.groups))
+        remedy = explain_holds(self._stream.name, roster, blockers, server_ms(self._client), SILENT_MS)
+        return f"{reason}; {remedy}" if remedy else reason
 
     def _blockers(self, roster: Roster) -> list[str]:
         """The groups that owe most of what is held; one that owes less than half as much holds up nobody."""

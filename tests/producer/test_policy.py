@@ -1,0 +1,248 @@
+"""Retention policies: the plans as pure functions, and on a server what is kept when a pass is made."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_common.errors import BadRetention, PenstockError, StreamDeleted
+from penstock_common.stream.commands import Client
+from penstock_common.stream.deletion import delete_stream
+from penstock_common.stream.manifest import abandon_epoch, load_manifest, retained_epochs
+from penstock_common.stream.roster import Membership, Roster, join_group, load_roster
+from penstock_common.stream.streams import load_stream
+from penstock_producer import tidying
+from penstock_producer.janitor import make_fit, tidy
+from penstock_producer.policy import Policy, parse_policy
+from penstock_producer.retention import MOST_KEPT, EpochFacts, is_settled, plan_policy
+from penstock_producer.writer import Writer
+from tests.contracts.feed import SAMPLE_BYTES, loader_of, numbers, produce, sample, writer_of
+from tests.producer.test_retention import group, roster_of
+
+FACTS = tuple(EpochFacts(epoch, "produced", 10, ended_ms=1000 * epoch) for epoch in range(6))
+SETTLED = roster_of({"g": group()}, {("g", epoch) for epoch in range(5)})
+"""Epochs 0 to 4 are settled, 5 is owed."""
+
+
+class TestForms:
+    """What may be written."""
+
+    @pytest.mark.parametrize(
+        ("text", "policy"),
+        [
+            ("budget", Policy("budget")),
+            ("epochs:3", Policy("epochs:3", epochs=3)),
+            ("Epochs:03", Policy("epochs:3", epochs=3)),
+            ("epochs:0", Policy("epochs:0", epochs=0)),
+            ("time:90m", Policy("time:90m", age_ms=90 * 60_000)),
+            ("time:24h", Policy("time:24h", age_ms=86_400_000)),
+            ("time:7d", Policy("time:7d", age_ms=7 * 86_400_000)),
+            ("bytes:500MB", Policy(f"bytes:{500 << 20}", nbytes=500 << 20)),
+            ("bytes:1.5g", Policy(f"bytes:{3 << 29}", nbytes=3 << 29)),
+            ("bytes:7", Policy("bytes:7", nbytes=7)),
+        ],
+    )
+    def test_a_policy_is_what_it_says(self, text: str, policy: Policy) -> None:
+        """A slip by a factor of 1000 or 60 would throw data away."""
+        assert parse_policy(text) == policy
+        assert parse_policy(policy.text) == policy
+
+    @pytest.mark.parametrize(
+        "text", ["", "budget:3", "epochs", "epochs:", "epochs:-1", "epochs:two", "time:24", "time:h", "bytes:5x", "all"]
+    )
+    def test_anything_else_is_refused_in_one_line_with_the_forms(self, text: str) -> None:
+        """Whoever mistypes is told what there is, and nothing is guessed."""
+        with pytest.raises(BadRetention, match=r"not one of: budget .*epochs:N.*time:.*bytes:") as refused:
+            parse_policy(text)
+        assert "\n" not in str(refused.value)
+
+
+class TestPlans:
+    """What goes, decided from values alone."""
+
+    def plan(self, text: str, roster: Roster = SETTLED, now_ms: int = 10_000) -> list[int]:
+        """Of the six epochs."""
+        return plan_policy(parse_policy(text), FACTS, roster, now_ms)
+
+    def test_the_newest_settled_epochs_stay(self) -> None:
+        """Replay wants the latest ones; what is owed is not counted, and not touched."""
+        assert self.plan("epochs:2") == [0, 1, 2]
+        assert self.plan("epochs:0") == [0, 1, 2, 3, 4]
+        assert self.plan("epochs:5") == []
+        assert self.plan("budget") == []
+
+    def test_an_epoch_goes_when_it_is_older_than_that(self) -> None:
+        """Its age counts from when it was produced."""
+        assert self.plan("time:8s") == [0, 1]
+        assert self.plan("time:8s", now_ms=10_001) == [0, 1, 2]
+        assert self.plan("time:0s", now_ms=100_000) == [0, 1, 2, 3, 4]
+
+    def test_settled_epochs_stay_up_to_so_many_bytes(self) -> None:
+        """Newest first, whole epochs only."""
+        assert self.plan("bytes:30") == [0, 1]
+        assert self.plan("bytes:29") == [0, 1, 2]
+        assert self.plan("bytes:0") == [0, 1, 2, 3, 4]
+
+    def test_pinned_and_replayed_epochs_stay_and_count_as_kept(self) -> None:
+        """A pin is an operator's word; it must not make room for more, either."""
+        roster = roster_of(
+            {"g": group()}, {("g", e) for e in range(5)}, pinned=frozenset({0}), replays={"r": (1, 20_000)}
+        )
+        assert self.plan("epochs:0", roster) == [2, 3, 4]
+        assert self.plan("epochs:0", roster, now_ms=20_000) == [1, 2, 3, 4]
+        assert self.plan("epochs:3", roster) == []
+
+    def test_without_a_group_nothing_goes(self) -> None:
+        """A producer started first must not throw away what nobody could read yet."""
+        assert self.plan("epochs:0", roster_of({})) == []
+
+    def test_many_tiny_epochs_are_bounded_under_every_policy(self) -> None:
+        """Each epoch has keys of its own, which the byte budget does not count."""
+        many = [EpochFacts(epoch, "produced", 1) for epoch in range(MOST_KEPT + 7)]
+        roster = roster_of({"g": group()}, {("g", fact.epoch) for fact in many})
+        assert plan_policy(parse_policy("budget"), many, roster, 0) == list(range(7))
+
+    @given(
+        st.sampled_from(["budget", "epochs:0", "epochs:2", "time:3s", "bytes:25"]),
+        st.sets(st.tuples(st.sampled_from("ab"), st.integers(0, 7))),
+        st.lists(st.sampled_from(["open", "sized", "produced", "abandoned"]), min_size=8, max_size=8),
+        st.frozensets(st.integers(0, 7)),
+    )
+    def test_nothing_owed_and_nothing_pinned_ever_goes(
+        self, text: str, closed: set[tuple[str, int]], states: list[str], pinned: frozenset[int]
+    ) -> None:
+        """Whatever the policy: this is the promise that training rests on."""
+        roster = roster_of({"a": group(), "b": group(3)}, closed, pinned=pinned)
+        facts = [EpochFacts(e, state, 10, 1000 * e) for e, state in enumerate(states)]
+        for epoch in plan_policy(parse_policy(text), facts, roster, 9000):
+            assert states[epoch] == "abandoned" or (states[epoch] == "produced" and is_settled(roster, epoch))
+            assert epoch not in pinned
+
+
+# --- on a server ------------------------------------------------------------------------------------------------------
+
+
+def settled_epochs(url: str, count: int, **settings: Any) -> None:
+    """Epochs of 't' that the group g has read."""
+    produce(url, "t", 20, epochs=count, **settings)
+    with loader_of(url) as loader:
+        for _ in range(count):
+            assert numbers(loader) != []
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_pass_keeps_the_newest_settled_epochs_and_what_is_owed(url: str, client: Client, partitions: int) -> None:
+    """Training goes on over the pass; what is over goes with all its keys."""
+    settled_epochs(url, 5, partitions=partitions, retention="epochs:2")
+    produce(url, "t", 20)
+    stream = load_stream(client, "t")
+    join_group(client, Membership(stream, "g", "", ""), declared=True)
+    done = tidy(client, stream, lambda _: None)
+    assert (done.released, done.freed_bytes) == ([0, 1, 2], 3 * 20 * SAMPLE_BYTES)
+    assert list(retained_epochs(client, stream)) == [3, 4, 5]
+    assert not [key for key in client.keys("*") for gone in range(3) if b"}:%d:" % gone in key]
+    assert tidy(client, stream, lambda _: None).released == []
+    with loader_of(url) as loader:
+        assert sorted(numbers(loader)) == list(range(20))
+
+
+def test_ages_and_bytes_are_kept_to_on_a_server(any_url: str, any_client: Client) -> None:
+    """The server's clock counts, from the end of production; the policy may be changed at any time."""
+    settled_epochs(any_url, 4)
+    stream = load_stream(any_client, "t")
+    assert tidy(any_client, stream, lambda _: None).released == []
+    any_client.hset(stream.keys.meta, "retention", f"bytes:{3 * 20 * SAMPLE_BYTES}")
+    assert tidy(any_client, stream, lambda _: None).released == [0]
+    any_client.hset(stream.keys.meta, "retention", "time:1h")
+    produced = load_manifest(any_client, stream, 2).produced_ms
+    assert produced is not None
+    assert abs(produced - time.time() * 1000) < 60_000
+    any_client.hset(stream.keys.manifest(1), "produced_ms", produced - 3_700_000)
+    assert tidy(any_client, stream, lambda _: None).released == [1]
+
+
+def test_an_abandoned_epoch_goes_by_the_policy_too(any_url: str, any_client: Client) -> None:
+    """What will never be complete is owed to nobody, and must not pile up."""
+    with writer_of(any_url, spec={"x": ("float32", (4,)), "y": ("int64", ())}, retention="epochs:1") as writer:
+        for number in range(3):
+            epoch = writer.epoch()
+            epoch.write(sample(number))
+            epoch.flush()
+            abandon_epoch(any_client, writer.stream, number)
+        assert tidy(any_client, writer.stream, lambda _: None).released == [0, 1]
+
+
+def test_a_lowered_budget_is_kept_to_without_a_writer(any_url: str, any_client: Client) -> None:
+    """An operator who needs memory now must not have to wait for the next production."""
+    settled_epochs(any_url, 4)
+    stream = load_stream(any_client, "t")
+    any_client.hset(stream.keys.meta, "budget_bytes", 2 * 20 * SAMPLE_BYTES)
+    stream = load_stream(any_client, "t")
+    assert make_fit(any_client, stream, lambda _: None) >= 2 * 20 * SAMPLE_BYTES
+    assert load_roster(any_client, stream.partitions[0]).bytes <= stream.budget_bytes
+
+
+def test_retention_works_by_itself_while_a_writer_is_there(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody runs a command for it, and no budget has to fill up first."""
+    monkeypatch.setattr(tidying, "TIDY_EVERY_S", 0.05)
+    settled_epochs(any_url, 4)
+    with writer_of(any_url, retention="epochs:1") as writer:
+        deadline = time.monotonic() + 10
+        while list(retained_epochs(any_client, writer.stream)) != [3] and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert list(retained_epochs(any_client, writer.stream)) == [3]
+
+
+def test_the_timer_ends_with_its_writer_and_with_the_stream(any_url: str, any_client: Client) -> None:
+    """A thread that outlives its writer would hold a connection, and a deleted stream needs no care."""
+    with Writer("t", url=any_url, notify=lambda _: None) as writer:
+        timer = tidying.Tidying(any_client, writer.stream, lambda _: None, every_s=0.01)
+        timer.start()
+        delete_stream(any_client, "t")
+        timer._thread.join(timeout=10)
+        assert not timer._thread.is_alive()
+        own = writer._tidying._thread
+        assert own.is_alive()
+        with pytest.raises(StreamDeleted):
+            tidy(any_client, writer.stream, lambda _: None)
+    assert not own.is_alive()
+
+
+def test_a_bad_policy_is_refused_before_anything_is_made(any_url: str, any_client: Client) -> None:
+    """A typo must not leave a stream with the wrong one."""
+    with pytest.raises(PenstockError, match="retention 'epoch:3' is not one of"):
+        Writer("t", url=any_url, retention="epoch:3")
+    assert not any_client.keys("*")
+
+
+def test_members_that_vanished_leave_no_consumers_behind(any_url: str, any_client: Client) -> None:
+    """Trainers that come and go under new names would otherwise fill every epoch with names of the dead."""
+    produce(any_url, "t", 100)
+    stream = load_stream(any_client, "t")
+    entries, roster = stream.partitions[0].entries(0), stream.partitions[0].roster
+    for name in ("dead", "holds"):
+        join_group(any_client, Membership(stream, "g", name, "1"))
+        any_client.xgroup_createconsumer(entries, "g", name)
+    any_client.xreadgroup("g", "holds", {entries: ">"}, count=1)
+    deadline = time.monotonic() + 10
+    while any(field.startswith(b"m:") for field in any_client.hkeys(roster)) and time.monotonic() < deadline:
+        tidy(any_client, stream, lambda _: None, silent_ms=1)  # nobody is silent for a server in its first second
+    assert {consumer["name"] for consumer in any_client.xinfo_consumers(entries, "g")} == {b"holds"}
+
+
+def test_a_trainer_that_leaves_takes_its_name_along(any_url: str, any_client: Client) -> None:
+    """Each run has a name of its own: a thousand runs must not leave a thousand names."""
+    produce(any_url, "t", 100)
+    stream = load_stream(any_client, "t")
+    for number in range(3):
+        with loader_of(any_url, batch_size=1, member=f"run-{number}", prefetch_bytes=1) as loader:
+            next(iter(loader))
+    names = {consumer["name"] for consumer in any_client.xinfo_consumers(stream.partitions[0].entries(0), "g")}
+    assert names <= {b"~released"}
+    assert not load_roster(any_client, stream.partitions[0]).members
