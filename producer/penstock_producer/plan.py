@@ -45,6 +45,7 @@ class ProductionPlan(BaseModel):
     budget_bytes: int | None = None
     block_bytes: int | None = None
     retention: str | None = None
+    durability: str | None = None
     """What is kept of settled epochs (policy.py); None takes the stream's."""
 
 

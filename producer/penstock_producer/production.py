@@ -88,7 +88,8 @@ class Production:
         spec = plan.spec if plan.spec is not None else self._source.spec
         self._writer = Writer(
             plan.stream, url=options.url, spec=spec, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
-            block_bytes=plan.block_bytes, retention=plan.retention, info=self._source.info, notify=self._notify,
+            block_bytes=plan.block_bytes, retention=plan.retention, durability=plan.durability,
+            info=self._source.info, notify=self._notify,
         )  # fmt: skip
         self._client = self._writer.client
         self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan.seed, plan.epochs)

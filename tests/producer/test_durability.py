@@ -142,7 +142,7 @@ def test_a_replica_that_does_not_come_back_ends_the_writer_by_name(
 def test_a_new_connection_does_not_answer_for_what_the_broken_one_wrote(
     pair: tuple[EmbeddedServer, EmbeddedServer],
 ) -> None:
-    """WAIT counts its own connection's writes: a fresh one says yes to everything, unless something is written."""
+    """WAIT is documented to count its own connection's writes: a fresh one must not say yes to all that was before."""
     primary, replica = pair
     with durable_writer(primary.url, "replicas=1") as writer, writer.epoch() as epoch:
         for number in range(4):

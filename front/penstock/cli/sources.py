@@ -80,6 +80,7 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     add("--spec", type=_spec, metavar="JSON", help="""e.g. '{"x": ["uint8", [null, null, 3]]}'; null is a free size""")
     add("--budget", type=byte_size, metavar="SIZE", help="bytes the stream may hold (default: 1gb)")
     add("--retention", metavar="POLICY", help="of settled epochs: budget (default), epochs:3, time:24h, bytes:500mb")
+    add("--durability", metavar="LEVEL", help="of writes: memory (default), fsync, replicas=2, fsync+replicas=2")
     add("--partitions", type=_count, metavar="P", help="of a new stream (default: 1)")
     add("--url", help="the server that holds the streams (default: PENSTOCK_URL, else localhost:6379)")
     add_queue(parser)
@@ -109,6 +110,7 @@ def plan_of(args: argparse.Namespace) -> ProductionPlan:
         partitions=args.partitions,
         budget_bytes=args.budget,
         retention=args.retention,
+        durability=args.durability,
     )
 
 
