@@ -41,7 +41,7 @@ def _package_files() -> list[Path]:
 
 
 def _code_files() -> list[Path]:
-    folders = (*PACKAGES, "tests", "benchmarks", "examples", "docker")
+    folders = (*PACKAGES, "tests", "benchmarks", "chaos", "examples", "docker")
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 

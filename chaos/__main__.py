@@ -1,0 +1,161 @@
+"""``python -m chaos``: one run and its totals; exit code 1, with the folder of all logs kept, if anything is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from chaos.conductor import BrokenOff, Conductor
+from chaos.inquest import Findings, hold
+from chaos.options import Options
+from chaos.stage import Stage
+
+SHOWN = 20
+EPILOG = """\
+example:
+  python -m chaos --minutes 2
+  python -m chaos --minutes 20 --seed 7 --partitions 8 --members 5
+  python -m chaos --minutes 3 --sample-bytes 10000000
+
+The seed decides the data, which samples are bad, and which fault comes when. What a fault hits depends on who is alive
+at that moment, so a repeated run is alike, not equal."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0 if every promise held, 1 if not."""
+    args = _parser().parse_args(argv)
+    directory = Path(args.directory or tempfile.mkdtemp(prefix="penstock-chaos-")).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    options = _options(args)
+    result = run(options, directory, is_quiet=args.quiet)
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+    print(told(result))
+    if result["violations"]:
+        print(f"all logs are in {directory}")
+        return 1
+    if not args.directory:
+        shutil.rmtree(directory, ignore_errors=True)
+    return 0
+
+
+def run(options: Options, directory: Path, *, is_quiet: bool = False) -> dict[str, Any]:
+    """One run; what was done, delivered and wrong, as JSON has it."""
+    began = time.monotonic()
+    with (directory / "story.log").open("a") as story, ExitStack() as stack:
+
+        def say(text: str) -> None:
+            story.write(f"{time.monotonic():.3f} {text}\n")
+            story.flush()
+            if not is_quiet:
+                print(text, flush=True)
+
+        say(f"chaos, seed {options.seed}: {json.dumps(asdict(options))}; logs in {directory}")
+        stage = Stage(options, directory)
+        stack.callback(stage.close)
+        conductor = Conductor(options, directory, stage, say)
+        stack.callback(conductor.close)
+        findings = Findings()
+        try:
+            conductor.run()
+            findings = hold(options, stage, conductor.cast)
+        except BrokenOff as error:
+            findings.violations.append(str(error))
+    return {
+        "seed": options.seed,
+        "options": asdict(options),
+        "seconds": round(time.monotonic() - began, 1),
+        "faults": dict(sorted(conductor.inflictor.counts.items())),
+        "ended_by_themselves": dict(sorted(conductor.cast.own_ends.items())),
+        "processes": len(conductor.cast.everyone),
+        "rounds": conductor.cast.rounds,
+        "epochs": findings.epochs,
+        "samples": findings.samples,
+        "bad": findings.bad,
+        "feed_epochs": findings.feed_epochs,
+        "feed_samples": findings.feed_samples,
+        "groups": {
+            verdict.group: {
+                "delivered": verdict.delivered,
+                "handed_twice": verdict.twice,
+                "because": dict(sorted(verdict.reasons.items())),
+            }
+            for verdict in findings.groups
+        },
+        "violations": [*conductor.cast.violations, *findings.violations],
+    }
+
+
+def told(result: dict[str, Any]) -> str:
+    """The totals, as people read them."""
+    options, ended = result["options"], result["ended_by_themselves"]
+    sizes = f"{options['partitions']} partitions, samples of {options['sample_bytes']} bytes"
+    crew = f"{options['members']} members a group, {options['workers']} workers"
+    made = f"{result['epochs']} epochs with {result['samples']} samples and {result['bad']} bad ones"
+    lines = [
+        f"seed {result['seed']}: {result['seconds']:.0f} s, {sizes}, {crew}",
+        f"faults: {_counted(result['faults'])}",
+        f"processes: {result['processes']}; ended by themselves: {_counted(ended)}",
+        f"produced: {made}; a feed of {result['feed_epochs']} epochs with {result['feed_samples']} samples",
+    ]
+    for name, group in result["groups"].items():
+        twice = f"{group['handed_twice']} ({_counted(group['because'])})" if group["handed_twice"] else "0"
+        lines.append(f"group {name}: {group['delivered']} delivered, handed twice {twice}")
+    violations = result["violations"]
+    lines += [f"VIOLATION: {text}" for text in violations[:SHOWN]]
+    if len(violations) > SHOWN:
+        lines.append(f"VIOLATION: and {len(violations) - SHOWN} more")
+    lines.append(f"{len(violations)} violations" if violations else "nothing lost, nothing twice that may not be")
+    return "\n".join(lines)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{what} {count}" for what, count in counts.items()) or "none"
+
+
+def _options(args: argparse.Namespace) -> Options:
+    return Options(
+        seed=args.seed if args.seed is not None else secrets.randbelow(1_000_000),
+        minutes=args.minutes, partitions=args.partitions, sample_bytes=args.sample_bytes, members=args.members,
+        groups=args.groups, workers=args.workers, epoch_samples=args.epoch_samples, lease_s=args.lease,
+        pause_s=args.pause, server_kills=not args.no_server_kills, own_queue=args.own_queue,
+        patience_s=args.patience,
+    )  # fmt: skip
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default = Options(seed=0, minutes=2)
+    add = parser.add_argument
+    add("--minutes", type=float, default=default.minutes, help="of faults (default: %(default)s)")
+    add("--seed", type=int, help="default: a random one, printed")
+    add("--partitions", type=int, default=default.partitions, metavar="P", help="default: %(default)s")
+    add("--sample-bytes", type=int, default=default.sample_bytes, metavar="B", help="default: %(default)s")
+    add("--members", type=int, default=default.members, metavar="M", help="of each group (default: %(default)s)")
+    add("--groups", type=int, default=default.groups, metavar="G", help="default: %(default)s")
+    add("--workers", type=int, default=default.workers, metavar="W", help="at least 2 (default: %(default)s)")
+    add("--epoch-samples", type=int, default=0, metavar="N", help="default: some seconds of work")
+    add("--lease", type=float, default=default.lease_s, metavar="S", help="seconds (default: %(default)s)")
+    add("--pause", type=float, default=default.pause_s, metavar="S", help="mean, between faults (default: %(default)s)")
+    add("--patience", type=float, default=default.patience_s, metavar="S", help="standstill that counts as a hang")
+    add("--no-server-kills", action="store_true", help="leave the server alone")
+    add("--own-queue", action="store_true", help="jobs on a second server, which is left alone")
+    add("--directory", metavar="DIR", help="for all logs, which are then kept (default: a new one)")
+    add("--json", metavar="FILE", help="the totals for programs")
+    add("--quiet", action="store_true", help="totals only")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

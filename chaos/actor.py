@@ -1,0 +1,115 @@
+"""One process that the conductor started: kill it, stop it, let it go on; its life is written down as it happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from chaos.lives import FAILED, KILLED, LEFT, Life
+
+TRACKER = "resource_tracker"
+"""A helper of multiprocessing that is nobody's worker."""
+
+
+class Actor:
+    """A child in a session of its own, its output in files."""
+
+    def __init__(self, life: Life, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.life = life
+        self.name = life.journal.stem
+        self._stopped_ns = 0
+        self.is_leaving = False
+        """It was asked to leave."""
+        with life.journal.with_suffix(".out").open("ab") as out, self.errors_file.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=errors, start_new_session=True,
+                env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
+
+    @property
+    def errors_file(self) -> Path:
+        """What it wrote to stderr."""
+        return self.life.journal.with_suffix(".err")
+
+    @property
+    def is_stopped(self) -> bool:
+        """By SIGSTOP, and not continued yet."""
+        return bool(self._stopped_ns)
+
+    def kill(self) -> None:
+        """Kill -9, noted before it happens."""
+        now = time.monotonic_ns()
+        self._note_stop(now)
+        self.life.ended_ns, self.life.ending = now, KILLED
+        self.process.kill()
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        if not self._stopped_ns:
+            self._stopped_ns = time.monotonic_ns()
+            self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        if self._stopped_ns:
+            self.process.send_signal(signal.SIGCONT)
+            self._note_stop(time.monotonic_ns())
+
+    def terminate(self) -> None:
+        """Ask it to leave."""
+        self.is_leaving = True
+        self.process.terminate()
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended; an end that nobody inflicted is noted."""
+        code = self.process.poll()
+        if code is not None and not self.life.ending:
+            self.life.ended_ns, self.life.ending = time.monotonic_ns(), FAILED if code else LEFT
+        return code
+
+    def workers(self) -> list[int]:
+        """Process ids of its children that do jobs."""
+        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        pids = [int(pid) for pid in listed.read_text().split()] if listed.exists() else []
+        return [pid for pid in pids if TRACKER not in _command(pid)]
+
+    def show_stacks(self) -> None:
+        """Has it, and its workers, print where all their threads are."""
+        for pid in (self.process.pid, *self.workers()):
+            signal_if_there(pid, signal.SIGUSR1)
+
+    def end(self) -> None:
+        """Kills it with all its children; for the very end."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def last_words(self, lines: int = 3) -> str:
+        """The end of its stderr, on one line."""
+        text = self.errors_file.read_text(errors="replace") if self.errors_file.exists() else ""
+        return " | ".join(text.strip().splitlines()[-lines:])
+
+    def _note_stop(self, now_ns: int) -> None:
+        if self._stopped_ns:
+            self.life.stops.append((self._stopped_ns, now_ns))
+            self._stopped_ns = 0
+
+
+def signal_if_there(pid: int, number: signal.Signals) -> None:
+    """Sends a signal to a process that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return TRACKER  # gone

@@ -1,0 +1,191 @@
+"""Who is on stage: keeps as many processes of each role running as there should be, whatever happens to them.
+
+Whom a fault hits is ``inflict``'s; when the run is over, ``conductor``'s.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from chaos.actor import Actor
+from chaos.agenda import Agenda
+from chaos.journal import read_journal
+from chaos.lives import FAILED
+from chaos.options import FEED, MAIN
+from chaos.stage import FEED_GROUP, Stage
+from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.stream.feeds import close_epoch
+from penstock_common.stream.manifest import ABANDONED, PRODUCED, retained_epochs
+from penstock_common.stream.streams import load_stream
+
+RESTART_S = 0.5
+EXIT_WELL_S = 60.0
+
+Say = Callable[[str], None]
+
+
+class Cast:
+    """All actors, living and dead."""
+
+    def __init__(self, stage: Stage, agenda: Agenda, say: Say) -> None:
+        self._stage, self._agenda, self._say = stage, agenda, say
+        self.everyone: list[Actor] = []
+        self.trainers: list[Actor] = []
+        self.dispatcher: Actor | None = None
+        self.host: Actor | None = None
+        self.feeder: Actor | None = None
+        self.own_ends: Counter[str] = Counter()
+        """Role and error -> processes that ended by themselves."""
+        self.violations: list[str] = []
+        self.is_ending = False
+        """No new rounds, no new feed: what is begun is brought to its end."""
+        self.rounds = 0
+        """`penstock produce` commands that ended well."""
+        self._members = 0
+
+    def enter(self) -> None:
+        """Everyone's first entrance."""
+        self._start_dispatcher()
+        self._start_host()
+        self._start_feeder()
+        for stream, group in self.groups():
+            for _ in range(self._stage.options.members):
+                self.add_trainer(stream, group)
+
+    def groups(self) -> list[tuple[str, str]]:
+        """(stream, group) of all."""
+        return [*((MAIN, group) for group in self._stage.options.group_policies()), (FEED, FEED_GROUP)]
+
+    def living(self) -> list[Actor]:
+        """All that run now."""
+        return [actor for actor in self.everyone if actor.process.returncode is None]
+
+    def new_name(self) -> str:
+        """A member's name that nobody had."""
+        self._members += 1
+        return f"m{self._members}"
+
+    def add_trainer(self, stream: str, group: str, member: str = "") -> Actor:
+        """One more, under a new name or under one that was there before."""
+        actor = self._appear(self._stage.start_trainer(stream, group, member or self.new_name()))
+        self.trainers.append(actor)
+        return actor
+
+    def count(self, group: str) -> int:
+        """Living trainers of a group."""
+        return sum(actor.life.group == group for actor in self.trainers)
+
+    def refill(self, stream: str, group: str, member: str = "") -> None:
+        """As `add_trainer`, unless the group has as many as it should have."""
+        if self.count(group) < self._stage.options.members:
+            self.add_trainer(stream, group, member)
+
+    def refill_all(self) -> None:
+        """Every group has its members again."""
+        for stream, group in self.groups():
+            while self.count(group) < self._stage.options.members:
+                self.add_trainer(stream, group)
+
+    # --- looking after them ---
+
+    def tend(self) -> None:
+        """Notices who ended, and has the missing replaced."""
+        for actor in list(self.trainers):
+            if actor.poll() is not None:
+                self.trainers.remove(actor)
+                self._has_ended(actor)
+                if actor.life.ending == FAILED and not actor.life.replaced_ns and not self.is_ending:
+                    life = actor.life
+                    self._agenda.later(RESTART_S, lambda life=life: self.refill(life.stream, life.group, life.member))  # type: ignore[misc]
+        self._tend_dispatcher()
+        if self.host is not None and self.host.poll() is not None:
+            self._has_ended(self.host)
+            self.host = None
+            self._agenda.later(RESTART_S, self._start_host)
+        if self.feeder is not None and self.feeder.poll() is not None:
+            self._has_ended(self.feeder)
+            self.feeder = None
+            self._agenda.later(RESTART_S, self._start_feeder)
+
+    def _tend_dispatcher(self) -> None:
+        actor = self.dispatcher
+        if actor is None or (code := actor.poll()) is None:
+            return
+        self.dispatcher = None
+        self._has_ended(actor)
+        if code == 0:
+            self.rounds += 1
+        if not (code == 0 and self.is_ending):
+            self._agenda.later(0.0 if code == 0 else RESTART_S, self._start_dispatcher)
+
+    def _has_ended(self, actor: Actor) -> None:
+        if actor.life.ending != FAILED:
+            return
+        words = next((line.words for line in read_journal(actor.life.journal) if line.letter == "E"), None)
+        error = words[0] if words else _kind(actor.last_words())
+        role = actor.life.role
+        self.own_ends[f"{role}: {error}"] += 1
+        self._say(f"{actor.name} ended by itself: {actor.last_words(1) or actor.process.returncode}")
+        is_borne = error == ServerUnavailable.__name__ or (error == "MemberReplaced" and actor.life.replaced_ns)
+        if not is_borne:
+            self.violations.append(f"{actor.name} ended: {actor.last_words()[:500] or error}")
+
+    # --- entrances ---
+
+    def _appear(self, actor: Actor) -> Actor:
+        self.everyone.append(actor)
+        return actor
+
+    def _start_dispatcher(self) -> None:
+        if self.dispatcher is None:
+            self.dispatcher = self._appear(self._stage.start_dispatcher())
+
+    def _start_host(self) -> None:
+        if self.host is None:
+            self.host = self._appear(self._stage.start_host())
+
+    def _start_feeder(self) -> None:
+        """After closing, as an operator would, the epoch that a dead one left open: nobody else will."""
+        if self.feeder is not None:
+            return
+        if not self.close_feed():
+            self._agenda.later(RESTART_S, self._start_feeder)
+        elif not self.is_ending:
+            self.feeder = self._appear(self._stage.start_feeder(self._fed()))
+
+    def _fed(self) -> int:
+        """Samples that were given to the feed so far, committed or not."""
+        journals = [actor.life.journal for actor in self.everyone if actor.life.role == "feeder"]
+        return max(
+            (int(line.words[0]) for path in journals for line in read_journal(path) if line.letter == "W"), default=0
+        )
+
+    def close_feed(self) -> bool:
+        """Closes open epochs of the feed as they stand; False where the server cannot be reached now."""
+        if not self._stage.is_up:
+            return False
+        try:
+            with self._stage.client() as client:
+                stream = load_stream(client, FEED)
+                for epoch, state in retained_epochs(client, stream).items():
+                    if state not in (PRODUCED, ABANDONED):
+                        close_epoch(client, stream, epoch)
+        except ServerUnavailable:
+            return False
+        except PenstockError as error:
+            self.violations.append(f"closing the feed's epochs failed: {type(error).__name__}: {error}")
+        return True
+
+    def workers(self) -> Iterator[tuple[Actor, int]]:
+        """(whose, process id) of every worker alive."""
+        for owner in (self.dispatcher, self.host):
+            if owner is not None and not owner.is_stopped:
+                for pid in owner.workers():
+                    yield owner, pid
+
+
+def _kind(words: str) -> str:
+    """What made a command of Penstock's end, from what it said last; it names no class."""
+    away = ("closed the connection", "no Redis answers", "does not answer", "still loading")
+    return ServerUnavailable.__name__ if any(text in words for text in away) else "unknown"

@@ -1,0 +1,153 @@
+"""Conducts a run: inflicts faults while the time lasts, watches that something moves, then lets everything end well."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import redis
+
+from chaos.agenda import Agenda
+from chaos.cast import Cast, Say
+from chaos.inflict import Inflictor
+from chaos.options import Options
+from chaos.schedule import Fault, faults
+from chaos.stage import Stage
+from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.stream.manifest import PRODUCED, retained_epochs
+from penstock_common.stream.roster import load_roster
+from penstock_common.stream.streams import load_stream
+
+TICK_S = 0.05
+LOOK_S = 0.5
+LEAVE_S = 60.0
+"""How long a process may take to leave."""
+STACKS_S = 2.0
+ENOUGH = 10
+"""Violations after which going on shows nothing more."""
+
+
+class BrokenOff(Exception):
+    """Nothing moved for too long (the stacks of everyone are in their files), or too much went wrong."""
+
+
+class Conductor:
+    """One run on one stage."""
+
+    def __init__(self, options: Options, directory: Path, stage: Stage, say: Say) -> None:
+        self._options, self._directory, self._stage, self._say = options, directory, stage, say
+        self._agenda = Agenda()
+        self.cast = Cast(stage, self._agenda, say)
+        self.inflictor = Inflictor(stage, self.cast, self._agenda)
+        self._began = time.monotonic()
+        self._size = -1
+        self._moved = self._looked = time.monotonic()
+
+    def run(self) -> None:
+        """All of it. Raises BrokenOff."""
+        self.cast.enter()
+        self._began = time.monotonic()
+        self._make_trouble()
+        self._say(f"{time.monotonic() - self._began:.0f} s: no more faults; everything may end now")
+        self._make_peace()
+        self._drain()
+        self._dismiss()
+
+    def _make_trouble(self) -> None:
+        options = self._options
+        planned = faults(options.seed, options.seconds, options.pause_s, server_kills=options.server_kills)
+        for fault in planned:
+            self._play(lambda fault=fault: self._elapsed() >= fault.at_s)  # type: ignore[misc]
+            self._inflict(fault)
+        self._play(lambda: self._elapsed() >= options.seconds)
+
+    def _inflict(self, fault: Fault) -> None:
+        hit = self.inflictor.inflict(fault)
+        self._say(f"{self._elapsed():6.1f} s  {fault.kind}: {hit or '(nobody there)'}")
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _play(self, is_over: Callable[[], bool]) -> None:
+        """Lets time pass."""
+        while not is_over():
+            self._agenda.do_due()
+            self.cast.tend()
+            self._watch()
+            time.sleep(TICK_S)
+
+    # --- the end ---
+
+    def _make_peace(self) -> None:
+        """Everyone runs, the server answers, each group has its members; the last round is begun or goes on."""
+        self.cast.is_ending = True
+        self._agenda.do_all()
+        self.cast.refill_all()
+        if self.cast.feeder is not None:
+            self.cast.feeder.terminate()
+
+    def _drain(self) -> None:
+        """Until all is produced and every group has closed every epoch."""
+        self._play(lambda: self.cast.dispatcher is None and self.cast.feeder is None and self._is_all_settled())
+
+    def _is_all_settled(self) -> bool:
+        if time.monotonic() - self._looked < LOOK_S:
+            return False
+        self._looked = time.monotonic()
+        self.cast.refill_all()
+        try:
+            with self._stage.client() as client:
+                return all(_is_settled(client, stream, group) for stream, group in self.cast.groups())
+        except ServerUnavailable:
+            return False
+
+    def _dismiss(self) -> None:
+        """Everyone leaves; who does not is a violation."""
+        leaving = self.cast.living()
+        for actor in leaving:
+            actor.terminate()
+        deadline = time.monotonic() + LEAVE_S
+        while time.monotonic() < deadline and any(actor.poll() is None for actor in leaving):
+            time.sleep(TICK_S)
+        for actor in leaving:
+            if actor.poll() is None:
+                actor.show_stacks()
+                time.sleep(STACKS_S)
+                self.cast.violations.append(f"{actor.name} did not leave within {LEAVE_S:.0f} s: {actor.errors_file}")
+            elif actor.process.returncode:
+                self.cast.violations.append(f"{actor.name} left with {actor.process.returncode}: {actor.last_words()}")
+
+    def close(self) -> None:
+        """Ends whatever runs."""
+        for actor in self.cast.everyone:
+            actor.end()
+
+    # --- the watchdog ---
+
+    def _watch(self) -> None:
+        """Journals grow as long as anything moves."""
+        if len(self.cast.violations) >= ENOUGH:
+            raise BrokenOff("too many violations to go on")
+        size = sum(path.stat().st_size for path in self._directory.glob("*.journal"))
+        if size != self._size:
+            self._size, self._moved = size, time.monotonic()
+        elif time.monotonic() - self._moved > self._options.patience_s:
+            for actor in self.cast.living():
+                actor.show_stacks()
+            time.sleep(STACKS_S)
+            raise BrokenOff(
+                f"nothing moved for {self._options.patience_s:.0f} s; stacks of all processes are in their .err"
+            )
+
+
+def _is_settled(client: redis.Redis, name: str, group: str) -> bool:
+    try:
+        stream = load_stream(client, name)
+        closed = load_roster(client, stream.partitions[0]).closed
+        epochs = retained_epochs(client, stream)
+    except ServerUnavailable:
+        raise
+    except PenstockError:
+        return False
+    return all(state == PRODUCED and (group, epoch) in closed for epoch, state in epochs.items())

@@ -1,0 +1,172 @@
+"""Does one fault to the run: chooses whom it hits, and says when and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from chaos.actor import Actor, signal_if_there
+from chaos.agenda import Agenda
+from chaos.cast import Cast
+from chaos.schedule import Fault
+from chaos.stage import Stage
+
+MOST_EXTRA = 2
+"""Trainers a group may have beyond its number."""
+
+One = TypeVar("One")
+
+
+class Inflictor:
+    """Faults on the processes of one run; ``counts`` says which were done."""
+
+    def __init__(self, stage: Stage, cast: Cast, agenda: Agenda) -> None:
+        self._stage, self._cast, self._agenda = stage, cast, agenda
+        self._lease_s = stage.options.lease_s
+        self.counts: Counter[str] = Counter()
+        self._deeds: dict[str, Callable[[Fault], str]] = {
+            "kill a worker": self._kill_worker,
+            "stop a worker": self._stop_worker,
+            "end a worker": self._end_worker,
+            "kill the dispatcher": partial(self._kill_one, "dispatcher"),
+            "stop the dispatcher": partial(self._stop_one, "dispatcher"),
+            "kill the workers' host": partial(self._kill_one, "host"),
+            "kill a trainer": self._kill_trainer,
+            "stop a trainer briefly": partial(self._stop_trainer, 0.05, 0.6),
+            "stop a trainer beyond its lease": partial(self._stop_trainer, 1.2, 2.5),
+            "let a trainer leave": self._let_leave,
+            "let a trainer join": self._let_join,
+            "start a trainer twice": self._start_twice,
+            "kill the feeder": partial(self._kill_one, "feeder"),
+            "stop the feeder": partial(self._stop_one, "feeder"),
+            "cut connections": self._cut_connections,
+            "kill the server": partial(self._server_away, stage.kill_server, stage.start_server, 3.0),
+            "restart the server": partial(self._server_away, stage.end_server, stage.start_server, 3.0),
+            "stop the server": partial(
+                self._server_away, stage.stop_server, stage.continue_server, 1.5 * self._lease_s
+            ),
+        }
+
+    def inflict(self, fault: Fault) -> str:
+        """Does it and says to whom; '' if there is nobody to hit now."""
+        hit = self._deeds[fault.kind](fault)
+        if hit:
+            self.counts[fault.kind] += 1
+        return hit
+
+    # --- workers ---
+
+    def _kill_worker(self, fault: Fault) -> str:
+        return self._signal_worker(fault, signal.SIGKILL)
+
+    def _end_worker(self, fault: Fault) -> str:
+        return self._signal_worker(fault, signal.SIGTERM)
+
+    def _stop_worker(self, fault: Fault) -> str:
+        found = _picked(list(self._cast.workers()), fault)
+        if found is None:
+            return ""
+        signal_if_there(found[1], signal.SIGSTOP)
+        seconds = 0.2 + fault.length * 8
+        self._agenda.later(seconds, partial(signal_if_there, found[1], signal.SIGCONT))
+        return f"pid {found[1]} of {found[0].name} for {seconds:.1f} s"
+
+    def _signal_worker(self, fault: Fault, number: signal.Signals) -> str:
+        found = _picked(list(self._cast.workers()), fault)
+        if found is None:
+            return ""
+        signal_if_there(found[1], number)
+        return f"pid {found[1]} of {found[0].name}"
+
+    # --- those there are one of ---
+
+    def _the(self, role: str) -> Actor | None:
+        actor: Actor | None = getattr(self._cast, role)
+        return actor if actor is not None and actor.process.poll() is None and not actor.is_stopped else None
+
+    def _kill_one(self, role: str, fault: Fault) -> str:
+        actor = self._the(role)
+        if actor is None:
+            return ""
+        actor.kill()
+        return actor.name
+
+    def _stop_one(self, role: str, fault: Fault) -> str:
+        actor = self._the(role)
+        return "" if actor is None else self._stop(actor, 0.2 + fault.length * 8)
+
+    def _stop(self, actor: Actor, seconds: float) -> str:
+        actor.stop()
+        self._agenda.later(seconds, actor.go_on)
+        return f"{actor.name} for {seconds:.1f} s"
+
+    # --- trainers ---
+
+    def _trainer(self, fault: Fault) -> Actor | None:
+        free = [a for a in self._cast.trainers if a.process.poll() is None and not a.is_stopped and not a.is_leaving]
+        return _picked(free, fault)
+
+    def _kill_trainer(self, fault: Fault) -> str:
+        actor = self._trainer(fault)
+        if actor is None:
+            return ""
+        actor.kill()
+        return f"{actor.name}, back as {self._return(actor, fault)}"
+
+    def _stop_trainer(self, shortest: float, longest: float, fault: Fault) -> str:
+        actor = self._trainer(fault)
+        if actor is None:
+            return ""
+        return self._stop(actor, self._lease_s * (shortest + (longest - shortest) * fault.length))
+
+    def _let_leave(self, fault: Fault) -> str:
+        actor = self._trainer(fault)
+        if actor is None:
+            return ""
+        actor.terminate()
+        return f"{actor.name}, back as {self._return(actor, fault)}"
+
+    def _return(self, actor: Actor, fault: Fault) -> str:
+        """Under its name at once, or under a new one, as a new container would, a little later."""
+        life = actor.life
+        name = life.member if fault.coin else self._cast.new_name()
+        self._agenda.later(0.1 + 3 * fault.length, partial(self._cast.refill, life.stream, life.group, name))
+        return name
+
+    def _let_join(self, fault: Fault) -> str:
+        stream, group = self._cast.groups()[int(fault.pick * len(self._cast.groups()))]
+        if self._cast.count(group) >= self._stage.options.members + MOST_EXTRA:
+            return ""
+        return self._cast.add_trainer(stream, group).name
+
+    def _start_twice(self, fault: Fault) -> str:
+        actor = self._trainer(fault)
+        if actor is None or actor.life.replaced_ns:
+            return ""
+        actor.life.replaced_ns = time.monotonic_ns()
+        life = actor.life
+        return f"{actor.name} as {self._cast.add_trainer(life.stream, life.group, life.member).name}"
+
+    # --- the server ---
+
+    def _cut_connections(self, fault: Fault) -> str:
+        if not self._stage.is_up:
+            return ""
+        count = self._stage.cut_connections(fault.pick, 0.1 + 0.9 * fault.length)
+        return f"{count} of them" if count else ""
+
+    def _server_away(self, take: Callable[[], None], bring: Callable[[], None], longest_s: float, fault: Fault) -> str:
+        if not self._stage.is_up:
+            return ""
+        take()
+        seconds = fault.length * longest_s
+        self._agenda.later(seconds, bring)
+        return f"for {seconds:.1f} s"
+
+
+def _picked(those: Sequence[One], fault: Fault) -> One | None:
+    return those[int(fault.pick * len(those))] if those else None

@@ -1,0 +1,150 @@
+"""After a run: what should have been there, worked out from the seed, against journals, audit and quarantine."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from chaos.cast import Cast
+from chaos.journal import read_journal
+from chaos.lives import Diary, read_diary
+from chaos.options import FEED, MAIN, Options
+from chaos.payload import feed_nonce, is_bad
+from chaos.rule import Rule
+from chaos.stage import Stage
+from chaos.verdict import Expected, GroupVerdict, judge
+from penstock.__main__ import main as penstock
+from penstock_common.stream.manifest import PRODUCED, retained_epochs
+from penstock_common.stream.streams import load_stream, read_counters
+from penstock_producer.order import EpochOrder
+from penstock_producer.sources.dataset import Dataset
+from penstock_producer.sources.plan import sample_rng
+
+SHOWN = 5
+
+
+@dataclass(slots=True)
+class Findings:
+    """What an inquest found."""
+
+    epochs: int = 0
+    """Of the main stream."""
+    samples: int = 0
+    """Good ones in them."""
+    bad: int = 0
+    """Planted bad ones in them."""
+    feed_epochs: int = 0
+    feed_samples: int = 0
+    """Committed to the feed as far as is known for sure."""
+    groups: list[GroupVerdict] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+
+
+def hold(options: Options, stage: Stage, cast: Cast) -> Findings:
+    """Everything that can be checked once all have left."""
+    findings = Findings()
+    with stage.client() as client:
+        main, feed = load_stream(client, MAIN), load_stream(client, FEED)
+        findings.epochs, findings.feed_epochs = (read_counters(client, stream)[0] for stream in (main, feed))
+        for stream in (main, feed):
+            for epoch, state in retained_epochs(client, stream).items():
+                if state != PRODUCED:
+                    findings.violations.append(f"epoch {epoch} of {stream.name!r} is {state}")
+        quarantined = {
+            epoch: {
+                field.decode() for partition in main.partitions for field in client.hkeys(partition.quarantine(epoch))
+            }
+            for epoch in retained_epochs(client, main)
+        }
+    expected, bad = expect_epochs(options, findings.epochs)
+    findings.samples, findings.bad = len(expected.nonces), sum(map(len, bad.values()))
+    for epoch, offsets in quarantined.items():
+        if offsets != bad[epoch]:
+            wrong = sorted(offsets ^ bad[epoch])
+            findings.violations.append(
+                f"epoch {epoch}: quarantine differs from what was bad on purpose at {wrong[:SHOWN]}"
+            )
+    fed = expect_feed(options, [a.life.journal for a in cast.everyone if a.life.role == "feeder"])
+    findings.feed_samples = len(fed.nonces)
+    _judge_groups(options, stage, cast, {MAIN: expected, FEED: fed}, findings)
+    for name in (MAIN, FEED):
+        findings.violations += _audited(stage.url, name)
+    return findings
+
+
+def _judge_groups(
+    options: Options, stage: Stage, cast: Cast, expected: dict[str, Expected], findings: Findings
+) -> None:
+    rule = Rule(int(options.lease_s * 1e9), stage.outages)
+    for stream, group in cast.groups():
+        lives = [actor.life for actor in cast.everyone if actor.life.group == group]
+        diaries: list[Diary] = [read_diary(number, life) for number, life in enumerate(lives)]
+        verdict = judge(group, diaries, expected[stream], rule)
+        findings.groups.append(verdict)
+        findings.violations += verdict.violations
+    for stream in expected:
+        found = {v.optional for v, (name, _) in zip(findings.groups, cast.groups(), strict=True) if name == stream}
+        if len(found) > 1:
+            findings.violations.append(f"groups of {stream!r} differ in what an unfinished writer left")
+
+
+def expect_epochs(options: Options, epochs: int) -> tuple[Expected, dict[int, set[str]]]:
+    """The good samples of all epochs; and by epoch ``shard:offset`` of the bad ones. By seed and order alone."""
+    source = Dataset(range(options.samples), "chaos")
+    nonces: list[int] = []
+    numbers: list[int] = []
+    bad: dict[int, set[str]] = {}
+    for epoch in range(epochs):
+        order = EpochOrder(source, seed=options.seed, epoch=epoch, shuffle=True, shard_samples=options.shard_samples)
+        bad[epoch] = set()
+        for shard in range(len(order.sizes)):
+            for offset, index in enumerate(order.items(shard).tolist()):
+                if is_bad(options.seed, index):
+                    bad[epoch].add(f"{shard}:{offset}")
+                    continue
+                generator = sample_rng(options.seed, epoch, shard, offset).bit_generator
+                nonces.append(int(generator.random_raw()))
+                numbers.append(epoch)
+    return _expected(nonces, numbers, []), bad
+
+
+def expect_feed(options: Options, journals: list[Path]) -> Expected:
+    """What the feeders know to be committed; what they announced beyond that may be there or not."""
+    sure: list[int] = []
+    open_ended: list[int] = []
+    first = 0
+    for path in journals:  # one after the other, each beginning where the one before had announced to go
+        announced = committed = first
+        for line in read_journal(path):
+            if line.letter == "W":
+                announced = int(line.words[0])
+            elif line.letter == "C":
+                committed = int(line.words[0])
+            elif line.letter == "L":
+                committed = announced
+        sure += [feed_nonce(options.seed, number) for number in range(first, committed)]
+        open_ended += [feed_nonce(options.seed, number) for number in range(committed, announced)]
+        first = announced
+    return _expected(sure, [-1] * len(sure), open_ended)
+
+
+def _expected(nonces: list[int], epochs: list[int], open_ended: list[int]) -> Expected:
+    array = np.array(nonces, np.uint64)
+    order = np.argsort(array)
+    return Expected(array[order], np.array(epochs, np.int64)[order], np.array(open_ended, np.uint64))
+
+
+def _audited(url: str, stream: str) -> list[str]:
+    """What `penstock audit --deep` has to say, if it is not clean."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = penstock(["audit", stream, "--deep", "--json", "--url", url])
+    if code == 0:
+        return []
+    report = json.loads(printed.getvalue() or "{}")
+    return [f"audit of {stream!r}: {report.get('verdict', code)}; {'; '.join(report.get('findings', [])[:SHOWN])}"]

@@ -1,0 +1,106 @@
+"""What became of each process: when it began, was stopped, was replaced and ended; and its journal, read back."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaos.journal import read_journal
+
+KILLED, LEFT, FAILED, REPLACED = "killed", "left", "failed", "replaced"
+UNANSWERED = 8
+"""Acknowledgements that may be under way at once, as docs/guarantees.md says."""
+
+
+@dataclass(slots=True)
+class Life:
+    """One process from start to end, as the conductor saw it. Times in ns of the monotonic clock."""
+
+    role: str
+    stream: str
+    group: str
+    member: str
+    journal: Path
+    began_ns: int
+    ended_ns: int = 0
+    """0: it runs. Once its journal is read: when it began to leave, if it did."""
+    ending: str = ""
+    """killed, left, failed or replaced."""
+    stops: list[tuple[int, int]] = field(default_factory=list)
+    """[stopped, continued or killed)."""
+    replaced_ns: int = 0
+    """When another process was started under its name; 0: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """One batch in the hands of one trainer."""
+
+    life: int
+    seq: int
+    ns: int
+    epoch: int
+    nonces: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Diary:
+    """A trainer's life and what it wrote of it."""
+
+    life: Life
+    handed: list[Handed] = field(default_factory=list)
+    done: set[int] = field(default_factory=set)
+    """Batches whose step ended."""
+    corrupt: list[str] = field(default_factory=list)
+    stalls: list[tuple[int, int]] = field(default_factory=list)
+    """[from, to) in which it did not run, whoever was to blame."""
+    error: str = ""
+    acknowledged: dict[int, int] = field(default_factory=dict)
+    """Batch -> its place among all that were acknowledged."""
+    acknowledged_ns: list[int] = field(default_factory=list)
+    """When, by place."""
+    flushed_ns: list[int] = field(default_factory=list)
+
+    def is_acknowledged(self, seq: int) -> bool:
+        """Whether the call returned."""
+        return seq in self.acknowledged
+
+    def is_certain(self, seq: int, at_ns: int) -> bool:
+        """Whether the acknowledgement of a batch had reached the server by then, whatever happened afterwards.
+
+        It has once a flush returned after it, or once so many later ones were sent that its answer had been read.
+        """
+        place = self.acknowledged.get(seq)
+        if place is None or self.acknowledged_ns[place] > at_ns:
+            return False
+        if bisect_right(self.acknowledged_ns, at_ns) - place - 1 >= UNANSWERED:
+            return True
+        flushed = bisect_right(self.flushed_ns, self.acknowledged_ns[place])
+        return flushed < len(self.flushed_ns) and self.flushed_ns[flushed] <= at_ns
+
+
+def read_diary(number: int, life: Life) -> Diary:
+    """A trainer's journal; ``number`` is what its batches are known by."""
+    diary = Diary(life)
+    for line in read_journal(life.journal):
+        words = line.words
+        if line.letter == "H":
+            nonces = tuple(int(word, 16) for word in words[2].split(",")) if len(words) > 2 else ()
+            diary.handed.append(Handed(number, int(words[0]), line.ns, int(words[1]), nonces))
+        elif line.letter == "D":
+            diary.done.add(int(words[0]))
+        elif line.letter == "A":
+            diary.acknowledged.setdefault(int(words[0]), len(diary.acknowledged_ns))
+            diary.acknowledged_ns.append(line.ns)
+        elif line.letter in "FL":
+            diary.flushed_ns.append(line.ns)
+        elif line.letter == "S":
+            diary.stalls.append((line.ns - int(float(words[0]) * 1e9), line.ns))
+        elif line.letter == "X":
+            diary.corrupt.append(" ".join(words[1:]))
+        elif line.letter == "Z":
+            life.ended_ns = min(life.ended_ns or line.ns, line.ns)
+        elif line.letter == "E":
+            diary.error = " ".join(words)
+    return diary

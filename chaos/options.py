@@ -1,0 +1,97 @@
+"""What one run is to be: sizes, numbers of processes, time. Every process of the run gets the same options."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+VARIABLE = "PENSTOCK_CHAOS"
+"""Environment variable with the options as JSON: a source named on a command line has no other way to learn them."""
+MAIN, FEED = "main", "feed"
+"""The stream that RQ workers fill with epochs, and the endless feed of a plain Writer."""
+POLICIES = ("on_next", "manual", "on_checkpoint")
+"""Acknowledgement of the groups, in turn."""
+LARGE_BYTES = 1 << 20
+"""From here on an entry holds one sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One run. Sizes in bytes, times in seconds unless a name says otherwise."""
+
+    seed: int
+    minutes: float
+    partitions: int = 2
+    sample_bytes: int = 4096
+    members: int = 3
+    """Trainers in each group, the feed's included."""
+    groups: int = 3
+    """Groups that read the epochs; the feed has one of its own."""
+    workers: int = 3
+    """RQ workers: one on a host of its own (`penstock worker`), the others `penstock produce`'s."""
+    epoch_samples: int = 0
+    """0: by size."""
+    lease_s: float = 5.0
+    pause_s: float = 1.5
+    """Mean time between two faults."""
+    server_kills: bool = True
+    own_queue: bool = False
+    """Whether jobs live on a second server, which is left alone."""
+    patience_s: float = 120.0
+    """Without any progress for so long something hangs."""
+
+    @property
+    def seconds(self) -> float:
+        """How long faults are inflicted."""
+        return self.minutes * 60
+
+    @property
+    def is_large(self) -> bool:
+        """Whether one sample fills an entry."""
+        return self.sample_bytes >= LARGE_BYTES
+
+    @property
+    def samples(self) -> int:
+        """Samples of an epoch: some seconds of work."""
+        return self.epoch_samples or max(48, min(3000, (512 << 20) // self.sample_bytes))
+
+    @property
+    def shard_samples(self) -> int:
+        """Samples of a job: about twenty jobs an epoch."""
+        return max(1, self.samples // 20)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of an entry."""
+        return self.sample_bytes + 8 if self.is_large else 16 * (self.sample_bytes + 8)
+
+    @property
+    def batch_size(self) -> int:
+        """Does not divide a block: entries span batches."""
+        return 3 if self.is_large else 13
+
+    @property
+    def prefetch_bytes(self) -> int:
+        """A few batches, so that members share."""
+        return 4 * self.batch_size * self.sample_bytes
+
+    @property
+    def budget_bytes(self) -> int:
+        """Two epochs and a half, or for every other seed half an epoch, which makes retention trim inside it."""
+        epoch = self.samples * self.sample_bytes
+        wanted = epoch // 2 if self.seed % 2 else epoch * 5 // 2
+        return max(wanted, 12 * self.partitions * self.block_bytes)
+
+    def group_policies(self) -> dict[str, str]:
+        """Group -> how it acknowledges."""
+        return {f"group{number}": POLICIES[number % len(POLICIES)] for number in range(self.groups)}
+
+    def environment(self) -> dict[str, str]:
+        """What children are started with."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+
+def from_environment() -> Options:
+    """The options of the run that this process is part of."""
+    return Options(**json.loads(os.environ[VARIABLE]))

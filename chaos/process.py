@@ -1,0 +1,29 @@
+"""What every process of a run does first: die with the conductor, and print its stacks when asked.
+
+Run as a module it is the `penstock` command with both: ``python -m chaos.process produce ...``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def prepare() -> None:
+    """SIGUSR1 prints the stacks of all threads to stderr; on Linux this process dies with the conductor."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+faulthandler.register(signal.SIGUSR1, all_threads=True)  # also in workers that are spawned with this as main module
+
+if __name__ == "__main__":
+    prepare()
+    from penstock.__main__ import main
+
+    sys.exit(main(sys.argv[1:]))

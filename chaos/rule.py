@@ -1,0 +1,77 @@
+"""The rule of what may be handed twice, as docs/guarantees.md promises it: pure, from diaries to a reason or none.
+
+A sample that one batch held may be in a later batch of the group only if the earlier one was not certainly acknowledged
+when something happened to a trainer that frees what it held, or makes it hand out what others have taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos.lives import FAILED, KILLED, LEFT, Diary, Handed
+
+LAPSES_AFTER = 0.8
+"""Part of a lease: the last renewal before a stop may be a beat old, and a claim wants an entry idle for 0.9 of it."""
+
+Spans = Sequence[tuple[int, int]]
+"""[from, to) in ns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the run's lease and its server's outages allow."""
+
+    lease_ns: int
+    outages: Spans
+    """When no server answered: nobody can renew, find out or take over meanwhile."""
+
+    def excuse(self, first: Diary, before: Handed, second: Diary, after: Handed) -> str:
+        """Why a sample of batch ``before`` may be in batch ``after`` as well; '' if it may not."""
+        return self._freed(first, before, after.ns) or self._held_too_long(second, before.ns, after.ns)
+
+    def _freed(self, diary: Diary, handed: Handed, by_ns: int) -> str:
+        """What took the earlier batch, or its acknowledgement, away from its trainer before ``by_ns``."""
+        life = diary.life
+        # 1. it died with the step, or the acknowledgement, under way
+        if life.ending in (KILLED, FAILED) and life.ended_ns <= by_ns and not self._was_certain(diary, handed):
+            return f"its trainer {life.ending}"
+        # 2. it left without acknowledging it
+        if life.ending == LEFT and life.ended_ns <= by_ns and not diary.is_acknowledged(handed.seq):
+            return "handed back"
+        # 3. another process took its name, and with it what it held
+        if life.replaced_ns and life.replaced_ns <= by_ns and not diary.is_certain(handed.seq, life.replaced_ns):
+            return "its trainer replaced"
+        # 4. it did not renew for a whole lease
+        for start, end in self._lapses(diary):
+            lapsed_ns = start + int(self.lease_ns * LAPSES_AFTER)
+            is_held = not diary.is_certain(handed.seq, start) and handed.ns <= self._finds_out(end)
+            if lapsed_ns <= by_ns and is_held:
+                return "its trainer stopped"
+        return ""
+
+    def _held_too_long(self, diary: Diary, before_ns: int, after_ns: int) -> str:
+        """The later batch is that of a trainer that had lost it meanwhile, and did not know yet."""
+        life = diary.life
+        if life.replaced_ns and before_ns >= life.replaced_ns:
+            return "by one replaced"
+        for start, end in self._lapses(diary):
+            if start <= before_ns and end <= after_ns <= self._finds_out(end):
+                return "by one stopped"
+        return ""
+
+    @staticmethod
+    def _was_certain(diary: Diary, handed: Handed) -> bool:
+        return diary.is_certain(handed.seq, diary.life.ended_ns)
+
+    def _lapses(self, diary: Diary) -> list[tuple[int, int]]:
+        spans = [*diary.life.stops, *diary.stalls]
+        return [(start, end) for start, end in spans if end - start >= self.lease_ns * LAPSES_AFTER]
+
+    def _finds_out(self, continued_ns: int) -> int:
+        """When a trainer that was stopped has surely renewed, and so learnt what it lost."""
+        until = continued_ns + self.lease_ns
+        for start, end in self.outages:
+            if start < until and end > continued_ns:
+                until += end - max(start, continued_ns)
+        return until

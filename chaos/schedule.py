@@ -1,0 +1,59 @@
+"""Which fault comes when: a pure function of the seed. Whom it hits is chosen, by its ``pick``, among those alive."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+WEIGHTS = {
+    "kill a worker": 9,
+    "stop a worker": 4,
+    "end a worker": 2,
+    "kill the dispatcher": 2,
+    "stop the dispatcher": 2,
+    "kill the workers' host": 1,
+    "kill a trainer": 12,
+    "stop a trainer briefly": 5,
+    "stop a trainer beyond its lease": 5,
+    "let a trainer leave": 4,
+    "let a trainer join": 3,
+    "start a trainer twice": 2,
+    "kill the feeder": 2,
+    "stop the feeder": 2,
+    "cut connections": 8,
+    "kill the server": 2,
+    "restart the server": 1,
+    "stop the server": 2,
+}
+"""Kind -> how often, relatively."""
+SERVER = ("kill the server", "restart the server", "stop the server")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing to do to the run."""
+
+    at_s: float
+    """After the start."""
+    kind: str
+    pick: float
+    """[0, 1): which of those that may be hit."""
+    length: float
+    """[0, 1): how long, between the kind's bounds."""
+    coin: bool
+    """Same name or a new one; gently or not."""
+
+
+def faults(seed: int, seconds: float, pause_s: float, *, server_kills: bool) -> Iterator[Fault]:
+    """Faults in order of time, ``pause_s`` apart on average."""
+    chance = random.Random(f"faults {seed}")
+    kinds = [kind for kind in WEIGHTS if server_kills or kind not in SERVER]
+    weights = [WEIGHTS[kind] for kind in kinds]
+    at_s = 0.0
+    while True:
+        at_s += chance.expovariate(1 / pause_s)
+        if at_s >= seconds:
+            return
+        kind = chance.choices(kinds, weights)[0]
+        yield Fault(at_s, kind, chance.random(), chance.random(), chance.random() < 0.5)

@@ -1,0 +1,29 @@
+"""What the RQ workers make: ``penstock produce dataset chaos.source:items --transform chaos.source:make``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from chaos.options import from_environment
+from chaos.payload import is_bad, sample
+
+WORK_S = 0.001
+"""A little work for each sample, so that workers are hit in the middle of a shard."""
+
+_options = from_environment()
+
+
+def items() -> range:
+    """One number for each sample of an epoch."""
+    return range(_options.samples)
+
+
+def make(index: int, rng: np.random.Generator) -> dict[str, Any]:
+    """The sample, named by what its own generator says first; a planted bad one raises."""
+    time.sleep(WORK_S)
+    if is_bad(_options.seed, index):
+        raise ValueError(f"sample {index} is bad on purpose")
+    return sample(_options.seed, index, int(rng.bit_generator.random_raw()), _options.sample_bytes)

@@ -1,0 +1,163 @@
+"""The stage of a run: servers and streams, and how each process is started. What happens on it is ``conductor``'s."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import redis
+
+from chaos.actor import Actor
+from chaos.lives import Life
+from chaos.options import FEED, MAIN, Options
+from chaos.payload import spec
+from penstock_common.stream.connection import connect
+from penstock_common.stream.roster import Membership, join_group
+from penstock_common.stream.server import EmbeddedServer
+from penstock_producer.writer import Writer
+
+AOF = {"appendfsync": "always", "auto-aof-rewrite-min-size": "256mb"}
+"""An answered write survives a kill -9 of the server."""
+EPOCHS_A_ROUND = 2
+"""What one `penstock produce` is to make; then the next is started."""
+FEED_GROUP = "feeders"
+
+
+class Stage:
+    """Servers, streams, and the starting of processes."""
+
+    def __init__(self, options: Options, directory: Path) -> None:
+        self.options, self.directory = options, directory
+        self.is_up = True
+        self.outages: list[tuple[int, int]] = []
+        """[down, up) in ns, when nobody could reach the server."""
+        self._down_ns = 0
+        self._counts: dict[str, int] = {}
+        self._port: int | None = None
+        self.server = self._started()
+        self._port = self.server.port
+        self._queue = EmbeddedServer() if options.own_queue else None
+        self._make_streams()
+
+    def _started(self) -> EmbeddedServer:
+        return EmbeddedServer(appendonly=True, directory=self.directory / "server", port=self._port, extra=AOF)
+
+    def _make_streams(self) -> None:
+        options = self.options
+        groups = {MAIN: list(options.group_policies()), FEED: [FEED_GROUP]}
+        for name, members in groups.items():
+            with Writer(
+                name, url=self.url, spec=spec(options.sample_bytes), partitions=options.partitions,
+                budget_bytes=options.budget_bytes, block_bytes=options.block_bytes,
+            ) as writer:  # fmt: skip
+                for group in members:  # declared: what it has not read is kept also while no member is there
+                    join_group(writer.client, Membership(writer.stream, group, "", ""), declared=True)
+
+    @property
+    def url(self) -> str:
+        """Of the server that holds the streams."""
+        return self.server.url
+
+    @property
+    def queue_url(self) -> str:
+        """Of the server that holds the jobs."""
+        return self._queue.url if self._queue else self.url
+
+    def client(self) -> redis.Redis:
+        """A connection; raises ServerUnavailable."""
+        return connect(self.url, timeout_s=10)
+
+    # --- the server's troubles ---
+
+    def kill_server(self) -> None:
+        """Kill -9; what it had answered is in its file."""
+        self._went_down()
+        self.server.kill()
+
+    def end_server(self) -> None:
+        """As an operator does who restarts it."""
+        self._went_down()
+        self.server.close()
+
+    def start_server(self) -> None:
+        """Again, on the same port and the same file."""
+        self.server.close()
+        self.server = self._started()
+        self._came_up()
+
+    def stop_server(self) -> None:
+        """SIGSTOP."""
+        self._went_down()
+        os.kill(self.server.pid, signal.SIGSTOP)
+
+    def continue_server(self) -> None:
+        """SIGCONT."""
+        os.kill(self.server.pid, signal.SIGCONT)
+        self._came_up()
+
+    def _went_down(self) -> None:
+        self.is_up, self._down_ns = False, time.monotonic_ns()
+
+    def _came_up(self) -> None:
+        self.outages.append((self._down_ns, time.monotonic_ns()))
+        self.is_up = True
+
+    def cut_connections(self, pick: float, share: float) -> int:
+        """CLIENT KILL of some of the connections there are; returns how many."""
+        cut = 0
+        with suppress(redis.RedisError), redis.Redis(port=self.server.port, socket_timeout=5) as client:
+            listed = client.client_list()
+            for place, info in enumerate(listed):
+                if (place * 0.618 + pick) % 1 < share:
+                    cut += client.client_kill_filter(_id=info["id"])
+        return cut
+
+    # --- processes ---
+
+    def start_dispatcher(self) -> Actor:
+        """`penstock produce`, with all workers but one."""
+        options = self.options
+        arguments = [
+            "produce", "dataset", "chaos.source:items", "--transform", "chaos.source:make", "--stream", MAIN, "--json",
+            "--epochs", EPOCHS_A_ROUND, "--seed", options.seed, "--shard-samples", options.shard_samples,
+            "--workers", max(1, options.workers - 1), "--url", self.url, "--queue-url", self.queue_url,
+        ]  # fmt: skip
+        return self._start("dispatcher", "chaos.process", arguments)
+
+    def start_host(self) -> Actor:
+        """`penstock worker`, as on another host."""
+        arguments = ["worker", "--processes", 1, "--url", self.url, "--queue-url", self.queue_url]
+        return self._start("host", "chaos.process", arguments)
+
+    def start_feeder(self, first: int) -> Actor:
+        """A plain Writer that goes on at sample ``first`` of the feed."""
+        return self._start("feeder", "chaos.feeder", [self.url, first], stream=FEED)
+
+    def start_trainer(self, stream: str, group: str, member: str) -> Actor:
+        """One more member of a group."""
+        policy = self.options.group_policies().get(group, "on_next")
+        arguments = [self.url, stream, group, member, policy]
+        return self._start(f"{group}-{member}", "chaos.trainer", arguments, stream, group, member)
+
+    def _start(
+        self, role: str, module: str, arguments: Sequence[object], stream: str = MAIN, group: str = "", member: str = ""
+    ) -> Actor:
+        number = self._counts[role] = self._counts.get(role, 0) + 1
+        journal = self.directory / f"{role}-{number}.journal"
+        given = [str(argument) for argument in arguments]
+        given += [] if module == "chaos.process" else [str(journal)]
+        life = Life(module.partition(".")[2] if group else role, stream, group, member, journal, time.monotonic_ns())
+        return Actor(life, [module, *given], self.options.environment())
+
+    def close(self) -> None:
+        """Ends the servers."""
+        if not self.is_up:
+            with suppress(ProcessLookupError):
+                os.kill(self.server.pid, signal.SIGCONT)
+        self.server.close()
+        if self._queue:
+            self._queue.close()

@@ -1,0 +1,132 @@
+"""Compares what should have been delivered with what was: by group, every sample, and every sample handed twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chaos.lives import Diary, Handed
+from chaos.rule import Rule
+
+SHOWN = 5
+
+Nonces = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The samples of a stream, each named by its nonce; rising."""
+
+    nonces: Nonces
+    epochs: NDArray[np.int64]
+    """Epoch of each; -1: any, the feed's."""
+    open_ended: Nonces
+    """May be there or not, but for all groups alike: what a writer was killed with."""
+
+
+@dataclass(slots=True)
+class GroupVerdict:
+    """One group of one stream, in samples."""
+
+    group: str
+    delivered: int = 0
+    """Different samples whose step was done."""
+    twice: int = 0
+    """Handings beyond the first of each."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why, by the rule."""
+    optional: frozenset[int] = frozenset()
+    """Those of `Expected.open_ended` that were delivered."""
+    violations: list[str] = field(default_factory=list)
+
+
+def judge(group: str, diaries: Sequence[Diary], expected: Expected, rule: Rule) -> GroupVerdict:
+    """Everything that can be said of one group."""
+    verdict = GroupVerdict(group)
+    batches = sorted((batch for diary in diaries for batch in diary.handed), key=lambda batch: batch.ns)
+    nonces = np.array([nonce for batch in batches for nonce in batch.nonces], np.uint64)
+    owner = np.repeat(np.arange(len(batches)), [len(batch.nonces) for batch in batches])
+    is_done = np.array([batch.seq in diaries[batch.life].done for batch in batches], bool)
+    delivered = np.unique(nonces[is_done[owner]]) if len(nonces) else nonces
+    verdict.delivered = len(delivered)
+    verdict.optional = frozenset(np.intersect1d(delivered, expected.open_ended).tolist())
+    _judge_set(verdict, nonces, delivered, expected)
+    _judge_epochs(verdict, nonces, owner, batches, expected)
+    verdict.violations += [f"group {group}: corrupt: {text}" for diary in diaries for text in diary.corrupt[:SHOWN]]
+    _judge_twice(verdict, nonces, owner, batches, diaries, rule)
+    return verdict
+
+
+def _judge_set(verdict: GroupVerdict, nonces: Nonces, delivered: Nonces, expected: Expected) -> None:
+    lost = np.setdiff1d(expected.nonces, delivered)
+    invented = np.setdiff1d(np.unique(nonces), np.concatenate([expected.nonces, expected.open_ended]))
+    for what, found in (("never delivered", lost), ("invented", invented)):
+        if len(found):
+            epochs = Counter(expected.epochs[np.isin(expected.nonces, found)].tolist())
+            where = ", ".join(f"{count} of epoch {epoch}" for epoch, count in sorted(epochs.items()))
+            shown = " ".join(f"{nonce:x}" for nonce in found[:SHOWN].tolist())
+            verdict.violations.append(
+                f"group {verdict.group}: {len(found)} samples {what} ({where or 'unknown'}): {shown}"
+            )
+
+
+def _judge_epochs(
+    verdict: GroupVerdict,
+    nonces: Nonces,
+    owner: NDArray[np.int64],
+    batches: Sequence[Handed],
+    expected: Expected,
+) -> None:
+    """The header's epoch against the payload's."""
+    if not len(expected.nonces) or not len(nonces):
+        return
+    at = np.minimum(np.searchsorted(expected.nonces, nonces), len(expected.nonces) - 1)
+    is_known = (expected.nonces[at] == nonces) & (expected.epochs[at] >= 0)
+    said = np.array([batch.epoch for batch in batches], np.int64)[owner]
+    wrong = is_known & (said != expected.epochs[at])
+    if wrong.any():
+        verdict.violations.append(f"group {verdict.group}: {int(wrong.sum())} samples came under another epoch's name")
+
+
+def _judge_twice(
+    verdict: GroupVerdict,
+    nonces: Nonces,
+    owner: NDArray[np.int64],
+    batches: Sequence[Handed],
+    diaries: Sequence[Diary],
+    rule: Rule,
+) -> None:
+    """Every handing after the first of a sample needs a reason for each one before it."""
+    order = np.argsort(nonces, kind="stable")  # batches are in order of time, and stay so
+    bounds = np.flatnonzero(np.diff(nonces[order])) + 1
+    unexplained: Counter[tuple[int, int]] = Counter()
+    for low, high in pairwise([0, *bounds.tolist(), len(order)]):
+        if high - low < 2:
+            continue
+        verdict.twice += high - low - 1
+        held = [batches[owner[at]] for at in order[low:high]]
+        for later in range(1, len(held)):
+            reason = ""
+            for earlier in range(later):
+                first, second = held[earlier], held[later]
+                reason = rule.excuse(diaries[first.life], first, diaries[second.life], second)
+                if not reason:
+                    unexplained[int(owner[order[low + earlier]]), int(owner[order[low + later]])] += 1
+            verdict.reasons[reason or "unexplained"] += 1
+    for (first_at, second_at), count in list(unexplained.items()):
+        verdict.violations.append(_told(verdict.group, count, diaries, batches[first_at], batches[second_at]))
+
+
+def _told(group: str, count: int, diaries: Sequence[Diary], first: Handed, second: Handed) -> str:
+    def who(batch: Handed) -> str:
+        diary = diaries[batch.life]
+        acknowledged = "acknowledged" if diary.is_acknowledged(batch.seq) else "not acknowledged"
+        ending = f"{diary.life.ending or 'running'} at {diary.life.ended_ns / 1e9:.3f}"
+        return f"{diary.life.journal.stem} batch {batch.seq} at {batch.ns / 1e9:.3f} ({acknowledged}; {ending})"
+
+    return f"group {group}: {count} samples of epoch {first.epoch} twice: {who(first)}, then {who(second)}"
