@@ -60,7 +60,9 @@ return 1
 RETRY = """
 -- KEYS state entries dead | ARGV live_state group id : a dead letter becomes pending again, free for any member
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -1 end
-if redis.call('HEXISTS', KEYS[3], ARGV[3]) == 0 then return 0 end
+if redis.call('HEXISTS', KEYS[3], ARGV[3]) == 0 or #redis.call('XRANGE', KEYS[2], ARGV[3], ARGV[3]) == 0 then
+  return 0
+end
 local claimed = redis.call('XCLAIM', KEYS[2], ARGV[2], '~released', 0, ARGV[3], 'RETRYCOUNT', 1, 'FORCE', 'JUSTID')
 if #claimed == 0 then return 0 end
 redis.call('HDEL', KEYS[3], ARGV[3])
@@ -78,4 +80,17 @@ for i = 7, 5 + 2 * tonumber(ARGV[6]), 2 do
   for offset = tonumber(ARGV[i]), tonumber(ARGV[i + 1]) - 1 do redis.call('SETBIT', KEYS[4], offset, 1) end
 end
 return 1
+"""
+
+SHOW = """
+-- KEYS entries | ARGV id most_header_bytes : {header, name1, bytes1, ..} of one entry, payloads stay; {} if it is gone
+local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
+if not entry then return {} end
+local fields, found = entry[2], {''}
+if fields[1] == 'meta' and #fields[2] <= tonumber(ARGV[2]) then found[1] = fields[2] end
+for i = 1, #fields, 2 do
+  found[#found + 1] = string.sub(fields[i], 1, 200)
+  found[#found + 1] = #fields[i + 1]
+end
+return found
 """

@@ -140,6 +140,10 @@ def print_report(report: AuditReport, console: Console) -> None:
         if epoch.trimmed:
             what = f"{epoch.trimmed} entries were trimmed: every group that held data had settled them"
             console.line(f"epoch {epoch.epoch}: {what}")
+        for name, group in epoch.groups.items():
+            if group.given_up:
+                what = f"group {name}: of the dead, {group.given_up} were given up by an operator"
+                console.line(f"epoch {epoch.epoch}: {what}")
     if report.released:
         console.line(f"not audited: epochs {report.released} were released: no group that held data needed them")
     console.line(console.style(report.verdict, "bold", "green" if report.is_clean else "red"))

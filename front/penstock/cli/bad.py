@@ -1,0 +1,177 @@
+"""``penstock bad``: lists bad samples and dead letters, shows one, gives one to its group again, or goes on without."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from penstock.cli import add_json, add_url, url_of
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+    from penstock_common.stream.bad import Bad, DeadLetter
+    from penstock_common.stream.commands import Client
+    from penstock_common.stream.streams import Stream
+
+NAME = "bad"
+HELP = "list, show, retry or drop bad samples and dead letters"
+
+EPILOG = """\
+example:
+  penstock bad list train
+  penstock bad show train 3 1700000000000-0
+  penstock bad retry train --group resnet
+  penstock bad drop train 3 --group resnet --reason "the disk is gone"
+
+Two kinds of bad things are kept, by identity (epoch, shard, offset) and reason, until their epoch is released:
+
+quarantined  a sample that its source could not make. It is a hole in the epoch, settled for every group and for ever:
+             mend the source, and the next epoch has the sample. It cannot be retried.
+dead letter  an entry that one group could not read (damaged, forged, of a newer version). That group's epoch closes
+             without it; other groups are not concerned. `retry` gives it to the group again, e.g. after an update.
+
+`drop` is your word that a group goes on without: with an entry's id, without that entry, be it a dead letter or pending
+(one on which training dies); without, all that is dead or lost to the group, such as what EpochIncomplete names. The
+samples count as dead, not as lost, and the epoch closes. `penstock audit --repair` makes lost samples again instead."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = _action(actions, "list", "quarantined samples and dead letters, with their reasons")
+    show = _action(actions, "show", "one entry's header and sizes; no payload is fetched")
+    retry = _action(actions, "retry", "give dead letters to their groups again")
+    drop = _action(actions, "drop", "go on without what is dead or lost, or without one entry")
+    for one in (listing, retry):
+        one.add_argument("--epoch", type=int, metavar="N", help="only of this epoch (default: all that are retained)")
+        one.add_argument("--group", help="only of this group (default: all)")
+    for one in (show, drop):
+        one.add_argument("epoch", type=int)
+    show.add_argument("entry", help="the entry's id, as `penstock bad list` shows it")
+    retry.add_argument("entry", nargs="?", help="only this entry")
+    drop.add_argument("entry", nargs="?", help="only this entry (default: all that is dead or lost)")
+    who = drop.add_mutually_exclusive_group(required=True)
+    who.add_argument("--group", help="for this group")
+    who.add_argument("--all-groups", action="store_true", help="for every group; forged entries are then deleted")
+    drop.add_argument("--reason", default="dropped by an operator", help="kept with the identity")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+
+
+def _action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
+) -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, help=text, description=text)
+    parser.add_argument("stream")
+    add_url(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Does one of the four and says what it did."""
+    from penstock_common.stream.connection import connect
+    from penstock_common.stream.streams import load_stream
+
+    with connect(url_of(args)) as client:
+        stream = load_stream(client, args.stream)
+        return {"list": _list, "show": _show, "retry": _retry, "drop": _drop}[args.action](
+            client, stream, args, console
+        )
+
+
+def _list(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+    from dataclasses import asdict
+
+    from penstock_common.stream.bad import list_bad
+
+    bad = list_bad(client, stream, epoch=args.epoch, group=args.group)
+    if args.json:
+        console.json(asdict(bad))
+    elif not bad.quarantined and not bad.dead:
+        console.line(f"nothing of {stream.name!r} is quarantined, and no group has a dead letter")
+    else:
+        _print(bad, console)
+    return 0
+
+
+def _print(bad: Bad, console: Console) -> None:
+    if bad.quarantined:
+        rows = [(q.epoch, q.shard, q.offset, _shown(q.why)) for q in bad.quarantined]
+        console.line(f"quarantined samples: {len(rows)}")
+        console.table(rows, head=("epoch", "shard", "offset", "why"))
+    if bad.dead:
+        rows_of_dead = [
+            (d.epoch, d.group, d.entry or "(none)", _place(d), _ago(d.since_ms), "given up" if d.given_up else "dead",
+             _shown(d.why))
+            for d in bad.dead
+        ]  # fmt: skip
+        console.line(f"dead letters: {len(rows_of_dead)}")
+        console.table(rows_of_dead, head=("epoch", "group", "entry", "samples", "since", "is", "why"))
+
+
+def _show(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+    from dataclasses import asdict
+
+    from penstock_common.stream.bad import show_entry
+
+    view = show_entry(client, stream, args.epoch, args.entry)
+    if args.json:
+        console.json(asdict(view))
+        return 0
+    where = (
+        f"shard {view.shard} offsets {view.first}-{view.end - 1}" if view.shard is not None else "in no shard's index"
+    )
+    console.line(f"entry {view.entry} of epoch {view.epoch} of {stream.name!r}: {where}")
+    for letter in view.dead_for:
+        console.line(f"dead for group {letter.group!r}: {_shown(letter.why)}")
+    console.line(f"header: {view.header or '(none)'}")
+    if view.problem:
+        console.line(f"the header cannot be read: {_shown(view.problem)}")
+    console.table([(name, nbytes) for name, nbytes in view.fields], head=("field", "bytes"))
+    return 0
+
+
+def _retry(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+    from penstock_common.stream.bad import retry_dead
+
+    done = retry_dead(client, stream, epoch=args.epoch, group=args.group, entry=args.entry)
+    return _tell(done, "is pending again: the next free member of its group takes it", args, console)
+
+
+def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+    from penstock_common.stream.bad import drop_bad
+
+    done = drop_bad(client, stream, args.epoch, group=args.group, reason=args.reason, entry=args.entry)
+    return _tell(done, "is given up: nothing of it is owed to the group any more", args, console)
+
+
+def _tell(done: list[DeadLetter], what: str, args: argparse.Namespace, console: Console) -> int:
+    from dataclasses import asdict
+
+    if args.json:
+        console.json([asdict(letter) for letter in done])
+    elif not done:
+        console.line(f"nothing to {args.action}: no group has a dead letter or a loss there")
+    for letter in () if args.json else done:
+        entry = f"entry {letter.entry} ({_place(letter)})" if letter.entry else _place(letter)
+        console.line(f"epoch {letter.epoch}, group {letter.group!r}: {entry} {what}")
+    return 0
+
+
+def _place(letter: DeadLetter) -> str:
+    if letter.shard is None:
+        return "in no index"
+    return f"shard {letter.shard} offsets {letter.first}-{letter.end - 1}"
+
+
+def _ago(since_ms: int) -> str:
+    if not since_ms:
+        return "?"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since_ms / 1000))
+
+
+def _shown(text: str) -> str:
+    """One line without control characters: a reason may quote what a forger wrote."""
+    return "".join(c if c.isprintable() else " " for c in text)[:200]
