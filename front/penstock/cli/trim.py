@@ -41,8 +41,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
         result = {"released_epochs": done.released, "freed_bytes": freed, "expired_groups": done.expired}
         console.json({"stream": stream.name, "retention": stream.retention, **result})
     else:
-        epochs = f"epochs {', '.join(map(str, done.released))}" if done.released else "no whole epoch"
+        one = len(done.released) == 1
+        which = f"epoch{'' if one else 's'} {', '.join(map(str, done.released))}" if done.released else "no whole epoch"
         console.line(
-            f"released {epochs} of {stream.name!r} (retention {stream.retention}): {readable_bytes(freed)} freed"
+            f"released {which} of {stream.name!r} (retention {stream.retention}): {readable_bytes(freed)} freed"
         )
     return 0
