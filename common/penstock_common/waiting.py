@@ -72,10 +72,10 @@ class Outage:
     """A server that is away, or takes no writes, while somebody works: told, borne for a while, then raised."""
 
     def __init__(
-        self, notify: Notify, patience_s: float = OUTAGE_S, doing: str = "waiting", clock: Clock = time.monotonic
+        self, notify: Notify, patience_s: float | None = None, doing: str = "waiting", clock: Clock = time.monotonic
     ) -> None:
         self._notify, self._doing, self._clock = notify, doing, clock
-        self.patience_s = patience_s
+        self.patience_s = OUTAGE_S if patience_s is None else patience_s
         """May be shortened while it is borne: whoever leaves does not wait."""
         self._began: float | None = None
         self._told_at, self._told = 0.0, ""

@@ -45,8 +45,9 @@ class ProductionPlan(BaseModel):
     budget_bytes: int | None = None
     block_bytes: int | None = None
     retention: str | None = None
-    durability: str | None = None
     """What is kept of settled epochs (policy.py); None takes the stream's."""
+    durability: str | None = None
+    """What must have happened to a write (stream/durability.py); None takes the stream's."""
 
 
 def plan_fingerprint(fingerprint: str, shuffle: bool) -> str:

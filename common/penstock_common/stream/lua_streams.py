@@ -22,6 +22,17 @@ return 1
 """
 )
 
+FIX_SPEC = (
+    _IS_THERE
+    + """
+-- KEYS meta | ARGV stream_id spec : the first one's stays; returns the spec there is
+local known = redis.call('HGET', KEYS[1], 'spec')
+if known and known ~= '' then return known end
+redis.call('HSET', KEYS[1], 'spec', ARGV[2])
+return ARGV[2]
+"""
+)
+
 RESERVE_EPOCH = (
     _IS_THERE
     + """

@@ -17,7 +17,7 @@ from penstock_common.errors import StreamConflict, StreamDeleted, StreamNotFound
 from penstock_common.format.spec import Spec
 from penstock_common.stream.commands import Client, decoded, run_script
 from penstock_common.stream.keys import ANY_META, PartitionKeys, StreamKeys, checked_name, name_in_meta_key, search_tags
-from penstock_common.stream.lua_streams import SET_IF_THERE
+from penstock_common.stream.lua_streams import FIX_SPEC, SET_IF_THERE
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 DEFAULT_BLOCK_BYTES = 1_000_000
@@ -109,7 +109,10 @@ def deleted(client: Client, stream: Stream) -> StreamDeleted:
             f"stream {stream.name!r} is being deleted; if that was interrupted, `penstock delete {stream.name}` again"
         )
     anew = "; another one of that name was made since" if again is not None else ""
-    return StreamDeleted(f"stream {stream.name!r} was deleted{anew}: start again to use it anew")
+    return StreamDeleted(
+        f"stream {stream.name!r} was deleted, or the server lost its data (emptied, or restarted without it){anew}: "
+        "start again to use it anew"
+    )
 
 
 def require_there(client: Client, stream: Stream, made: Sequence[str] = ()) -> None:
@@ -193,23 +196,11 @@ def _refuse_conflict(stream: Stream, partitions: int | None) -> None:
 def fix_spec(client: Client, stream: Stream, spec: Spec) -> Spec:
     """Makes this the stream's spec if it has none yet; raises StreamConflict if it has another. Returns the spec."""
     text = json.dumps(spec.as_json())
-    with client.pipeline(transaction=False) as pipe:
-        pipe.watch(stream.keys.meta)
-        found, stream_id = pipe.hmget(stream.keys.meta, "spec", "id")
-        if stream_id != stream.id.encode():
-            raise deleted(client, stream)
-        known = found.decode() if isinstance(found, bytes) else ""
-        if not known:
-            pipe.multi()
-            pipe.hset(stream.keys.meta, "spec", text)
-            try:
-                pipe.execute()
-            except Exception as error:
-                if type(error).__name__ != "WatchError":
-                    raise
-                return fix_spec(client, stream, spec)
-            announce(client, stream.keys, "spec", "")
-            return spec
+    known = run_script(client, FIX_SPEC, [stream.keys.meta], [stream.id, text])
+    if known == -1:
+        raise deleted(client, stream)
+    if known == text.encode():
+        announce(client, stream.keys, "spec", "")
     fixed = Spec.from_json(json.loads(known))
     if fixed != spec:
         raise StreamConflict(f"stream {stream.name!r} has the spec ({fixed}), found ({spec}): use another stream name")
