@@ -43,6 +43,11 @@ class Actor:
         """By SIGSTOP, and not continued yet."""
         return bool(self._stopped_ns)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it came to write into its journal: it has joined its group."""
+        return self.life.journal.exists() and self.life.journal.stat().st_size > 0
+
     def kill(self) -> None:
         """Kill -9, noted before it happens."""
         now = time.monotonic_ns()

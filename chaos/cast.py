@@ -5,6 +5,7 @@ Whom a fault hits is ``inflict``'s; when the run is over, ``conductor``'s.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -68,6 +69,9 @@ class Cast:
 
     def add_trainer(self, stream: str, group: str, member: str = "") -> Actor:
         """One more, under a new name or under one that was there before."""
+        for other in self.trainers:
+            if (other.life.group, other.life.member) == (group, member) and other.process.poll() is None:
+                other.life.replaced_ns = other.life.replaced_ns or time.monotonic_ns()
         actor = self._appear(self._stage.start_trainer(stream, group, member or self.new_name()))
         self.trainers.append(actor)
         return actor

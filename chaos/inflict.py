@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -145,9 +144,8 @@ class Inflictor:
 
     def _start_twice(self, fault: Fault) -> str:
         actor = self._trainer(fault)
-        if actor is None or actor.life.replaced_ns:
+        if actor is None or actor.life.replaced_ns or not actor.has_begun:
             return ""
-        actor.life.replaced_ns = time.monotonic_ns()
         life = actor.life
         return f"{actor.name} as {self._cast.add_trainer(life.stream, life.group, life.member).name}"
 
