@@ -53,7 +53,7 @@ class Dispatcher:
         self._missed: dict[str, int] = {}
 
     def enqueue(self, tasks: Iterable[ShardTask], *, at_front: bool = False) -> None:
-        """Queues one job per task, in order."""
+        """Queues one job per task, in order; ``at_front`` before all others, also in order."""
         jobs = [
             Queue.prepare_data(
                 FUNCTION,
@@ -68,8 +68,8 @@ class Dispatcher:
             )
             for task in tasks
         ]
-        if jobs:
-            self._queue.enqueue_many(jobs)
+        if jobs:  # each is pushed on its own: at the front the last one pushed comes first
+            self._queue.enqueue_many(jobs[::-1] if at_front else jobs)
 
     def known(self) -> set[str]:
         """Ids of the jobs that are queued, just taken, or running."""

@@ -6,11 +6,13 @@ What the function does is ``workbench``'s; the process it runs in is ``worker``'
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from rq import Queue
 from rq.exceptions import NoSuchJobError
 from rq.job import Job, Retry, get_current_job
+from rq.serializers import JSONSerializer
 
 from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable, SourceError
 from penstock_common.waiting import to_stderr
@@ -26,6 +28,8 @@ PAUSES_S = (0.0, 0.5, 2.0, 5.0)
 """Before a failed job goes back to the queue; rq's own intervals would need its scheduler process."""
 MENDED_BY_RETRY = (ServerUnavailable, SourceError, OSError, MemoryError)
 ENDLESS = 1 << 30
+PASS_ON_S = 3.0
+"""A job that waits for room looks this often whether an earlier shard has nobody to make it, and then makes place."""
 
 _bench: Workbench | None = None
 
@@ -37,7 +41,11 @@ def set_workbench(bench: Workbench) -> None:
 
 
 def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
-    """Writes what is missing of one shard; a shard that finds no room goes to the back of the queue."""
+    """Writes what is missing of one shard.
+
+    One that finds no room for a lease goes to the back of the queue, and the shards that have room before it to the
+    front: a single worker must not wait in one shard for another that only it could make.
+    """
     assert _bench is not None, "produce_shard runs in a penstock worker only"
     task = ShardTask.parse(arguments)
     job = get_current_job()
@@ -45,11 +53,48 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
     made = Made()
     note = _Note(job)
     try:
-        _bench.produce(task, made, note.waits, lambda: note.keep(made))
+        _bench.produce(task, made, note.waits, lambda: note.keep(made), _Yielding(job, _bench, task))
     except BudgetFull as error:
+        if _bench.is_stopping:
+            raise Stopped from None  # back to the front: it did not give up its turn
         note.waits(str(error))
+        bring_forward(_queue_of(job), _bench.earlier_jobs(task))
         return Retry(max=ENDLESS)
     return {"good": made.good, "bad": made.bad}
+
+
+class _Yielding:
+    """Asked while a job waits for room: whether an earlier shard lies in the queue, which nobody then works at."""
+
+    def __init__(self, job: Job, bench: Workbench, task: ShardTask) -> None:
+        self._job, self._bench, self._task = job, bench, task
+        self._looked_s = time.monotonic()
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked_s < PASS_ON_S:
+            return False
+        self._looked_s = now
+        return not set(self._bench.earlier_jobs(self._task)).isdisjoint(_queue_of(self._job).get_job_ids())
+
+
+def bring_forward(queue: Queue, job_ids: Sequence[str]) -> None:
+    """Moves those of the jobs that are queued to the front, in this order and in one step: none is ever missing."""
+
+    def move(pipe: Any) -> None:
+        queued = {job_id.decode() for job_id in pipe.lrange(queue.key, 0, -1)}
+        pipe.multi()
+        for job_id in reversed(job_ids):
+            if job_id in queued:
+                pipe.lrem(queue.key, 1, job_id)
+                pipe.lpush(queue.key, job_id)
+
+    if job_ids:
+        queue.connection.transaction(move, queue.key)
+
+
+def _queue_of(job: Job) -> Queue:
+    return Queue(job.origin, connection=job.connection, job_class=ShardJob, serializer=JSONSerializer)
 
 
 class _Note:

@@ -78,14 +78,17 @@ class Workbench:
     ) -> None:
         """Writes what is missing of the task's shard. ``before_finish`` is called when all is committed.
 
-        ``should_yield`` is asked while it waits for room, and may end that wait. Raises Outdated, SourceChanged, TooManyBad, SpecMismatch, BudgetFull, Stopped and what the writer raises.
+        ``should_yield`` is asked while it waits for room, and may end that wait.
+        Raises Outdated, SourceChanged, TooManyBad, SpecMismatch, BudgetFull, Stopped and what the writer raises.
         """
         self._notify = notify
         try:
             writer, manifest = self._planned(task)
             writer.should_stop = lambda: self._should_stop() or should_yield()
             source = self._open_source(task)
-            watch = Watch(self._should_stop, task.on_error == "fail")
+            watch = Watch(
+                self._should_stop, task.on_error == "fail", task.max_bad, manifest.samples, task.spec_is_declared
+            )  # fmt: skip
             run = self._run_items if source.unit == "item" else self._run_sized
             try:
                 run(writer, manifest, task, source, watch, made, before_finish)  # type: ignore[arg-type]
@@ -136,6 +139,7 @@ class Workbench:
             self._writer = None
             writer.close()
             raise Outdated(f"stream {task.stream!r} was deleted and made anew since this job was planned")
+        writer.stream = found  # its budget may have been changed meanwhile
         manifest = find_manifest(writer.client, writer.stream, task.epoch)
         if manifest is None or manifest.id != task.manifest_id:
             raise Outdated(f"epoch {task.epoch} of {task.stream!r} is not the one this job was planned for")
@@ -185,6 +189,8 @@ class Workbench:
             fill = fill_batches if source.unit == "batch" else fill_samples
             fill(source, items, shard, task.shard, seed, watch)
             shard.settle()
+            # all that others finished is committed, so the last shard's job sees every bad sample before it ends the epoch
+            watch.require_few(_bad_samples(writer, manifest), manifest.samples)
             made.nbytes = _committed_bytes(writer, manifest, task.shard)
             before_finish()
             shard.close()
@@ -221,6 +227,7 @@ class Workbench:
             self._tell(f"{skip} samples are committed; the iterator begins anew and as many are left out")
         try:
             filler.fill(Seed(task.seed, task.epoch), skip)
+            watch.require_few(_bad_samples(writer, manifest), skip + watch.good + watch.bad)
             made.nbytes = sum(_committed_bytes(writer, manifest, shard) for shard in range(len(filler.sizes) + 1))
             before_finish()
             filler.close()
@@ -236,6 +243,10 @@ class Workbench:
         """The writer of the shard that was left half done, if one was."""
         end = index_ends(writer.client, writer.stream.partition_of(shard), manifest.epoch, [shard])[shard]
         return writer.open_shard(manifest, shard) if end else None
+
+
+def _bad_samples(writer: Writer, manifest: Manifest) -> int:
+    return sum(int(writer.client.hlen(p.quarantine(manifest.epoch))) for p in writer.stream.partitions)
 
 
 def _committed_bytes(writer: Writer, manifest: Manifest, shard: int) -> int:
