@@ -19,7 +19,9 @@ from penstock_common.errors import (
     WaitTimeout,
 )
 from penstock_common.stream.commands import Client
+from penstock_common.stream.ledger import uncovered
 from penstock_common.stream.manifest import abandon_epoch
+from penstock_common.stream.release import release_epoch
 from penstock_common.stream.roster import load_roster
 from penstock_common.stream.streams import set_plan
 from penstock_consumer.loader import Loader
@@ -127,6 +129,20 @@ class TestWaits:
                         following.write(sample(number))
                 assert all(batch.epoch == 0 for batch in batches)
                 assert sorted(numbers(loader)) == list(range(600))
+
+    def test_an_epoch_that_is_released_just_while_it_is_being_closed_misses_nothing(
+        self, any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another member closes it, a writer needs room, and the ledgers are gone: that must not look like a loss."""
+        produce(any_url, "t", 40)
+
+        def released(*arguments: Any) -> Any:
+            release_epoch(any_client, open_stream(any_client, "t"), 0)
+            return uncovered(*arguments)
+
+        monkeypatch.setattr("penstock_consumer.group.uncovered", released)
+        with loader_of(any_url) as loader:
+            assert sorted(numbers(loader)) == list(range(40))
 
 
 class TestBadEntries:
