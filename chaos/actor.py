@@ -76,7 +76,8 @@ class Actor:
         """Its exit code once it has ended; an end that nobody inflicted is noted."""
         code = self.process.poll()
         if code is not None and not self.life.ending:
-            self.life.ended_ns, self.life.ending = time.monotonic_ns(), FAILED if code else LEFT
+            left = code == 0 or (self.is_leaving and code == -signal.SIGTERM)  # before it could answer a signal
+            self.life.ended_ns, self.life.ending = time.monotonic_ns(), LEFT if left else FAILED
         return code
 
     def workers(self) -> list[int]:

@@ -11,6 +11,7 @@ import redis
 from chaos.agenda import Agenda
 from chaos.cast import Cast, Say
 from chaos.inflict import Inflictor
+from chaos.lives import FAILED
 from chaos.options import Options
 from chaos.schedule import Fault, faults
 from chaos.stage import Stage
@@ -115,7 +116,7 @@ class Conductor:
                 actor.show_stacks()
                 time.sleep(STACKS_S)
                 self.cast.violations.append(f"{actor.name} did not leave within {LEAVE_S:.0f} s: {actor.errors_file}")
-            elif actor.process.returncode:
+            elif actor.life.ending == FAILED:
                 self.cast.violations.append(f"{actor.name} left with {actor.process.returncode}: {actor.last_words()}")
 
     def close(self) -> None:
