@@ -1,0 +1,323 @@
+"""When a batch counts as trained on: what each policy settles, what waits for a checkpoint, and who is told of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import pytest
+import redis
+
+from penstock_common.errors import BudgetFull, CheckpointOverdue, WaitTimeout
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.commands import Client
+from penstock_common.stream.roster import load_roster
+from penstock_producer.writer import Writer
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, open_stream, produce, sample
+
+BLOCK = 10 * SAMPLE_BYTES
+BUDGET = 40 * BLOCK
+
+
+def delivered(client: Client, group: str = "g") -> int:
+    """Samples in the group's ledgers."""
+    return audit_stream(client, "t").delivered.get(group, 0)
+
+
+class TestOnCheckpoint:
+    """Data and model go back together."""
+
+    def test_nothing_is_settled_before_the_checkpoint_and_all_of_it_then(
+        self, any_url: str, any_client: Client
+    ) -> None:
+        """A model restored from a checkpoint has forgotten what came after it, so nothing of that may be settled."""
+        produce(any_url, "t", 100)
+        with loader_of(any_url, acknowledge="on_checkpoint") as loader:
+            batches = iter(loader)
+            for handed in (5, 10):
+                for _ in range(5):
+                    next(batches)
+                    assert delivered(any_client) == (handed - 5) * 8
+                loader.checkpointed()
+                assert delivered(any_client) == handed * 8
+
+    def test_epochs_close_at_the_checkpoint_that_covers_them(self, any_url: str, any_client: Client) -> None:
+        """Checkpoints are rarer than epochs where epochs are short: reading goes on meanwhile."""
+        produce(any_url, "t", 50, epochs=3)
+        partition = open_stream(any_client, "t").partitions[0]
+        with loader_of(any_url, acknowledge="on_checkpoint") as loader:
+            for epoch in range(3):
+                assert {batch.epoch for batch in loader} == {epoch}
+            assert not load_roster(any_client, partition).closed
+            loader.checkpointed()
+            assert load_roster(any_client, partition).closed == {("g", 0), ("g", 1), ("g", 2)}
+        assert audit_stream(any_client, "t").is_clean
+        assert delivered(any_client) == 150
+
+    def test_a_state_taken_earlier_covers_what_was_handed_out_until_then(
+        self, any_url: str, any_client: Client
+    ) -> None:
+        """Large models are saved in the background, while training goes on."""
+        produce(any_url, "t", 100, epochs=2)
+        with loader_of(any_url, acknowledge="on_checkpoint") as loader:
+            batches = iter(loader)
+            early = [next(batches) for _ in range(4)]
+            state = loader.state_dict()
+            late = [*batches, *loader]
+            loader.checkpointed(state)
+            assert delivered(any_client) == len(numbers(early)) == 32
+            loader.checkpointed(state)
+            assert delivered(any_client) == 32
+            assert len(numbers(late)) == 168
+        with loader_of(any_url, member="other", acknowledge="on_checkpoint") as loader:
+            again = [*loader, *loader]
+        assert sorted(i for b in again for i in b.identities()) == sorted(i for b in late for i in b.identities())
+
+    def test_closing_hands_back_at_once_what_no_checkpoint_covers(self, any_url: str, any_client: Client) -> None:
+        """The end of a script is no checkpoint; and whoever goes on waits for no lease."""
+        produce(any_url, "t", 100)
+        said: list[str] = []
+        with loader_of(any_url, acknowledge="on_checkpoint", notify=said.append, lease_s=600) as loader:
+            batches = iter(loader)
+            for _ in range(3):
+                next(batches)
+            loader.checkpointed()
+            lost = [next(batches) for _ in range(2)]
+        assert any("16 samples were trained on since the last checkpoint" in line for line in said)
+        assert delivered(any_client) == 24
+        began = time.monotonic()
+        with loader_of(any_url, member="other", lease_s=600) as loader:
+            again = numbers(loader)
+        assert time.monotonic() - began < 5
+        assert len(again) == 76
+        assert set(numbers(lost)) <= set(again)
+
+    def test_what_waits_for_a_checkpoint_is_not_given_to_others(self, any_url: str, any_client: Client) -> None:
+        """Hours may lie between two checkpoints, and a lease is half a minute."""
+        produce(any_url, "t", 40)
+        settings: dict[str, Any] = {"acknowledge": "on_checkpoint", "lease_s": 0.6}
+        with loader_of(any_url, member="one", **settings) as one, loader_of(any_url, member="two", **settings) as two:
+            found = numbers(one)
+            deadline = time.monotonic() + 2
+            with pytest.raises(WaitTimeout):
+                two._timeout_s = 2
+                list(two)
+            assert time.monotonic() > deadline - 0.5
+            one.checkpointed()
+        assert sorted(found) == list(range(40))
+        assert delivered(any_client) == 40
+
+    def test_batches_that_wait_for_a_checkpoint_keep_no_memory(self, any_url: str) -> None:
+        """What is kept of a batch is its name: gigabytes may be trained on between two checkpoints."""
+        with Writer("t", url=any_url, spec={"x": ("uint8", (50_000,))}) as writer, writer.epoch() as epoch:
+            for number in range(400):
+                epoch.write({"x": bytearray([number % 256]) * 50_000})
+        with loader_of(any_url, batch_size=4, prefetch_bytes=400_000, acknowledge="on_checkpoint") as loader:
+            addresses = [batch["x"].ctypes.data for batch in loader]
+            loader.checkpointed()
+        assert len(addresses) == 100
+        assert len(set(addresses)) < 40
+
+
+class TestWords:
+    """Each policy has its own word; another one's is answered with the right one."""
+
+    def test_single_batches_are_not_acknowledged_where_checkpoints_do_it(self, any_url: str) -> None:
+        """A script that was changed to on_checkpoint half-way must not settle in two ways."""
+        produce(any_url, "t", 20)
+        with loader_of(any_url, acknowledge="on_checkpoint") as loader:
+            batch = next(iter(loader))
+            with pytest.raises(ValueError, match=r"loader\.checkpointed\(\)"):
+                loader.acknowledge(batch)
+
+    @pytest.mark.parametrize("policy", ["on_next", "manual"])
+    def test_a_checkpoint_settles_nothing_where_the_loop_does(self, any_url: str, policy: Any) -> None:
+        """Believing that checkpoints count would lose what was trained on since."""
+        with (
+            loader_of(any_url, acknowledge=policy) as loader,
+            pytest.raises(ValueError, match=f"'on_checkpoint'; this loader has '{policy}'"),
+        ):
+            loader.checkpointed()
+
+    def test_an_unknown_policy_is_answered_with_those_there_are(self, any_url: str) -> None:
+        """A typo must not become another policy."""
+        with pytest.raises(ValueError, match="on_next, manual, on_checkpoint"):
+            loader_of(any_url, acknowledge="at_checkpoint").__enter__()
+
+    def test_acknowledging_a_batch_twice_is_the_same_as_once(self, any_url: str, any_client: Client) -> None:
+        """Entries span batches: a batch counted twice must not settle its neighbour's half of an entry."""
+        produce(any_url, "t", 40, block_samples=20)
+        with loader_of(any_url, acknowledge="manual") as loader:
+            batches = iter(loader)
+            first, second = next(batches), next(batches)
+            for _ in range(3):
+                loader.acknowledge(first)
+            loader._joined().place.flush()
+            assert delivered(any_client) == 8
+        with loader_of(any_url) as loader:
+            assert set(numbers([second])) <= set(numbers(loader))
+        assert audit_stream(any_client, "t").is_clean
+
+
+@contextmanager
+def writing(url: str, count: int) -> Iterator[threading.Thread]:
+    """Somebody who writes one epoch of so many samples into a small budget, and is stopped at the end if he waits."""
+    is_over = threading.Event()
+
+    def write() -> None:
+        settings: dict[str, Any] = {"spec": SPEC, "block_bytes": BLOCK, "budget_bytes": BUDGET}
+        with Writer("t", url=url, notify=lambda _: None, **settings) as writer, suppress(BudgetFull):
+            writer.should_stop = is_over.is_set
+            epoch = writer.epoch()
+            for number in range(count):
+                epoch.write(sample(number))
+            epoch.close()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        is_over.set()
+        thread.join(20)
+
+
+class TestOverdue:
+    """A training that waits for itself is told so, and no other."""
+
+    def test_a_checkpoint_that_the_loop_can_never_reach_is_an_error_with_numbers(self, any_url: str) -> None:
+        """Its own samples fill the budget, so writers wait, so no batch comes, so there is never a checkpoint."""
+        said: list[str] = []
+        handed: list[int] = []
+        began = time.monotonic()
+        advice = r"call loader\.checkpointed\(\) at least every 200 samples"
+        with (
+            writing(any_url, 1000),
+            loader_of(any_url, acknowledge="on_checkpoint", notify=said.append, timeout_s=60) as loader,
+            pytest.raises(CheckpointOverdue, match=advice) as caught,
+        ):
+            for batch in loader:
+                handed += batch["y"].tolist()
+        assert time.monotonic() - began < 15
+        error = caught.value
+        assert error.samples == len(handed) == error.nbytes // SAMPLE_BYTES
+        assert 380 < error.samples <= 400
+        assert error.budget_bytes == BUDGET
+        (warned,) = [line for line in said if "writers will soon have to wait" in line]
+        assert "208 samples" in warned
+
+    def test_checkpoints_often_enough_let_an_epoch_pass_that_is_larger_than_the_budget(
+        self, any_url: str, any_client: Client
+    ) -> None:
+        """What the error advises works."""
+        with writing(any_url, 1500), loader_of(any_url, acknowledge="on_checkpoint") as loader:
+            count = 0
+            for number, batch in enumerate(loader, 1):
+                count += batch.size
+                if number % 25 == 0:  # 200 samples: half of the budget
+                    loader.checkpointed()
+            loader.checkpointed()
+            assert count == 1500
+            assert ("g", 0) in load_roster(any_client, open_stream(any_client, "t").partitions[0]).closed
+
+    def test_who_acknowledges_by_hand_and_forgets_it_is_told_too(
+        self, any_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The same circle; but another thread might be about to acknowledge, so it is given more time."""
+        monkeypatch.setattr("penstock_consumer.settlement.ELSEWHERE_S", 5.0)
+        began = time.monotonic()
+        with (
+            writing(any_url, 1000),
+            loader_of(any_url, acknowledge="manual", timeout_s=60) as loader,
+            pytest.raises(CheckpointOverdue, match="acknowledge at least every 200 samples"),
+        ):
+            list(loader)
+        assert time.monotonic() - began > 5
+
+    def test_a_checkpoint_that_is_being_saved_is_waited_for(self, any_url: str) -> None:
+        """Its state was taken, and the thread that saves it will say when it is durable."""
+        savers: list[threading.Timer] = []
+        with writing(any_url, 600), loader_of(any_url, acknowledge="on_checkpoint", timeout_s=30) as loader:
+            count = 0
+            for batch in loader:
+                count += batch.size
+                if count in (304, 600):
+                    arguments = (loader.state_dict(),)
+                    savers.append(threading.Timer(6 if count == 304 else 0, loader.checkpointed, arguments))
+                    savers[-1].start()
+            for saver in savers:
+                saver.join()
+        assert count == 600
+        assert len(savers) == 2
+
+    @pytest.mark.parametrize("who", ["another group", "another member"])
+    def test_where_others_hold_the_room_it_is_a_wait_and_no_error(self, any_url: str, who: str) -> None:
+        """A trainer with few samples in hand must not die of somebody else's."""
+        settings: dict[str, Any] = {"acknowledge": "on_checkpoint", "prefetch_bytes": 100, "batch_size": 5}
+        group, count = ("h", 5) if who == "another group" else ("g", 250)
+        with writing(any_url, 1000), ExitStack() as stack:
+            stack.enter_context(loader_of(any_url, "g", member="first"))  # both groups are there from the start
+            other = iter(stack.enter_context(loader_of(any_url, group, member="other", **settings)))
+            while count > 0:
+                count -= next(other).size
+            loader = stack.enter_context(loader_of(any_url, "g", member="me", timeout_s=6, **settings))
+            handed = 0
+            with pytest.raises(WaitTimeout):
+                for batch in loader:
+                    handed += batch.size
+                    if handed == 250:
+                        loader.checkpointed()
+            assert handed >= (350 if group == "h" else 50)
+
+
+@contextmanager
+def kept_full(port: int) -> Iterator[redis.Redis]:
+    """A server at its maxmemory by foreign keys, and whatever becomes free is taken again at once."""
+    is_over = threading.Event()
+    is_full = threading.Event()
+
+    def fill() -> None:
+        with redis.Redis(port=port) as client:
+            sizes, number = [1 << 18, 1 << 12, 16], 0
+            while not is_over.is_set():
+                try:
+                    client.set(f"foreign:{number}", b"x" * sizes[0])
+                    number += 1
+                except redis.exceptions.OutOfMemoryError:
+                    sizes = sizes[1:] or sizes
+                    if len(sizes) == 1:
+                        is_full.set()
+                        is_over.wait(0.001)
+
+    filler = threading.Thread(target=fill)
+    filler.start()
+    with redis.Redis(port=port) as client:
+        try:
+            assert is_full.wait(20)
+            yield client
+        finally:
+            is_over.set()
+            filler.join(5)
+
+
+@pytest.mark.parametrize("policy", ["on_next", "manual", "on_checkpoint"])
+def test_trainers_drain_a_server_that_somebody_else_has_filled(policy: Any, fresh_server: Any) -> None:
+    """At maxmemory Redis refuses writes, and only acknowledging makes room again: it must be possible then."""
+    server = fresh_server(maxmemory_bytes=48 << 20)
+    produce(server.url, "t", 5000, epochs=2, budget_bytes=4 << 20)
+    with kept_full(server.port) as client, loader_of(server.url, acknowledge=policy) as loader:
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            client.setbit("foreign", 1 << 20, 1)
+        for _ in range(2):
+            for batch in loader:
+                if policy == "manual":
+                    loader.acknowledge(batch)
+            if policy == "on_checkpoint":
+                loader.checkpointed()
+        roster = load_roster(client, open_stream(client, "t").partitions[0])
+        assert roster.closed == {("g", 0), ("g", 1)}
+        assert delivered(client) == 10_000
+        assert audit_stream(client, "t").is_clean
