@@ -23,8 +23,6 @@ from penstock_common.errors import GroupFinished, PenstockError
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.batch import Batch
 
-STEP_S = 0.01
-"""Mean time of a step."""
 TOGETHER = 3
 """A 'manual' trainer acknowledges so many batches at once."""
 CHECKPOINT_EVERY, DURABLE_AFTER = 7, 2
@@ -86,7 +84,7 @@ class Trainer:
         for row, nonce in enumerate(nonces):
             if nonce is None:
                 self._journal.note("X", self._seq, f"row {row} of epoch {batch.epoch}: y {int(batch['y'][row])}")
-        time.sleep(self._pace.uniform(0, 2 * STEP_S))
+        time.sleep(self._pace.uniform(0, 2 * self._options.step_s))
         self._journal.note("D", self._seq)
         if self._policy == "on_next":
             return

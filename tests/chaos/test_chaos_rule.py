@@ -1,0 +1,173 @@
+"""The chaos checker against planted faults: what it would let pass, a run could never find."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chaos.journal import Journal
+from chaos.lives import FAILED, KILLED, LEFT, Diary, Handed, Life, read_diary
+from chaos.options import POLICIES, Options
+from chaos.payload import is_bad, prove, sample
+from chaos.rule import Rule
+from chaos.schedule import WEIGHTS, faults
+from chaos.verdict import Expected, GroupVerdict, judge
+
+SECOND = 10**9
+LEASE_S = 5
+
+
+def diary(
+    number: int,
+    handed: Mapping[int, tuple[float, Sequence[int]]],
+    *,
+    acknowledged: Mapping[int, float] | None = None,
+    flushed: Sequence[float] = (),
+    ending: str = "",
+    ended_s: float = 0,
+    stops: Sequence[tuple[float, float]] = (),
+    replaced_s: float = 0,
+) -> Diary:
+    """A trainer's, with times in seconds: batch -> (when, its samples), batch -> when it was acknowledged."""
+    life = Life(
+        "trainer", "main", "g", f"m{number}", Path(f"m{number}.journal"), 0, int(ended_s * SECOND), ending,
+        [(int(a * SECOND), int(b * SECOND)) for a, b in stops], int(replaced_s * SECOND),
+    )  # fmt: skip
+    made = Diary(life, done=set(handed), flushed_ns=[int(at * SECOND) for at in flushed])
+    made.handed = [Handed(number, seq, int(at * SECOND), 0, tuple(nonces)) for seq, (at, nonces) in handed.items()]
+    for place, (seq, at) in enumerate((acknowledged or {}).items()):
+        made.acknowledged[seq] = place
+        made.acknowledged_ns.append(int(at * SECOND))
+    return made
+
+
+def judged(
+    diaries: Sequence[Diary], expected: Sequence[int], outages: Sequence[tuple[float, float]] = ()
+) -> GroupVerdict:
+    """The verdict on a group that should have been given ``expected``."""
+    those = Expected(np.array(sorted(expected), np.uint64), np.zeros(len(expected), np.int64), np.array([], np.uint64))
+    spans = [(int(a * SECOND), int(b * SECOND)) for a, b in outages]
+    return judge("g", diaries, those, Rule(LEASE_S * SECOND, spans))
+
+
+def test_a_lost_and_an_invented_sample_are_found() -> None:
+    """The two things that must never happen, whatever was killed."""
+    verdict = judged([diary(0, {1: (1, [1, 2, 9])})], [1, 2, 3])
+    assert verdict.delivered == 3
+    assert any("1 samples never delivered" in text and text.endswith(" 3") for text in verdict.violations)
+    assert any("1 samples invented" in text and text.endswith(" 9") for text in verdict.violations)
+
+
+def test_a_sample_whose_step_never_ended_was_not_delivered() -> None:
+    """Handed to a trainer that died in the step is not trained on."""
+    one = diary(0, {1: (1, [1])}, ending=KILLED, ended_s=2)
+    one.done.clear()
+    assert judged([one], [1]).violations
+
+
+def test_a_sample_under_another_epochs_name_is_found() -> None:
+    """The payload says which epoch it is of; a header that says another one lies."""
+    expected = Expected(np.array([1], np.uint64), np.array([7]), np.array([], np.uint64))
+    assert "another epoch" in judge("g", [diary(0, {1: (1, [1])})], expected, Rule(SECOND, [])).violations[0]
+
+
+def test_what_nothing_excuses_is_unexplained() -> None:
+    """Two living members with one sample: that is what the ledger must prevent."""
+    verdict = judged([diary(0, {1: (1, [1])}), diary(1, {1: (2, [1])})], [1])
+    assert verdict.twice == verdict.reasons["unexplained"] == 1
+    assert len(verdict.violations) == 1
+
+
+@pytest.mark.parametrize("ending", [KILLED, FAILED])
+def test_a_death_excuses_only_what_was_not_certainly_acknowledged(ending: str) -> None:
+    """Up to eight acknowledgements may be under way; the ninth from the end is on the server."""
+    handed = {seq: (seq, [seq]) for seq in range(1, 11)}
+    first = diary(0, handed, acknowledged={seq: seq + 0.5 for seq in range(1, 10)}, ending=ending, ended_s=11)
+    late = judged([first, diary(1, {1: (20, range(2, 11))})], range(1, 11))
+    assert late.reasons == {f"its trainer {ending}": 9}
+    early = judged([first, diary(1, {1: (20, [1])})], range(1, 11))
+    assert early.reasons == {"unexplained": 1}
+    assert judged([first, diary(1, {1: (10.5, [10])})], range(1, 11)).violations  # while it lived
+
+
+def test_a_flush_makes_certain() -> None:
+    """A checkpoint that returned is never trained on again."""
+    first = diary(0, {1: (1, [1])}, acknowledged={1: 2}, flushed=[2.1], ending=KILLED, ended_s=3)
+    assert judged([first, diary(1, {1: (9, [1])})], [1]).reasons == {"unexplained": 1}
+
+
+def test_who_leaves_gives_back_only_what_it_did_not_acknowledge() -> None:
+    """A normal end loses and repeats nothing."""
+    first = diary(0, {1: (1, [1]), 2: (2, [2])}, acknowledged={1: 1.5}, ending=LEFT, ended_s=3)
+    assert judged([first, diary(1, {1: (4, [2])})], [1, 2]).reasons == {"handed back": 1}
+    assert judged([first, diary(1, {1: (4, [1])})], [1, 2]).reasons == {"unexplained": 1}
+
+
+def test_a_stop_excuses_only_beyond_a_lease_and_only_what_was_in_hand() -> None:
+    """A member that is slow for less than its lease keeps what it holds."""
+    second = diary(1, {1: (9, [1])})
+    for stop, reason in (((2, 8), "its trainer stopped"), ((2, 5), "unexplained"), ((8, 16), "unexplained")):
+        first = diary(0, {1: (1, [1])}, stops=[stop])
+        assert judged([first, second], [1]).reasons == {reason: 1}
+
+
+def test_who_was_stopped_may_hand_out_what_others_took_until_it_has_renewed() -> None:
+    """Its queue is older than its knowledge; an outage of the server makes that last longer."""
+    taker = diary(0, {1: (9, [1])}, acknowledged={1: 9.5}, flushed=[9.6])
+    assert judged([taker, diary(1, {1: (11, [1])}, stops=[(2, 10)])], [1]).reasons == {"by one stopped": 1}
+    late = diary(1, {1: (20, [1])}, stops=[(2, 10)])
+    assert judged([taker, late], [1]).reasons == {"unexplained": 1}
+    assert judged([taker, late], [1], outages=[(10, 16)]).reasons == {"by one stopped": 1}
+
+
+def test_a_taken_name_excuses_both_holders() -> None:
+    """Two processes with one name: the older stops as soon as it learns of it."""
+    old, new = diary(0, {1: (1, [1]), 2: (7, [2])}, replaced_s=5), diary(1, {1: (6, [1, 2])})
+    assert judged([old, new], [1, 2]).reasons == {"its trainer replaced": 1, "by one replaced": 1}
+
+
+def test_a_damaged_payload_answers_to_no_name() -> None:
+    """Identities come from the bytes received: one flipped bit, one swapped label, one cut tail."""
+    made = sample(3, 17, 12345, 100)
+    assert prove(3, made["x"], made["y"]) == 12345
+    for place, value in ((slice(50, 51), made["x"][50] ^ 1), (slice(60, 100), 0)):
+        hurt = made["x"].copy()
+        hurt[place] = value
+        assert prove(3, hurt, made["y"]) is None
+    assert prove(3, made["x"], 18) is None
+    assert prove(4, made["x"], made["y"]) is None
+
+
+def test_a_journal_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    """The checker believes nothing else."""
+    path = tmp_path / "one.journal"
+    journal = Journal(path)
+    for line in (("B",), ("H", 1, 4, "a,ff"), ("X", 1, "row 2"), ("D", 1), ("A", 1), ("F",), ("Z",), ("L",)):
+        journal.note(*line)
+    with path.open("a") as torn:
+        torn.write("H 12")
+    read = read_diary(0, Life("trainer", "main", "g", "m", path, 0, ending=LEFT))
+    assert [(one.seq, one.epoch, one.nonces) for one in read.handed] == [(1, 4, (0xA, 0xFF))]
+    assert read.done == {1}
+    assert len(read.corrupt) == 1
+    assert read.is_certain(1, read.flushed_ns[0])
+    assert 0 < read.life.ended_ns <= read.flushed_ns[1]
+
+
+def test_the_seed_decides_the_schedule_and_every_kind_of_fault_comes() -> None:
+    """A seed that failed can be run again."""
+    plan = list(faults(5, 1200, 1.5, server_kills=True))
+    assert plan == list(faults(5, 1200, 1.5, server_kills=True))
+    assert plan != list(faults(6, 1200, 1.5, server_kills=True))
+    assert {fault.kind for fault in plan} == set(WEIGHTS)
+    assert not any("server" in fault.kind for fault in faults(5, 1200, 1.5, server_kills=False))
+
+
+def test_every_policy_is_in_a_default_run_and_some_samples_are_bad() -> None:
+    """What a default leaves out, nobody tests."""
+    options = Options(seed=1, minutes=1)
+    assert set(options.group_policies().values()) == set(POLICIES)
+    assert 0 < sum(is_bad(1, index) for index in range(options.samples)) < options.samples / 10
