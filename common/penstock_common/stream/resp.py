@@ -36,7 +36,7 @@ MAX_DIGITS: Final = 19
 _PLACES = 16
 _CRLF = b"\r\n"
 _NIL = (bytearray(b"*-1"), bytearray(b"$-1"))
-_ENTRY = re.compile(rb"\*2\r\n\$\d{1,3}\r\n(\d{1,20}-\d{1,20})\r\n\*(\d{1,7})\r\n")
+_ENTRY = re.compile(rb"\*2\r\n\$(\d{1,3})\r\n(\d{1,20}-\d{1,20})\r\n\*(\d{1,7})\r\n")
 _FIELD = re.compile(rb"\$(\d{1,3})\r\n([^\r\n]{0,255})\r\n\$(\d{1,10})\r\n")
 
 
@@ -107,9 +107,9 @@ class Reader:
     def _many(self, count: int, sink: EntrySink) -> int:
         for _ in range(count):
             match = _ENTRY.match(self._buf, self._pos, self._end)
-            if match is not None:
+            if match is not None and len(match[2]) == int(match[1]):
                 self._pos = match.end()
-                self._fields(match[1], int(match[2]), sink)
+                self._fields(match[2], int(match[3]), sink)
             else:
                 self._entry(sink)
         return count
