@@ -6,6 +6,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Extra arguments for pytest, the demo or the bench: make test ARGS="-k wire -x"
 ARGS   ?=
+# What `make fuzz` fuzzes, and for how long
+TARGET  ?= decoder
+SECONDS ?= 600
 
 # Unattended: pip never asks, TensorFlow does not chat.
 export PIP_NO_INPUT := 1
@@ -15,7 +18,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check format-check lint types layers bench format wheel clean
+.PHONY: help venv demo test check format-check lint types layers bench fuzz format wheel clean
 
 help: ## list the targets (default)
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -45,6 +48,9 @@ layers: $(VENV)/.dev ## the import contracts of pyproject.toml
 bench: $(VENV)/.dev ## throughput against plain redis-py, as a table and JSON
 	$(BIN)/python -m benchmarks $(ARGS)
 
+fuzz: $(VENV)/.fuzz ## hostile input: TARGET=decoder or resp (coverage-guided), or model; SECONDS=600
+	PYTHONPATH=common:producer:consumer:front:. $(BIN)/python -m tests.fuzz.run $(TARGET) $(SECONDS)
+
 format: $(VENV)/.dev ## rewrite the code in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -72,3 +78,7 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing Penstock and its development tools into $(VENV) (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	@touch $(VENV)/.demo $@
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet --editable ".[fuzz]"
+	@touch $@
