@@ -76,6 +76,6 @@ def remedy_of(held: Amount, budget_bytes: int, call: str) -> str:
 
 def _numbers(held: Amount, budget_bytes: int, stream: str) -> str:
     return (
-        f"{held.samples} samples ({readable_bytes(held.nbytes)} in {held.batches} batches) were handed out and not "
-        f"settled since, of a budget of {readable_bytes(budget_bytes)} of {stream!r}"
+        f"{held.samples} samples of {stream!r} ({readable_bytes(held.nbytes)} in {held.batches} batches) were handed "
+        f"out and are not acknowledged, of a budget of {readable_bytes(budget_bytes)}"
     )

@@ -1,0 +1,88 @@
+"""Kill -9 under each acknowledgement policy: exactly what the policy says was not trained on is handed out again."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.commands import Client
+from penstock_consumer.loader import Loader
+from tests.contracts.feed import loader_of, produce
+from tests.contracts.processes import child
+
+COUNT, EPOCHS = 100, 2
+Identity = tuple[int, int]
+
+
+def train(url: str, policy: str, every: str, stop_at: str) -> None:
+    """A trainer that is told what counts: prints each batch before its step, and a line when it was settled."""
+    loader = Loader("t", group="g", batch_size=10, url=url, member="m", lease_s=600, acknowledge=policy)  # type: ignore[arg-type]
+    step = 0
+    for _ in range(EPOCHS):
+        for batch in loader:
+            step += 1
+            print("step", *(f"{epoch}:{offset}" for epoch, _, offset in batch.identities()), flush=True)
+            if step == int(stop_at):
+                loader._joined().place.flush()  # what was acknowledged is on the server, whatever comes
+                print("middle", flush=True)
+                time.sleep(60)
+            if policy == "manual" and step % int(every):
+                loader.acknowledge(batch)
+                print("acknowledged", step, flush=True)
+            elif policy == "on_checkpoint" and step % int(every) == 0:
+                loader.checkpointed()
+                print("checkpoint", step, flush=True)
+
+
+def settled_steps(policy: str, steps: int, lines: list[str]) -> set[int]:
+    """Which steps (from 1) the policy counts as trained on, of a trainer killed in step ``steps``."""
+    if policy == "on_next":
+        return set(range(1, steps))
+    said = [int(line.split()[1]) for line in lines if not line.startswith("step")]
+    return set(said) if policy == "manual" else set(range(1, max(said, default=0) + 1))
+
+
+@pytest.mark.parametrize(
+    ("policy", "every", "stop_at"),
+    [
+        ("on_next", 1, 1),
+        ("on_next", 1, 14),
+        ("manual", 3, 8),
+        ("manual", 3, 17),
+        ("on_checkpoint", 100, 14),  # no checkpoint yet
+        ("on_checkpoint", 4, 7),
+        ("on_checkpoint", 8, 14),  # the last one lies in the epoch before
+        ("on_checkpoint", 5, 20),
+    ],
+)
+def test_exactly_what_the_policy_left_unsettled_comes_again(
+    policy: str, every: int, stop_at: int, any_url: str, any_client: Client
+) -> None:
+    """Kill -9 in a step, with entries that span batches: nothing more and nothing less than the policy promises."""
+    produce(any_url, "t", COUNT, epochs=EPOCHS, block_samples=7)
+    lines: list[str] = []
+    with child(train, any_url, policy, every, stop_at) as trainer:
+        while (line := trainer.line()) != "middle":
+            assert line, trainer.errors()
+            lines.append(line)
+        assert trainer.kill() == []
+    steps = [[_identity(word) for word in line.split()[1:]] for line in lines if line.startswith("step")]
+    counted = settled_steps(policy, len(steps), lines)
+    expected = {(epoch, offset) for epoch in range(EPOCHS) for offset in range(COUNT)}
+    expected -= {identity for number in counted for identity in steps[number - 1]}
+    again: Counter[Identity] = Counter()
+    with loader_of(any_url, member="m") as loader:
+        for _ in {epoch for epoch, _ in expected}:
+            again.update((epoch, offset) for batch in loader for epoch, _, offset in batch.identities())
+    assert again == Counter(expected)
+    report = audit_stream(any_client, "t")
+    assert report.is_clean
+    assert report.delivered == {"g": COUNT * EPOCHS}
+
+
+def _identity(word: str) -> Identity:
+    epoch, _, offset = word.partition(":")
+    return int(epoch), int(offset)
