@@ -128,11 +128,21 @@ class Replay:
             queue.end()
         except Stopped:
             queue.end()
+        except ReplayTruncated as error:
+            queue.end(self._lasting(error))
         except BaseException as error:
             queue.end(error)
         finally:
             if channel is not None:
                 channel.close()
+
+    def _lasting(self, error: PenstockError) -> PenstockError:
+        """The same, or what took the whole stream along."""
+        try:
+            require_there(self._client, self.stream)
+        except PenstockError as worse:
+            return worse
+        return error
 
     def _fetch_all(self, channel: Channel, queue: Prefetch) -> None:
         sample_bytes = max(1, sum(t.sample_bytes for t in self.spec if not t.is_ragged))

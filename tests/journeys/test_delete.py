@@ -1,0 +1,294 @@
+"""Deleting a stream: nothing of it stays on the server, whatever state it was in, and nobody who used it hangs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+import redis
+
+from penstock.__main__ import main
+from penstock_common.errors import EpochNotFound, PenstockError, StreamDeleted, StreamNotFound
+from penstock_common.stream import deletion, release
+from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.deletion import delete_stream
+from penstock_common.stream.keys import is_of_stream
+from penstock_common.stream.lua_epochs import RETIRE
+from penstock_common.stream.manifest import abandon_epoch, load_manifest, open_epoch
+from penstock_common.stream.pins import pin_epoch
+from penstock_common.stream.roster import Membership, join_group
+from penstock_common.stream.streams import Stream, create_stream, load_stream, set_field, set_plan
+from penstock_common.stream.suitability import require_suitable
+from penstock_consumer.loader import Loader
+from penstock_consumer.replay import Replay
+from penstock_producer.writer import Writer
+from tests.contracts.feed import SPEC, loader_of, numbers, produce, sample, writer_of
+from tests.contracts.processes import child
+
+
+def all_keys(client: Client) -> set[bytes]:
+    """Every key of the server, by SCAN."""
+    return set(client.scan_iter(match="*", count=100))
+
+
+def in_every_state(url: str, client: Client, partitions: int) -> Stream:
+    """A stream with epochs in all states there are: read, half read, bad, abandoned, half opened, half released."""
+    produce(url, "t", 60, epochs=4, partitions=partitions, block_samples=5)
+    stream = load_stream(client, "t")
+    with loader_of(url, "done") as done:
+        numbers(done)
+    with suppress(PenstockError), loader_of(url, "half", batch_size=5) as half:
+        next(iter(half))
+    join_group(client, Membership(stream, "night", "", ""), declared=True)
+    with writer_of(url) as writer:
+        with writer.epoch() as bad:
+            bad.write(sample(0))
+            bad.quarantine("truncated")
+        writer.epoch().write(sample(1))  # stays open
+        abandoned = writer.epoch()
+        abandoned.write(sample(2))
+        abandoned.flush()
+        abandon_epoch(client, stream, abandoned.number)
+    first = stream.partitions[0]
+    entry = client.xadd(first.entries(1), {"meta": b"{", "x": b"not an entry"})
+    with loader_of(url, "unlucky", start=1) as unlucky:
+        numbers(unlucky)
+    assert client.exists(first.dead(1, "unlucky")), entry
+    pin_epoch(client, stream, 2)
+    half_open = open_epoch(client, stream)
+    client.hdel(stream.partitions[-1].roster, f"e:{half_open.epoch}")  # as if its opener had died before the last one
+    released = load_manifest(client, stream, 0)
+    run_script(client, RETIRE, [first.roster, first.state(0)], ["", 0, released.id])  # begun, and left
+    client.hset(f"penstock:{{t.{first.tag}}}:1:pos:later", "0", "5")  # of a kind of group that a later version makes
+    client.set(f"penstock:{{t.{first.tag}}}:99:leftover", "of an epoch that nothing knows any more")
+    return stream
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_nothing_of_a_deleted_stream_stays_on_the_server(url: str, client: Client, partitions: int) -> None:
+    """Whatever was half done when it went; and other streams keep every key, also those whose names begin alike."""
+    for name in ("t.x", "tt", "t-1"):
+        produce(url, name, 10, partitions=partitions)
+    others = all_keys(client)
+    stream = in_every_state(url, client, partitions)
+    mine = all_keys(client) - others
+    assert len(mine) > 20
+    assert all(is_of_stream(key.decode(), "t") for key in mine)
+    gone = delete_stream(client, "t")
+    assert all_keys(client) == others
+    assert gone.keys == len(mine)
+    assert (gone.epochs, gone.stream) == (8, stream.name)
+    with pytest.raises(StreamNotFound, match="no stream 't'"):
+        delete_stream(client, "t")
+
+
+def test_a_stream_made_anew_under_the_name_starts_from_nothing(any_url: str, any_client: Client) -> None:
+    """No epoch, group or number of the former life may reach into the new one."""
+    in_every_state(any_url, any_client, 2)
+    delete_stream(any_client, "t")
+    produce(any_url, "t", 10)
+    with loader_of(any_url, "done") as loader:
+        assert numbers(loader) == list(range(10))
+    require_suitable(any_client, "t", None)
+
+
+@pytest.mark.parametrize("dies_at", [1, 2, 3, 4])
+def test_an_interrupted_deletion_is_run_again(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch, dies_at: int
+) -> None:
+    """Ctrl-C in the middle leaves something that nobody can use, and that the same command removes."""
+    stream = in_every_state(any_url, any_client, 2)
+    steps = 0
+    unlink, retire = redis.Redis.unlink, release.retire_epoch
+
+    def dying(call: Callable[..., object]) -> Callable[..., object]:
+        def step(*args: object) -> object:
+            nonlocal steps
+            steps += 1
+            if steps == dies_at * 4:
+                raise KeyboardInterrupt
+            return call(*args)
+
+        return step
+
+    class Dying(redis.Redis):
+        def unlink(self, *names: object) -> int:
+            for name in names:
+                dying(unlink)(self, name)
+            return len(names)
+
+    monkeypatch.setattr(deletion, "retire_epoch", dying(retire))
+    with Dying(port=any_client.connection_pool.connection_kwargs["port"]) as interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            delete_stream(interrupted, "t")
+        with pytest.raises(StreamDeleted, match="is being deleted; if that was interrupted, `penstock delete t` again"):
+            open_epoch(interrupted, stream)
+        with pytest.raises(StreamDeleted, match="is being deleted"):
+            Writer("t", url=any_url)
+    monkeypatch.setattr(deletion, "retire_epoch", retire)
+    assert main(["delete", "t", "--yes", "--force", "--url", any_url]) == 0
+    assert not all_keys(any_client)
+
+
+def test_nothing_that_still_runs_brings_a_deleted_stream_back(any_url: str, any_client: Client) -> None:
+    """Half a meta, or a roster with one group, would stay for ever and confuse the next stream of that name."""
+    produce(any_url, "t", 10)
+    stream = load_stream(any_client, "t")
+    delete_stream(any_client, "t")
+    calls: list[Callable[[], object]] = [
+        lambda: open_epoch(any_client, stream),
+        lambda: open_epoch(any_client, stream, 0),
+        lambda: join_group(any_client, Membership(stream, "g", "m", "1")),
+        lambda: set_plan(any_client, stream, 3),
+        lambda: set_field(any_client, stream, "retention", "epochs:1"),
+        lambda: load_manifest(any_client, stream, 0),
+    ]
+    for call in calls:
+        with pytest.raises(StreamDeleted, match="stream 't' was deleted"):
+            call()
+        assert not all_keys(any_client)
+
+
+class TestLive:
+    """Whoever uses the stream while it goes stops with a named error, and soon."""
+
+    def test_a_writer_stops(self, any_url: str, any_client: Client) -> None:
+        """In the middle of an epoch, between two, and of a feed."""
+        writers = [writer_of(any_url, spec=SPEC, block_bytes=240) for _ in range(3)]
+        within = writers[0].epoch()
+        within.write(sample(0))
+        writers[2].write(sample(0))
+        delete_stream(any_client, "t")
+        began = time.monotonic()
+        with pytest.raises(StreamDeleted, match=r"stream 't' was deleted.*: start again to use it anew"):
+            for number in range(100):
+                within.write(sample(number))
+        with pytest.raises(StreamDeleted):
+            writers[1].epoch()
+        with pytest.raises(StreamDeleted):
+            for number in range(100):
+                writers[2].write(sample(number))
+        assert time.monotonic() - began < 10
+        for writer in writers:
+            with suppress(StreamDeleted):
+                writer.close()
+        assert not all_keys(any_client)
+
+    @pytest.mark.parametrize("is_waiting", [False, True])
+    def test_a_loader_stops(self, any_url: str, any_client: Client, is_waiting: bool) -> None:
+        """While it trains, and while it waits for the next epoch."""
+        produce(any_url, "t", 1000, block_samples=5)
+        loader = Loader("t", group="g", batch_size=5, url=any_url, notify=lambda _: None, prefetch_bytes=500)
+        batches = iter(loader)
+        next(batches)
+        if is_waiting:
+            numbers(batches)
+        delete_stream(any_client, "t")
+        began = time.monotonic()
+        with pytest.raises(StreamDeleted, match="stream 't' was deleted"):
+            numbers(iter(loader) if is_waiting else batches)
+        assert time.monotonic() - began < 15
+        with suppress(PenstockError):
+            loader.close()
+        assert not all_keys(any_client)
+
+    def test_a_replay_stops(self, any_url: str, any_client: Client) -> None:
+        """It says that the stream is gone, not that retention was too fast."""
+        produce(any_url, "t", 2000, block_samples=5)
+        replay = Replay("t", url=any_url, epoch=0, batch_size=5, prefetch_bytes=500, lease_s=0.5)
+        batches = iter(replay)
+        next(batches)
+        delete_stream(any_client, "t")
+        with pytest.raises(StreamDeleted):
+            list(batches)
+        replay.close()
+        assert not all_keys(any_client)
+
+    def test_processes_at_full_speed_stop_and_leave_nothing(self, any_url: str, any_client: Client) -> None:
+        """They are at any point of their work when it happens, many times a second."""
+        create_stream(any_client, "t", budget_bytes=100_000, retention="epochs:1")
+        for _ in range(3):
+            create_stream(any_client, "t", budget_bytes=100_000, retention="epochs:1")
+            with child(write_for_ever, any_url) as writer, child(read_for_ever, any_url) as reader:
+                assert (writer.line(), reader.line()) == ("writing", "reading")
+                delete_stream(any_client, "t")
+                assert writer.rest(20)[-1:] == ["StreamDeleted"]
+                assert reader.rest(20)[-1:] == ["StreamDeleted"]
+            assert not all_keys(any_client)
+
+
+def write_for_ever(url: str) -> None:
+    """Small epochs, one after the other."""
+    try:
+        with writer_of(url, spec=SPEC, block_bytes=240) as writer:
+            for turn in range(10**9):
+                with writer.epoch() as epoch:
+                    for number in range(20):
+                        epoch.write(sample(number))
+                if turn == 3:
+                    print("writing", flush=True)
+    except StreamDeleted:
+        print("StreamDeleted")
+
+
+def read_for_ever(url: str) -> None:
+    """Each as it comes."""
+    try:
+        with loader_of(url, timeout_s=15) as loader:
+            for turn in range(10**9):
+                assert numbers(loader)
+                if turn == 3:
+                    print("reading", flush=True)
+    except StreamDeleted:
+        print("StreamDeleted")
+
+
+class TestCommand:
+    """What an operator sees."""
+
+    def test_it_is_refused_with_names_while_somebody_is_at_work(
+        self, any_url: str, any_client: Client, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A typo in the name must not end a training of three days."""
+        command = ["delete", "t", "--yes", "--url", any_url]
+        with writer_of(any_url, spec=SPEC) as writer:
+            epoch = writer.epoch()
+            epoch.write(sample(1))
+            epoch.flush()
+            assert main(command) == 1
+            assert "'t' is in use by a writer of epoch 0 (wrote 0 s ago)" in capsys.readouterr().err
+            epoch.close()
+        with loader_of(any_url, "resnet", member="host-1"):
+            assert main(command) == 1
+            assert "is in use by member host-1 of group resnet (seen 0 s ago): stop them" in capsys.readouterr().err
+        with Replay("t", url=any_url, epoch=0, batch_size=1):
+            assert main(command) == 1
+            assert "is in use by a replay of epoch 0" in capsys.readouterr().err
+        assert main([*command, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["epochs"] == 1
+        assert not all_keys(any_client)
+
+    def test_it_asks_or_wants_to_be_told(
+        self, any_url: str, any_client: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing can bring it back."""
+        produce(any_url, "t", 10)
+        assert main(["delete", "t", "--url", any_url]) == 1
+        assert "cannot be undone: give --yes" in capsys.readouterr().err
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+        for answer, code in (("n", 1), ("", 1), ("y", 0)):
+            monkeypatch.setattr("builtins.input", lambda _, said=answer: said)
+            assert main(["delete", "t", "--url", any_url]) == code
+            assert bool(all_keys(any_client)) == bool(code)
+        assert main(["delete", "t", "--yes", "--url", any_url]) == 1
+        assert "no stream 't'" in capsys.readouterr().err
+
+
+def test_a_released_epoch_is_still_said_to_be_released(any_url: str, any_client: Client) -> None:
+    """Only a stream that is gone is called deleted."""
+    produce(any_url, "t", 10)
+    with pytest.raises(EpochNotFound, match="no epoch 7"):
+        load_manifest(any_client, load_stream(any_client, "t"), 7)
