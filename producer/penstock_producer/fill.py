@@ -21,6 +21,10 @@ HOPELESS = 100
 """So many bad samples before the first good one are no accident: the source, the transform or a package is broken."""
 
 
+MAX_BAD = "50%"
+"""An epoch of which more than this is bad is no epoch to train on."""
+
+
 class TooManyBad(PenstockError, ValueError):
     """So many samples cannot be made that going on would only hide a mistake."""
 
@@ -29,12 +33,29 @@ class Stopped(BaseException):
     """The worker was asked to stop. No Exception: user code that catches those must not swallow it."""
 
 
+def bad_limit(max_bad: str, samples: int | None) -> int | None:
+    """How many samples of an epoch may be bad, by ``max_bad``: a number, or a share like ``5%``.
+
+    None for a share of a number that nobody knows yet.
+    """
+    number = int(max_bad.removesuffix("%"))
+    if not max_bad.endswith("%"):
+        return number
+    return None if samples is None else samples * number // 100
+
+
 @dataclass
 class Watch:
     """Counts what happens to samples, and decides when it is enough."""
 
     should_stop: Callable[[], bool]
     fails_on_bad: bool = False
+    max_bad: str = MAX_BAD
+    samples: int | None = None
+    """Of the whole epoch, as far as they are planned."""
+    spec_is_declared: bool = False
+    """A sample that does not fit a declared spec is a bad one; one that does not fit a spec that was taken from another
+    sample shows that this was no spec, and ends the epoch."""
     good: int = 0
     bad: int = 0
 
@@ -50,7 +71,21 @@ class Watch:
         self.bad += count
         if self.bad >= HOPELESS and not self.good:
             raise TooManyBad(f"the first {self.bad} samples all failed, the last was {error}")
+        self.require_few(self.bad, self.samples, f"; the last was {error}")
         return str(error)
+
+    def saw_misfit(self, error: SpecMismatch, count: int = 1) -> str:
+        """The same for a sample that does not fit the spec; raises where nobody declared that spec."""
+        if not self.spec_is_declared:
+            raise error
+        return self.saw_bad(SampleError(str(error)), count)
+
+    def require_few(self, bad: int, samples: int | None, more: str = "") -> None:
+        """Raises TooManyBad if so many bad samples are too many of an epoch; those of other jobs count too."""
+        limit = bad_limit(self.max_bad, samples)
+        if limit is not None and bad > limit:
+            of = f" of {samples}" if samples is not None else ""
+            raise TooManyBad(f"{bad}{of} samples are bad, --max-bad {self.max_bad} allows {limit}{more}")
 
 
 @dataclass(frozen=True)
@@ -79,8 +114,12 @@ def fill_samples(
         except SampleError as error:
             writer.quarantine(watch.saw_bad(error))
             continue
-        with _Naming(source.key(int(item))):
-            writer.write(sample)
+        try:
+            with _Naming(source.key(int(item))):
+                writer.write(sample)
+        except SpecMismatch as error:
+            writer.quarantine(watch.saw_misfit(error))
+            continue
         watch.good += 1
 
 
@@ -109,13 +148,14 @@ def _write_rows(
 ) -> None:
     try:
         rows = read()
-    except SampleError as error:
-        reason = watch.saw_bad(error, count - skip)
+        with _Naming(key):
+            writer.write_batch({name: values[skip:] for name, values in rows.items()} if skip else rows)
+    except (SampleError, SpecMismatch) as error:
+        saw = watch.saw_misfit if isinstance(error, SpecMismatch) else watch.saw_bad
+        reason = saw(error, count - skip)  # type: ignore[arg-type]
         for _ in range(count - skip):
             writer.quarantine(reason)
         return
-    with _Naming(key):
-        writer.write_batch({name: values[skip:] for name, values in rows.items()} if skip else rows)
     watch.good += count - skip
 
 
@@ -151,8 +191,11 @@ class ItemFiller:
                 else:
                     self._quarantine(self._watch.saw_bad(error))
                 continue
-            with _Naming(self._source.key(position)):
-                skip = self._write(made, skip)
+            try:
+                with _Naming(self._source.key(position)):
+                    skip = self._write(made, skip)
+            except SpecMismatch as error:
+                self._quarantine(self._watch.saw_misfit(error))
         self.settle()
         if self._writer is None:
             raise TooManyBad(f"none of the {len(self._bad_before)} items could be made: {self._bad_before[:1]}")

@@ -15,7 +15,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_producer.sources.config import SourceConfig
-from penstock_producer.task import OnError
+from penstock_producer.task import MaxBad, OnError
 
 AHEAD = 2
 """Epochs produced at once: the second keeps workers busy while the first one's last shards end."""
@@ -38,6 +38,7 @@ class ProductionPlan(BaseModel):
     shard_samples: Annotated[int, Field(gt=0, le=1 << 20)] | None = None
     """None: order.default_shard_samples."""
     on_error: OnError = "quarantine"
+    max_bad: MaxBad = "50%"
     ahead: Annotated[int, Field(gt=0)] = AHEAD
     spec: Mapping[str, Any] | None = None
     """Declared tensors; None takes the source's, or the first sample's."""

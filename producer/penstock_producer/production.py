@@ -24,7 +24,7 @@ from penstock_common.stream.manifest import (
 from penstock_common.stream.streams import await_event, last_event, require_there, set_plan
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.dispatch import Dispatcher
-from penstock_producer.fill import HOPELESS, Seed
+from penstock_producer.fill import HOPELESS, Seed, bad_limit
 from penstock_producer.fleet import Fleet
 from penstock_producer.order import EpochOrder, count_samples, default_shard_samples
 from penstock_producer.plan import EpochFailed, ProductionPlan, find_epochs, plan_fingerprint
@@ -233,6 +233,8 @@ class Production:
             shuffle=self._plan.shuffle,
             shard_samples=self._shard_samples,
             on_error=self._plan.on_error,
+            max_bad=self._plan.max_bad,
+            spec_is_declared=self._plan.spec is not None,
         )
 
     # --- watching ---
@@ -298,10 +300,12 @@ class Production:
             what, why = failed
             raise EpochFailed(f"{what}: {why}")
         for seen in progress.epochs:
-            if seen.samples and seen.bad * 2 > seen.samples:
+            limit = bad_limit(self._plan.max_bad, seen.samples)
+            if limit is not None and seen.bad > limit:
                 reasons = bad_reasons(self._client, self._writer.stream, seen.epoch, 1)
                 raise EpochFailed(
-                    f"epoch {seen.epoch} of {self._plan.stream!r}: {seen.bad} of {seen.samples} samples are bad, "
+                    f"epoch {seen.epoch} of {self._plan.stream!r}: {seen.bad} of {seen.samples or 'its'} samples are "
+                    f"bad, --max-bad {self._plan.max_bad} allows {limit}; "
                     f"e.g. {reasons[0] if reasons else 'unknown'}"
                 )
 

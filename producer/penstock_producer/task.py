@@ -15,6 +15,10 @@ OnError = Literal["quarantine", "fail"]
 """What becomes of a sample that its source cannot make: counted and named as bad, or the end of the epoch."""
 
 
+MaxBad = Annotated[str, Field(pattern=r"^(\d{1,9}|\d{1,2}%|100%)$")]
+"""Bad samples that an epoch may have: a number, or a share like ``5%``; more fail it."""
+
+
 class BadTask(PenstockError, ValueError):
     """A job in the queue is not one of ours, or not of this version."""
 
@@ -40,6 +44,9 @@ class ShardTask(BaseModel):
     shard_samples: Annotated[int, Field(gt=0)]
     """The size the epoch was cut into."""
     on_error: OnError = "quarantine"
+    max_bad: MaxBad = "50%"
+    spec_is_declared: bool = False
+    """Somebody wrote down what the tensors are; else they were taken from a first sample, or from the source."""
 
     @property
     def job_id(self) -> str:

@@ -189,7 +189,7 @@ class Workbench:
             fill = fill_batches if source.unit == "batch" else fill_samples
             fill(source, items, shard, task.shard, seed, watch)
             shard.settle()
-            # all that others finished is committed, so the last shard's job sees every bad sample before it ends the epoch
+            # what others finished is committed: the last shard's job sees every bad sample before it ends the epoch
             watch.require_few(_bad_samples(writer, manifest), manifest.samples)
             made.nbytes = _committed_bytes(writer, manifest, task.shard)
             before_finish()

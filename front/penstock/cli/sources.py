@@ -77,6 +77,7 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     add("--no-shuffle", action="store_true", help="keep the source's order")
     add("--shard-samples", type=_count, metavar="N", help="samples of one job (default: 8 jobs a worker, at most 4096)")
     add("--on-error", choices=("quarantine", "fail"), default="quarantine", help="bad samples (default: %(default)s)")
+    add("--max-bad", type=_max_bad, default="50%", metavar="N|P%", help="more bad fail an epoch (default: 50%%)")
     add("--spec", type=_spec, metavar="JSON", help="""e.g. '{"x": ["uint8", [null, null, 3]]}'; null is a free size""")
     add("--budget", type=byte_size, metavar="SIZE", help="bytes the stream may hold (default: 1gb)")
     add("--retention", metavar="POLICY", help="of settled epochs: budget (default), epochs:3, time:24h, bytes:500mb")
@@ -106,6 +107,7 @@ def plan_of(args: argparse.Namespace) -> ProductionPlan:
         shuffle=not args.no_shuffle,
         shard_samples=args.shard_samples,
         on_error=args.on_error,
+        max_bad=args.max_bad,
         spec=args.spec,
         partitions=args.partitions,
         budget_bytes=args.budget,
@@ -171,6 +173,13 @@ def _not_negative(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
     return int(text)
+
+
+def _max_bad(text: str) -> str:
+    number = text.removesuffix("%")
+    if not number.isdecimal() or not number.isascii() or len(number) > 9 or (number != text and int(number) > 100):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of samples like 20 nor a share like 5%")
+    return f"{int(number)}%" if number != text else number
 
 
 def _spec(text: str) -> dict[str, Any]:

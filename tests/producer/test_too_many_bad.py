@@ -1,0 +1,135 @@
+"""Bad samples up to a limit, and no further: beyond it, or against a guessed spec, an epoch fails loudly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+
+from penstock_common.errors import SpecMismatch
+from penstock_producer.fill import bad_limit
+from penstock_producer.plan import EpochFailed, ProductionPlan
+from penstock_producer.production import Production
+from penstock_producer.progress import Summary
+from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig, SourceConfig
+from penstock_producer.sources.local import register
+from penstock_producer.worker import WorkerOptions
+from penstock_producer.writer import Writer
+from tests.producer.made import SAMPLES
+from tests.producer.reading import read_epoch
+
+BAD = 12
+"""Of `every_tenth_fails`."""
+
+
+def dataset(transform: str) -> DatasetConfig:
+    """The numbers, by import name."""
+    return DatasetConfig(name="tests.producer.made:numbers", transform=f"tests.producer.made:{transform}")
+
+
+def produce(url: str, source: SourceConfig, **plan: Any) -> Summary:
+    """One production to its end."""
+    asked = ProductionPlan(stream="train", source=source, **plan)
+    with Production(asked, WorkerOptions(url=url, queue_url=url), workers=2, notify=lambda _: None) as production:
+        for _ in production.run():
+            pass
+        return production.summary()
+
+
+def states(client: redis.Redis) -> Any:
+    """Of the epochs."""
+    found: Any = client.hgetall("penstock:{train}:epochs")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("max_bad", "samples", "limit"),
+    [("0", None, 0), ("20", 100, 20), ("50%", 120, 60), ("5%", 119, 5), ("0%", 10, 0), ("5%", None, None)],
+)
+def test_a_limit_is_a_number_or_a_share(max_bad: str, samples: int | None, limit: int | None) -> None:
+    """A share of what nobody knows yet limits nothing until it is known."""
+    assert bad_limit(max_bad, samples) == limit
+
+
+@pytest.mark.parametrize("max_bad", [str(BAD), "10%"])
+def test_as_many_bad_samples_as_allowed_make_an_epoch(any_url: str, max_bad: str) -> None:
+    """Exactly the limit is within it."""
+    assert produce(any_url, dataset("every_tenth_fails"), max_bad=max_bad, shard_samples=30).bad == BAD
+
+
+@pytest.mark.parametrize("shard_samples", [7, 30, SAMPLES])
+@pytest.mark.parametrize("max_bad", [str(BAD - 1), "9%"])
+def test_one_more_fails_the_epoch_however_it_is_cut(
+    any_url: str, any_client: redis.Redis, max_bad: str, shard_samples: int
+) -> None:
+    """Over all jobs together, and before the epoch can be taken for a whole one: never produced, always abandoned."""
+    with pytest.raises(EpochFailed, match=rf"samples are bad, --max-bad {max_bad} allows \d+.*unlucky|bad"):
+        produce(any_url, dataset("every_tenth_fails"), max_bad=max_bad, shard_samples=shard_samples)
+    assert states(any_client) == {b"0": b"abandoned"}
+
+
+def test_of_an_iterator_the_share_is_taken_at_its_end(any_url: str, any_client: redis.Redis) -> None:
+    """Nobody knows its length before; a number limits it at once."""
+    source = GeneratorConfig(
+        name="tests.producer.test_too_many_bad:feed", transform="tests.producer.made:every_tenth_fails"
+    )
+    with pytest.raises(EpochFailed, match="12 of 120 samples are bad, --max-bad 9% allows 10"):
+        produce(any_url, source, max_bad="9%")
+    assert states(any_client) == {b"0": b"abandoned"}
+    assert produce(any_url, source, max_bad="10%").bad == BAD
+
+
+def feed() -> Iterator[int]:
+    """A generator of numbers."""
+    yield from range(SAMPLES)
+
+
+def test_what_does_not_fit_a_declared_spec_is_a_bad_sample(any_url: str, any_client: redis.Redis) -> None:
+    """Somebody wrote down what a sample is: one that is none is counted, named by tensor and item, and left out."""
+    summary = produce(any_url, dataset("grows"), spec={"x": ("int32", (4,))}, shuffle=False)
+    assert (summary.samples, summary.bad) == (SAMPLES, 1)
+    assert len(read_epoch(any_url)) == SAMPLES - 1
+    stream = next(any_client.scan_iter("*:0:quarantine"))
+    ((_, why),) = any_client.hgetall(stream).items()
+    assert b"tensor 'x': found" in why
+    assert b"numbers[119]" in why
+
+
+def test_what_does_not_fit_a_guessed_spec_fails_the_epoch(any_url: str, any_client: redis.Redis) -> None:
+    """The first sample may have been the odd one: tensor, sample, found, expected are named, nothing is dropped."""
+    with pytest.raises(EpochFailed, match=r"tensor 'x': found .*5.* expected .*4.*numbers\[119\]"):
+        produce(any_url, dataset("grows"), shuffle=False)
+    assert states(any_client) == {b"0": b"abandoned"}
+    assert not list(any_client.scan_iter("*:quarantine"))
+
+
+def test_a_batch_that_does_not_fit_a_declared_spec_is_bad_as_a_whole(any_url: str) -> None:
+    """All or nothing: which of its rows is to blame nobody knows."""
+
+    class Batches:
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, item: int) -> tuple[Any, Any]:
+            return np.zeros((5, 2 + (item == 3)), np.float32), np.arange(5)
+
+    config = LocalConfig(token=register(Batches()), reads_as="keras")
+    spec = {"x": ("float32", (2,)), "y": ("int64", ())}
+    summary = produce(any_url, config, spec=spec)
+    assert (summary.samples, summary.bad) == (30, 5)
+
+
+def test_a_writers_epoch_is_abandoned_by_a_sample_that_does_not_fit(any_url: str, any_client: redis.Redis) -> None:
+    """Trainers end with what is there, instead of waiting for the rest; the error says what was found."""
+    with Writer("train", url=any_url, notify=lambda _: None) as writer:
+        with (
+            pytest.raises(SpecMismatch, match=r"tensor 'x': found shape \(2,\), expected shape \(\)") as told,
+            writer.epoch() as epoch,
+        ):
+            epoch.write({"x": 1})
+            epoch.write({"x": [1, 2]})
+        assert told.value.tensor == "x"
+    assert states(any_client) == {b"0": b"abandoned"}
