@@ -59,7 +59,7 @@ def test_no_reply_of_the_corpus_is_read_wrongly_however_it_is_cut() -> None:
         replies.check(data)
 
 
-@pytest.mark.parametrize("length", [b" 3", b"+3", b"0_3", b"3 ", b"\xd9\xa3", b"", b"-", b"1" * 20])
+@pytest.mark.parametrize("length", [b" 3", b"+3", b"0_3", b"3 ", b"\xd9\xa3", b"", b"-", b"-0", b"03", b"1" * 20])
 def test_a_length_that_is_no_number_is_refused_instead_of_waited_for(length: bytes) -> None:
     """What waits for bytes that nobody announced hangs until its timeout."""
     for reply in (b"$" + length + b"\r\nabc\r\n", b"*1\r\n$" + length + b"\r\nabc\r\n"):

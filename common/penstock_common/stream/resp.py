@@ -30,14 +30,13 @@ MAX_BULK_BYTES: Final = (512 << 20) + 65536
 
 MAX_ITEMS: Final = 1 << 22
 MAX_DEPTH: Final = 16
-MAX_DIGITS: Final = 19
-"""Of a 64-bit number."""
 
 _PLACES = 16
+_NUMBER = re.compile(rb"0|-?[1-9]\d{0,18}")
 _CRLF = b"\r\n"
 _NIL = (bytearray(b"*-1"), bytearray(b"$-1"))
-_ENTRY = re.compile(rb"\*2\r\n\$(\d{1,3})\r\n(\d{1,20}-\d{1,20})\r\n\*(\d{1,7})\r\n")
-_FIELD = re.compile(rb"\$(\d{1,3})\r\n([^\r\n]{0,255})\r\n\$(\d{1,10})\r\n")
+_ENTRY = re.compile(rb"\*2\r\n\$([1-9]\d?)\r\n(\d{1,20}-\d{1,20})\r\n\*(0|[1-9]\d{0,6})\r\n")
+_FIELD = re.compile(rb"\$(0|[1-9]\d{0,2})\r\n([^\r\n]{0,255})\r\n\$(0|[1-9]\d{0,9})\r\n")
 
 
 class Wire(Protocol):
@@ -291,9 +290,8 @@ class Reader:
 
 
 def _number(text: bytearray, most: int | None = None) -> int:
-    # int() would also take spaces, underscores and signs, and a length that nobody announced
-    digits = text[1:] if text.startswith(b"-") else text
-    if not digits.isdigit() or len(digits) > MAX_DIGITS:
+    # int() would also take spaces, underscores, signs and zeros: a length that nobody announced
+    if not _NUMBER.fullmatch(text):
         raise InvalidResponse(f"expected a number, found {bytes(text[:80])!r}")
     number = int(text)
     if most is not None and not -1 <= number <= most:
