@@ -12,19 +12,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.errors import BadEntry, EpochNotFound, PenstockError, ServerUnavailable
+from penstock_common.errors import BadEntry, EpochNotFound, PenstockError, ServerUnavailable, TooManyDeadLetters, UnsupportedVersion
 from penstock_common.format.header import Header
 from penstock_common.stream.channel import Channel, ReplyError
 from penstock_common.stream.connection import open_channel
 from penstock_common.stream.entries import fetch_command, list_pending, read_group_command
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.ledger import acknowledge, bury, settled_bits
+from penstock_common.stream.ledger import acknowledge, settled_bits
 from penstock_common.stream.manifest import Manifest, find_manifest, load_manifest
 from penstock_common.stream.roster import load_roster, server_ms
 from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify, Outage
+from penstock_consumer.burials import Burials, suspicion
 from penstock_consumer.group import Place
 from penstock_consumer.keeper import Claimed, Keeper
+from penstock_consumer.newer import is_newer, refuse_newer
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
@@ -56,12 +58,13 @@ class EpochReader:
     ) -> None:
         self.place, self.keeper, self.epoch, self.queue = place, keeper, epoch, queue
         self._arena, self._batch_size, self._notify, self._fast = arena, batch_size, notify, fast
-        self.bad_entries = 0
+        self.bad_entries = self.filled = 0
         self._silent: set[str] = set()
         """Members whose entries are waited for, once nothing else is left."""
         self._manifest = load_manifest(place.client, place.stream, epoch)
         self._assembler = self._assembler_of(epoch)
         self._received: list[Received] = []
+        self._burials = Burials(place, notify)
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
         self._channel: Channel | None = None
         self._outage = Outage(notify, doing="reading")
@@ -75,9 +78,9 @@ class EpochReader:
         try:
             self._read()
             self.queue.end()
-        except Stopped:
+        except (Stopped, UnsupportedVersion, TooManyDeadLetters) as error:
             self._drain()
-            self.queue.end()
+            self.queue.end(None if isinstance(error, Stopped) else error)
         except EpochNotFound as error:
             self._end_released(error)
         except BaseException as error:
@@ -195,23 +198,20 @@ class EpochReader:
             if one.lease is not None and one.lease.owed:
                 self.place.holdings.add(one.lease)
                 self._entry_bytes += (one.nbytes - self._entry_bytes) * 0.2
+        if any(one.lease is not None for one in received):
+            self._burials.saw_good()
         for one in received:
-            if one.lease is not None and one.lease.owed:
+            if (one.lease is not None and one.lease.owed) or is_newer(one):
                 continue
+            self.bad_entries += one.lease is None
             if one.is_missing:
-                self._bury(
-                    manifest, partition, one.entry_id, "payload lost: the entry was deleted while it was pending"
-                )
+                lost = "payload lost: the entry was deleted while it was pending"
+                self._burials.bury_now(manifest, partition, one.entry_id, lost)
             elif one.error is not None:
-                self._bury(manifest, partition, one.entry_id, f"{type(one.error).__name__}: {one.error}")
+                self._burials.bury(manifest, partition, one.entry_id, f"{type(one.error).__name__}: {one.error}")
             elif one.lease is not None:  # every sample of it was settled before: only the entry itself is due
                 self._finish_entry(manifest, partition, one.entry_id)
-
-    def _bury(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
-        self.bad_entries += 1
-        self._notify(f"entry {entry_id.decode()} of epoch {manifest.epoch} is a dead letter: {reason[:300]}")
-        bury(self.place.client, partition, manifest, self.place.who.group, entry_id, reason[:500])
-        self.place.holdings.remove(partition.number, manifest.epoch, [entry_id])
+        refuse_newer(self.place, partition, manifest.epoch, received)
 
     def _finish_entry(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes) -> None:
         acknowledge(self.place.client, partition, manifest, self.place.who.group, [entry_id], {})
@@ -231,14 +231,18 @@ class EpochReader:
         except (PenstockError, Stopped):
             self._asked.clear()
 
-    def _has_claims(self) -> bool:
-        return any(claim.epoch <= self.epoch for claim in list(self.keeper.claims))
+    def _has_claims(self, *, suspect: bool = False) -> bool:
+        return any(claim.epoch <= self.epoch and claim.is_suspect == suspect for claim in list(self.keeper.claims))
 
-    def _fetch_claims(self) -> None:
-        """Fetches claimed entries by id and hands them in batches of their own; they may be of earlier epochs."""
+    def _fetch_claims(self, *, suspect: bool = False) -> None:
+        """Fetches claimed entries by id and hands them in batches of their own; they may be of earlier epochs.
+
+        Of those under suspicion one at a time.
+        """
         claims = [self.keeper.claims.popleft() for _ in range(len(self.keeper.claims))]
-        later = [claim for claim in claims if claim.epoch > self.epoch]
-        todo = deque(sorted((claim for claim in claims if claim.epoch <= self.epoch), key=lambda claim: claim.epoch))
+        due = [claim for claim in claims if claim.epoch <= self.epoch and claim.is_suspect == suspect]
+        todo = deque(sorted(due, key=lambda claim: claim.epoch)[: 1 if suspect else None])
+        later = [claim for claim in claims if claim not in todo]
         try:
             while todo:
                 self._fetch_epoch(todo[0].epoch, todo)
@@ -277,6 +281,8 @@ class EpochReader:
                 break
             except ServerUnavailable as error:
                 self._reconnect(error)
+        if claim.is_suspect:
+            self._notify(suspicion(self.place, claim, receiver.header))
         self._settle_received(list(self._received), manifest, partition)
         self._emit(assembler)
 
@@ -309,7 +315,12 @@ class EpochReader:
                 return False
             if self.queue.is_stopped:
                 raise Stopped
+            if self._has_claims(suspect=True):  # handed next when it is fetched: a death is then its own
+                if self.queue.wait_until_empty(0.2):
+                    self._fetch_claims(suspect=True)
+                return False
             others = self._others()
+            self._burials.end(self._manifest, is_alone=not others)
             if not others:
                 return True
             roster = load_roster(self.place.client, self._partitions[0])
@@ -378,8 +389,8 @@ class _Where:
     manifest: Manifest
     partition: PartitionKeys
     settled_for: str | None
-    """The group whose settled samples are left out: for entries that were delivered before. Of repaired ones they always
-    are: a group that had settled them is given the new entry all the same."""
+    """The group whose settled samples are left out: for entries that were delivered before. Of repaired ones they
+    always are: a group that had settled them is given the new entry all the same."""
 
     def check(self, header: Header) -> None:
         check_identity(header, self.place.stream, self.manifest)
