@@ -9,8 +9,9 @@ import secrets
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from penstock_common.errors import GroupFinished, StreamNotFound, WaitTimeout
 from penstock_common.format.spec import Spec
@@ -20,11 +21,11 @@ from penstock_common.stream.connection import connect
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.keys import StreamKeys, checked_name
 from penstock_common.stream.manifest import ABANDONED, find_manifest
-from penstock_common.stream.roster import Membership
+from penstock_common.stream.roster import Membership, rank_member
 from penstock_common.stream.streams import Stream, absence, await_event, find_stream, last_event
 from penstock_common.waiting import OUTAGE_S, Notify, Wait, to_stderr
 from penstock_consumer.pipeline.batch import Batch
-from penstock_consumer.reading import Options, Reading, open_reading
+from penstock_consumer.reading import Options, OrderedReading, Reading, open_reading, rank_options
 from penstock_consumer.session import Session, default_member, end_session
 from penstock_consumer.settlement import Acknowledge, Adapter, Settlement
 from penstock_consumer.state import VERSION, State, check_state, spec_digest
@@ -49,6 +50,8 @@ class Stats:
     waited_s: float = 0.0
     """Time the training loop spent waiting for a batch."""
     bad_entries: int = 0
+    filled: int = 0
+    """In ordered reading, samples that stood in for bad ones, so that every rank has the same number of steps."""
 
 
 class Loader:
@@ -61,6 +64,10 @@ class Loader:
     - ``'on_next'``: when the loop asks for the next one, or the loader is closed.
     - ``'manual'``: when `acknowledge` is called.
     - ``'on_checkpoint'``: when `checkpointed` is called, so that data and model go back together.
+
+    With ``order='canonical'`` it reads as one rank of an ordered group: the same seed gives the same batches whoever
+    produced them and however fast, every rank has the same number of them, ``len(loader)``, and `load_state_dict` goes
+    on exactly where `state_dict` was taken. Such a batch is acknowledged with all that came before it.
     """
 
     def __init__(
@@ -73,6 +80,10 @@ class Loader:
         member: str | None = None,
         start: str | int = "resume",
         acknowledge: Acknowledge = "on_next",
+        order: Literal["canonical"] | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        remainder: Literal["pad", "drop", "keep"] | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
         lease_s: float = LEASE_S,
         timeout_s: float | None = None,
@@ -84,7 +95,13 @@ class Loader:
         ``timeout_s`` bounds every wait (WaitTimeout); None waits, saying for what, except 60 s for a stream or first
         epoch that never comes. ``member`` names this process in the group; restarted under the same name it goes on
         with what it held. Raises ServerUnavailable, GroupBusy, EpochsReleased.
+
+        With ``order='canonical'`` this is rank ``rank`` of ``world_size``, each with batches of ``batch_size``.
+        ``remainder`` says what becomes of a last step that the epoch does not fill: 'pad' fills it with the epoch's
+        first samples (the default for several ranks), 'drop' leaves it out, 'keep' makes it smaller (one rank only,
+        and its default). Raises OrderNeedsSizes (when the epoch is begun), GroupKindMismatch.
         """
+        ranked = rank_options(order, rank, world_size, batch_size, remainder, member)
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1")
         if start not in ("resume", "earliest") and (type(start) is not int or start < 0):
@@ -92,7 +109,7 @@ class Loader:
         settings = Settings.from_environment()
         self.name = checked_name("stream", stream)
         self.group = checked_name("group", group)
-        self.member = checked_name("member", member or default_member())
+        self.member = rank_member(rank) if ranked else checked_name("member", member or default_member())
         self.batch_size = batch_size
         self._settlement = Settlement(acknowledge, self.name, notify)
         self._timeout_s, self._notify = timeout_s, notify
@@ -103,6 +120,8 @@ class Loader:
             lease_s=lease_s,
             fast=fast if fast is not None else (False if settings.plain_redis else None),
             notify=notify,
+            order=ranked,
+            remainder=remainder or ("keep" if world_size == 1 else "pad"),
         )
         self._client: Client = connect(url or settings.url, bears_outages=notify)
         self._client.patience.seconds = min(OUTAGE_S, timeout_s or OUTAGE_S)
@@ -110,6 +129,8 @@ class Loader:
         self._life = secrets.token_hex(8)
         """A state's numbers mean the batches of one loader."""
         self._is_told_finished = False
+        self._steps: int | None = None
+        """Batches in the latest epoch whose size was known."""
         self.stats = Stats()
         self._session = Session(self._client)
         self._closing = weakref.finalize(self, end_session, self._session)
@@ -139,7 +160,22 @@ class Loader:
         return None if manifest is None else manifest.samples
 
     def __len__(self) -> int:
-        raise TypeError("members of a group share its batches, so their number is not known: see loader.samples")
+        """Batches of an epoch for each rank of an ordered group: of the one being read, or the next.
+
+        Waits for the first epoch. A TypeError where they are not known, as list() and others expect it.
+        """
+        if self._options.order is None:
+            raise TypeError("members of a group share its batches, so their number is not known: see loader.samples")
+        reading = self._joined()
+        assert isinstance(reading, OrderedReading)
+        with suppress(GroupFinished):
+            epoch = reading.run.reader.epoch if reading.run is not None else reading.next_epoch()
+            if epoch is None and self._steps is None:
+                epoch = self._await_epoch(reading, True)
+            self._steps = self._steps if epoch is None else reading.steps(epoch)
+        if self._steps is None:
+            raise TypeError("the epoch has no size yet, so the number of its batches is not known")
+        return self._steps
 
     def _joined(self) -> Reading:
         return self._reading or self._join(self._await_stream())
@@ -162,7 +198,7 @@ class Loader:
             await_event(self._client, keys, event, EVENT_MS)
 
     def _join(self, stream: Stream) -> Reading:
-        who = Membership(stream, self.group, self.member, secrets.token_hex(8))
+        who = Membership(stream, self.group, self.member, secrets.token_hex(8), self._options.order)
         self._reading = self._session.reading = open_reading(self._client, who, self._options)
         self._settlement.reading = self._reading
         return self._reading
@@ -234,14 +270,21 @@ class Loader:
         ledger: which batches come next does not depend on this state, so with `checkpointed` nothing is lost or
         trained on twice, but the order of what is left is another one, and other members may be given it.
         """
-        return {**self._identity(), "loader": self._life, **self._settlement.progress()}
+        state = {**self._identity(), "loader": self._life, **self._settlement.progress()}
+        if isinstance(reading := self._joined(), OrderedReading):
+            state["epoch"], state["position"] = reading.here(self._settlement.last)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises StateMismatch unless the state is of this stream, spec, group, way of reading and batch size.
 
-        In shared reading that is all: the group's ledger knows where to go on, see `state_dict`.
+        In shared reading that is all: the group's ledger knows where to go on, see `state_dict`. In ordered reading the
+        next iteration begins with the first batch after the state, also with another world size, if every rank loads
+        it. Raises ReplayTruncated where retention has removed what would come.
         """
         check_state(state, self._identity())
+        if isinstance(reading := self._joined(), OrderedReading):
+            reading.go_to(int(state["epoch"]), int(state["position"]))
 
     def _identity(self) -> State:
         return {
@@ -250,7 +293,7 @@ class Loader:
             "stream_id": self.stream.id,
             "spec": spec_digest(self.spec),
             "group": self.group,
-            "kind": "shared",
+            "kind": "shared" if self._options.order is None else "ordered",
             "batch_size": self.batch_size,
         }
 
@@ -312,9 +355,12 @@ class Loader:
         assert run is not None
         reading.finish(run)
         self.stats.bad_entries += run.reader.bad_entries
+        self.stats.filled += run.reader.filled
         manifest = find_manifest(self._client, place.stream, epoch)
         if manifest is not None and manifest.state == ABANDONED:
             self._notify(f"epoch {epoch} of {self.name!r} was abandoned: it ends with what was there")
+        if isinstance(reading, OrderedReading):
+            self._steps = reading.steps(epoch)
         self._settlement.end_epoch(epoch)
         return manifest is not None and manifest.kind == FEED
 

@@ -14,16 +14,24 @@ from typing import Protocol
 from penstock_common.errors import PenstockError
 from penstock_common.format.spec import Spec
 from penstock_common.stream.commands import Client
-from penstock_common.stream.roster import Membership
+from penstock_common.stream.manifest import find_manifest
+from penstock_common.stream.roster import Membership, Order
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, Wait
+from penstock_consumer.canonical import Steps
 from penstock_consumer.group import Place
 from penstock_consumer.keeper import Claimed, Keeper
+from penstock_consumer.ordered import OrderedReader
 from penstock_consumer.overdue import Jam
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease
 from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.ranks import OrderedPlace, Pulse
 from penstock_consumer.shared import EpochReader
+
+QUIET_PER_LEASE = 6
+"""Ranks of another world size that were not seen for this part of a lease, five beats, are gone."""
+MIN_QUIET_MS = 1000
 
 # --- the parts --------------------------------------------------------------------------------------------------------
 
@@ -74,6 +82,8 @@ class AnyReader(Protocol):
 
     epoch: int
     bad_entries: int
+    filled: int
+    """Samples that stand in for bad ones; always 0 where reading is shared."""
 
     def run(self) -> None:
         """The thread's body: everything ends in the queue, errors too."""
@@ -113,11 +123,35 @@ class Options:
     lease_s: float
     fast: bool | None
     notify: Notify
+    order: Order | None = None
+    """None where reading is shared."""
+    remainder: str = "pad"
+    """In ordered reading, what becomes of a last step that the epoch does not fill."""
 
     def arena(self, spec: Spec) -> Arena:
         """Memory for all that can be waiting at once, and some in the trainer's hands."""
         sample_bytes = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
         return Arena(keep=self.prefetch_bytes // max(1, sample_bytes * self.batch_size) + 8)
+
+
+def rank_options(
+    order: str | None, rank: int, world_size: int, batch_size: int, remainder: str | None, member: str | None
+) -> Order | None:
+    """What makes a rank, checked; None for shared reading, which has none of it."""
+    if order is None:
+        if rank != 0 or world_size != 1 or remainder is not None:
+            raise ValueError("rank, world_size and remainder belong to order='canonical'; members of a group share it")
+        return None
+    if order != "canonical":
+        raise ValueError(f"order is {order!r}, expected 'canonical' or None")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank is {rank} of world_size {world_size}, expected 0 to {world_size - 1}")
+    if remainder not in (None, "pad", "drop", "keep") or (remainder == "keep" and world_size > 1):
+        expected = "'pad' or 'drop'" if world_size > 1 else "'pad', 'drop' or 'keep'"
+        raise ValueError(f"remainder is {remainder!r}, expected {expected}: every rank has the same steps")
+    if member is not None:
+        raise ValueError("a rank's member name is its number: leave member out with order='canonical'")
+    return Order(rank, world_size, batch_size)
 
 
 @dataclass(slots=True)
@@ -241,9 +275,83 @@ class SharedReading(Reading):
         self._unfinished.clear()
 
 
+class OrderedReading(Reading):
+    """Reading by position, as one rank: what was handed back is read again from there."""
+
+    place: OrderedPlace
+
+    def __init__(self, client: Client, who: Membership, options: Options) -> None:
+        place = OrderedPlace(client, who, notify=options.notify, fast=options.fast)
+        place.quiet_ms = max(MIN_QUIET_MS, int(options.lease_s * 1000 / QUIET_PER_LEASE))
+        place.join(options.start)
+        pulse = Pulse(client, who, options.lease_s)
+        pulse.start()
+        assert who.stream.spec is not None
+        arena = options.arena(who.stream.spec)
+        self._again: dict[int, int] = {}
+        """Epoch -> position from which it is read again, though the server knows a later or an earlier one."""
+
+        def read(epoch: int, queue: Prefetch) -> OrderedReader:
+            start = self._again.pop(epoch, None)
+            return OrderedReader(
+                place, pulse, epoch, queue, arena, start=place.position(epoch) if start is None else start,
+                remainder=options.remainder, notify=options.notify, fast=options.fast,
+            )  # fmt: skip
+
+        super().__init__(place, pulse, read, prefetch_bytes=options.prefetch_bytes)
+        self._remainder = options.remainder
+
+    def hand_back(self, batches: Iterable[Batch]) -> None:
+        """Reads every epoch again from the first of its batches."""
+        size = self.place.order.world * self.place.order.batch
+        for batch in batches:
+            self._again[batch.epoch] = min(batch.position - size, self._again.get(batch.epoch, batch.position))
+        if self._again:
+            self.stop()
+            self.cursor = min(self.cursor, min(self._again) - 1)
+            for epoch in self._again:
+                self.place.reopen(epoch)
+
+    def stop(self) -> None:
+        """Ends the thread that reads, with all it has read ahead."""
+        if (run := self.run) is not None:
+            run.queue.stop()
+            run.thread.join()
+            self.run = None
+
+    def here(self, last: Batch | None) -> tuple[int, int]:
+        """(epoch, position) of the first step after a batch; of none, where the rank stands."""
+        if last is None:
+            epoch = self.run.reader.epoch if self.run is not None else self.next_epoch()
+            if epoch is None:
+                return max(self.cursor + 1, self.place.first), 0
+            return epoch, self._again.get(epoch, self.place.position(epoch))
+        run = self.run
+        if run is None or run.reader.epoch != last.epoch:
+            is_last = last.epoch <= self.cursor or run is not None
+        else:
+            is_last = isinstance(run.reader, OrderedReader) and run.reader.is_last(last.position)
+        return (last.epoch + 1, 0) if is_last else (last.epoch, last.position)
+
+    def go_to(self, epoch: int, position: int) -> None:
+        """Goes on there next, whatever was read or settled since; see `OrderedPlace.rewind`."""
+        self.stop()
+        self._again.clear()
+        self.place.rewind(epoch, position)
+        self.cursor = epoch - 1
+
+    def steps(self, epoch: int) -> int | None:
+        """Batches of a whole epoch, for each rank alike; None while it has no size."""
+        manifest = find_manifest(self.place.client, self.place.stream, epoch)
+        if manifest is None or manifest.samples is None:
+            return None
+        order = self.place.order
+        return Steps(0, order.rank, order.world, order.batch, self._remainder).count(manifest.samples)
+
+
 def open_reading(client: Client, who: Membership, options: Options) -> Reading:
     """Joins the group and keeps its member alive from now on: the one place where a loader's way of reading is chosen.
 
-    Raises GroupBusy, EpochsReleased, EpochNotFound.
+    Raises GroupBusy, EpochsReleased, EpochNotFound, GroupKindMismatch.
     """
-    return SharedReading(client, who, options)
+    return SharedReading(client, who, options) if who.order is None else OrderedReading(client, who, options)

@@ -35,8 +35,10 @@ class Place(Protocol):
     def check(self, header: Header) -> None:
         """Raises BadEntry unless the header's identity lies inside the manifest."""
 
-    def wanted(self, header: Header) -> NDArray[np.bool_] | None:
-        """Which offsets of [first, end) are wanted; None = all."""
+    def wanted(self, header: Header) -> NDArray[np.bool_] | NDArray[np.int64] | None:
+        """Which samples are wanted: a bit for each offset of [first, end), or rows (indices of the entry's samples,
+        in the order wanted, repeats allowed); None = all.
+        """
 
 
 def check_identity(header: Header, stream: Stream, manifest: Manifest) -> None:
@@ -75,7 +77,7 @@ class Receiver:
         self._entry_id = entry_id
         self._header: Header | None = None
         self._error: BadEntry | None = None
-        self._wanted: NDArray[np.bool_] | None = None
+        self._wanted: NDArray[np.bool_] | NDArray[np.int64] | None = None
         self._pending: list[tuple[bytes, int | None]] = []
         self._received: list[Any] = []
         self._scratch: dict[bytes, NDArray[np.uint8]] = {}
@@ -148,11 +150,12 @@ class Receiver:
         if self._wanted is None:
             return self._accept(header)
         offsets = self._offsets(header)
-        wanted = self._wanted[offsets - header.first]
-        lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, int(wanted.sum()))
+        is_mask = self._wanted.dtype == np.bool_
+        rows = np.flatnonzero(self._wanted[offsets - header.first]) if is_mask else self._wanted
+        lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, len(rows))
         if lease.owed:
-            spans = [Span(lease, lo, hi) for lo, hi in runs(offsets[wanted])]
-            self._assembler.append(self._columns(header), np.flatnonzero(wanted), spans)
+            spans = [Span(lease, lo, hi) for lo, hi in runs(offsets[rows])]
+            self._assembler.append(self._columns(header), rows, spans)
         return lease
 
     def _accept(self, header: Header) -> Lease:

@@ -112,10 +112,16 @@ class Settlement:
             )
         self.adapter = adapter
 
+    @property
+    def last(self) -> Batch | None:
+        """The last batch trained on."""
+        reached = self.adapter.reached() if self.adapter is not None else []
+        return reached[-1] if reached else self._handed.last
+
     def progress(self) -> dict[str, Any]:
         """What a state says of this loader's batches."""
         reached = self.adapter.reached() if self.adapter is not None else []
-        last = reached[-1] if reached else self._handed.last
+        last = self.last
         batches = self._handed.batches + len(reached)
         self._handed.promised = max(self._handed.promised, batches)
         return {

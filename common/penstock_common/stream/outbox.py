@@ -12,7 +12,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from penstock_common.errors import ServerUnavailable
 from penstock_common.stream.channel import Channel, Command
-from penstock_common.stream.commands import Client, sha_of
+from penstock_common.stream.commands import Arg, Client, sha_of
 from penstock_common.stream.connection import open_channel
 from penstock_common.stream.failure import translate_reply
 from penstock_common.stream.keys import PartitionKeys
@@ -35,6 +35,8 @@ class Outbox:
         self._outage = Outage(notify, doing="acknowledging")
         self._channel: Channel | None = None
         self._unanswered: deque[Command] = deque()
+        self._scripts: dict[str, bool] = {}
+        """Script -> whether it was loaded since the connection was made."""
 
     def acknowledge(
         self,
@@ -45,9 +47,13 @@ class Outbox:
         ranges: Mapping[int, Ranges],
     ) -> None:
         """See `ledger.acknowledge`; raises ServerUnavailable if the server stays away."""
-        keys, args = acknowledgement(partition, manifest, group, ids, ranges)
+        self.send(ACK, *acknowledgement(partition, manifest, group, ids, ranges))
+
+    def send(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> None:
+        """Any script that may run twice; its refusal is raised by a later call, as ReplyError."""
+        self._scripts.setdefault(script, False)
         parts = [part if isinstance(part, bytes) else str(part).encode() for part in (*keys, *args)]
-        command = (b"EVALSHA", sha_of(ACK), b"%d" % len(keys), *parts)
+        command = (b"EVALSHA", sha_of(script), b"%d" % len(keys), *parts)
         while len(self._unanswered) >= UNANSWERED:
             self._read_one()
         self._unanswered.append(command)
@@ -79,6 +85,7 @@ class Outbox:
         if isinstance(reply, ResponseError):
             failure = translate_reply(reply, self._client)
             if not isinstance(failure, ServerUnavailable):
+                self._unanswered.popleft()  # it is answered, though with a refusal
                 raise failure
             self._send_again(failure)
             return
@@ -87,8 +94,11 @@ class Outbox:
 
     def _connected(self) -> Channel:
         if self._channel is None:
-            self._client.script_load(ACK)
+            self._scripts = dict.fromkeys(self._scripts, False)
             self._channel = open_channel(self._client, fast=self._fast)
+        for script in [script for script, is_loaded in self._scripts.items() if not is_loaded]:
+            self._client.script_load(script)
+            self._scripts[script] = True
         return self._channel
 
     def _send_again(self, error: ServerUnavailable | None) -> None:

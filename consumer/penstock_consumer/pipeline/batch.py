@@ -45,14 +45,16 @@ class Span:
 class Batch(dict[str, Any]):
     """Samples by tensor: ``batch["x"]`` is ``[n, *shape]``, a ragged tensor is a `Ragged`. All of one epoch."""
 
-    __slots__ = ("epoch", "spans")
+    __slots__ = ("epoch", "position", "spans")
 
-    def __init__(self, values: dict[str, Any], epoch: int, spans: Sequence[Span]) -> None:
+    def __init__(self, values: dict[str, Any], epoch: int, spans: Sequence[Span], position: int = 0) -> None:
         super().__init__(values)
         self.epoch = epoch
         """The epoch all samples are of."""
         self.spans = spans
         """Where the rows come from, in order; what an acknowledgement is made of."""
+        self.position = position
+        """In ordered reading, where in the epoch's canonical order its step ends; else 0."""
 
     @property
     def size(self) -> int:

@@ -1,0 +1,154 @@
+"""Canonical order, pure: positions of an epoch -> entries and rows of them. No Redis, no thread, no bytes.
+
+A position counts planned samples: shards in order, offsets in order, holes included. Beyond the epoch's end positions
+run on cyclically from its start, which is how a last step is padded (design.md section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.stream.entries import Record
+
+Rows = NDArray[np.int64]
+
+
+class NoGoodSample(Exception):
+    """Nothing of the epoch can be handed out, so nothing can stand in for what is bad."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One index record in its place: positions [start, end)."""
+
+    start: int
+    shard: int
+    record: Record
+
+    @property
+    def end(self) -> int:
+        """Position after its last offset."""
+        return self.start + self.record.end - self.record.first
+
+    def later(self, laps: int) -> Piece:
+        """The same, that many positions further on."""
+        return replace(self, start=self.start + laps)
+
+
+@dataclass(slots=True)
+class Take:
+    """Consecutive rows of the batches of one rank, all from one entry: what one fetch brings."""
+
+    piece: Piece
+    rows: Rows
+    """Indices of the entry's samples (holes are not among them); rising, repeated where they fill holes."""
+    first: int
+    """Which row of all that this reader hands out is the first of them."""
+    filled: int
+    """How many stand in for another sample that is bad."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is every sample of the entry, once, in order."""
+        count = self.piece.record.count
+        return len(self.rows) == count and self.filled == 0 and bool((self.rows == np.arange(count)).all())
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How an epoch of ``total`` positions is cut: step after step, in each a batch for every rank.
+
+    ``start`` is where the first step of this reader begins; ``remainder`` says what becomes of a last step that the
+    epoch does not fill: 'pad' runs on from the epoch's start, 'drop' leaves it out, 'keep' makes it smaller.
+    """
+
+    start: int
+    rank: int
+    world: int
+    batch: int
+    remainder: str
+
+    @property
+    def size(self) -> int:
+        """Positions in a step."""
+        return self.world * self.batch
+
+    def end_of(self, step: int) -> int:
+        """Position after a step."""
+        return self.start + (step + 1) * self.size
+
+    def count(self, total: int) -> int:
+        """Steps from ``start`` to the end of an epoch of ``total`` positions."""
+        left = max(total - self.start, 0)
+        return left // self.size if self.remainder == "drop" else -(-left // self.size)
+
+    def mine(self, step: int, total: int | None) -> tuple[int, int]:
+        """Positions [lo, hi) of this rank's batch, beyond ``total`` where it is padded."""
+        lo = self.start + step * self.size + self.rank * self.batch
+        hi = lo + self.batch
+        return (lo, hi) if total is None or self.remainder != "keep" else (lo, min(hi, total))
+
+
+def resolve(
+    pieces: Iterable[Piece], lo: int, hi: int, first: int, total: int | None, is_unusable: Callable[[Piece], bool]
+) -> Iterator[Take]:
+    """The rows that stand for positions [lo, hi); ``pieces`` begins at ``lo`` or before, and runs on cyclically.
+
+    In place of a hole, and of a sample in an unusable entry, comes the next good sample. ``first`` numbers the rows.
+    Raises NoGoodSample once a whole epoch has none.
+    """
+    owed = 0
+    for piece in pieces:
+        record = piece.record
+        is_good = record.count > 0 and not is_unusable(piece)
+        fill = owed if is_good else 0
+        if piece.start >= hi:
+            if fill:
+                yield Take(piece, np.zeros(fill, dtype=np.int64), first, fill)
+                return
+            if not owed:
+                return
+        a, b = max(lo, piece.start), min(hi, piece.end)
+        if is_good and (a < b or fill):
+            rows, spilt, holes = _rows(record, a - piece.start, max(b, a) - piece.start)
+            rows = np.concatenate([np.zeros(fill, dtype=np.int64), rows])
+            if len(rows):
+                yield Take(piece, rows, first, fill + holes - spilt)
+            first += len(rows)
+            owed = spilt
+        elif a < b:
+            owed += b - a
+        if piece.end >= hi and not owed:
+            return
+        if total is not None and piece.start > hi + total:
+            raise NoGoodSample
+
+
+def _rows(record: Record, lo: int, hi: int) -> tuple[Rows, int, int]:
+    """(rows for offsets [first + lo, first + hi), how many need a row of a later entry, how many are holes)."""
+    if not record.holes:
+        return np.arange(lo, hi, dtype=np.int64), 0, 0
+    offsets = np.arange(record.first + lo, record.first + hi)
+    holes = np.asarray(record.holes, dtype=np.int64)
+    good = np.setdiff1d(np.arange(record.first, record.end), holes, assume_unique=True)
+    rows = np.searchsorted(good, offsets)  # of a hole: the next good sample
+    inside = rows < record.count
+    return rows[inside].astype(np.int64), int((~inside).sum()), int(np.isin(offsets, holes).sum())
+
+
+def joined(takes: Iterable[Take]) -> Iterator[Take]:
+    """Neighbours from one entry as one: an entry is fetched once for a run of rows."""
+    last: Take | None = None
+    for take in takes:
+        if last is not None and last.piece.record.entry_id == take.piece.record.entry_id:
+            last = Take(last.piece, np.concatenate([last.rows, take.rows]), last.first, last.filled + take.filled)
+            continue
+        if last is not None:
+            yield last
+        last = take
+    if last is not None:
+        yield last

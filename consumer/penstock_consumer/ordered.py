@@ -1,0 +1,371 @@
+"""Ordered reading: a thread that takes one epoch in canonical order, for one rank, by the shard indexes.
+
+The same batches whoever produced them and whenever (design.md section 4). Which rows make a batch is ``canonical``'s,
+what is committed is found by ``walk``; entries are fetched by id, so nothing of this touches a consumer group.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from penstock_common.errors import (
+    BadEntry,
+    EpochIncomplete,
+    EpochNotFound,
+    PenstockError,
+    ServerUnavailable,
+    TooLarge,
+    UnsupportedVersion,
+)
+from penstock_common.stream.channel import Channel
+from penstock_common.stream.connection import open_channel
+from penstock_common.stream.entries import fetch_command
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.ledger import bury, dead_letters
+from penstock_common.stream.manifest import ABANDONED, Manifest, load_manifest
+from penstock_common.stream.positions import HEAD_STEPS
+from penstock_common.stream.roster import load_roster
+from penstock_common.waiting import Notify, Outage
+from penstock_consumer.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
+from penstock_consumer.expected import Discard, Expected
+from penstock_consumer.newer import too_old
+from penstock_consumer.pipeline.arena import Arena
+from penstock_consumer.pipeline.batch import Assembler
+from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
+from penstock_consumer.ranks import OrderedPlace, Pulse
+from penstock_consumer.receive import Received, Receiver
+from penstock_consumer.walk import Walk, shards_in_order
+
+AHEAD_BYTES = 4_000_000
+"""Payload asked for before the first of it arrives: it hides round trips."""
+AHEAD_ENTRIES = 32
+PLANNED = 64
+"""Fetches planned at once: indexes are read so far ahead of payloads."""
+BLOCK_MS = 100
+"""How long a wait for the next block is: finite, since an epoch may end without one."""
+STEP_SHARE = 4 * HEAD_STEPS
+"""A step must fit so often into a partition's budget: its last quarter is free for what is read next (design.md 5.8),
+and as much again keeps the epoch's first steps."""
+
+
+class NotYet(Exception):
+    """What comes next is not committed."""
+
+
+class OrderedReader:
+    """Reads one epoch from where a rank stands into a prefetch queue."""
+
+    def __init__(
+        self,
+        place: OrderedPlace,
+        keeper: Pulse,
+        epoch: int,
+        queue: Prefetch,
+        arena: Arena,
+        *,
+        remainder: str,
+        start: int,
+        notify: Notify,
+        fast: bool | None = None,
+    ) -> None:
+        """``start`` is where the rank's first step begins. Raises OrderNeedsSizes, TooLarge."""
+        self.place, self.keeper, self.epoch, self.queue = place, keeper, epoch, queue
+        self._notify, self._fast = notify, fast
+        self._outage = Outage(notify, doing="reading")
+        self.bad_entries = 0
+        self.filled = 0
+        """Rows that stand in for samples that are bad."""
+        order, spec = place.order, place.stream.spec
+        assert spec is not None
+        self._require_room(sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged))
+        self._manifest = load_manifest(place.client, place.stream, epoch)
+        begun = shards_in_order(place.client, place.stream, self._manifest)
+        self.steps = Steps(start, order.rank, order.world, order.batch, remainder)
+        self._walk = Walk(place.client, place.stream, self._manifest, begun, self.steps.start)
+        self._head: Walk | None = None
+        """The epoch from its first position, for what runs on beyond its end."""
+        self._planned = self._received_rows = self._emitted = 0
+        """Rows planned and rows received; batches put into the queue."""
+        self._todo: deque[Take] = deque()
+        self._asked: deque[Take] = deque()
+        self._unusable = self._known_dead()
+        self._assembler = Assembler(spec, order.batch, arena, epoch)
+        self._answers: list[Received] = []
+        self._expected = Expected(place.stream, self._manifest)
+        self._receivers = [
+            Receiver(spec, self._assembler, self._expected, partition.number, self._answers.append)
+            for partition in place.stream.partitions
+        ]
+        self._channel: Channel | None = None
+        self._broken_off: int | None = None
+        """Where an abandoned epoch ends."""
+        self._refresh(self._manifest)
+
+    def _require_room(self, sample_bytes: int) -> None:
+        """A step that the budget could not hold would never be committed whole, and so never handed out."""
+        order, budget = self.place.order, self.place.stream.partition_budget
+        step_bytes = order.world * order.batch * sample_bytes
+        if step_bytes * STEP_SHARE > budget:
+            raise TooLarge(
+                f"a step of {order.world} ranks with {order.batch} samples each is {step_bytes} bytes; ordered reading "
+                f"needs {STEP_SHARE} times that, and a partition of {self.place.stream.name!r} has a budget of "
+                f"{budget}: raise budget_bytes, or take smaller batches"
+            )
+
+    def _known_dead(self) -> set[tuple[int, bytes]]:
+        """Entries known to be unreadable, by partition: another rank may have met them before this one."""
+        return {
+            (partition.number, entry_id)
+            for partition in self.place.stream.partitions
+            for entry_id in dead_letters(self.place.client, partition, self.epoch, self.place.who.group)
+        }
+
+    def run(self) -> None:
+        """The thread's body: everything ends in the queue, errors too."""
+        try:
+            self._read()
+            self.queue.end()
+        except Stopped:
+            self.queue.end()
+        except EpochNotFound as error:
+            self._end_released(error)
+        except BaseException as error:
+            self.queue.end(error)
+        finally:
+            if self._channel is not None:
+                self._channel.close()
+
+    def why_waiting(self, seconds: float) -> str:
+        """Why there is no batch, said to the training loop's user."""
+        name = self.place.stream.name
+        step = self._planned // self.steps.batch
+        return (
+            f"{self._walk.where()} of epoch {self.epoch} of {name!r}, which is next in order (step {step} ends at "
+            f"position {self.steps.end_of(step)}); none came for {seconds:.0f} s. Is a producer running "
+            f"(`penstock inspect {name}`)? If none will: `penstock epochs close {name} {self.epoch}`"
+        )
+
+    # --- the loop ---
+
+    def _read(self) -> None:
+        while True:
+            if self.keeper.error is not None:
+                raise self.keeper.error  # nothing may be handed out any more under a name that another process took
+            try:
+                if self._turn():
+                    break
+            except ServerUnavailable as error:
+                self._reconnect(error)
+        self._assembler.flush()
+        self._emit()
+        self.place.ended(self.epoch, self.steps.end_of(self._emitted - 1), self._total or 0)
+
+    def _turn(self) -> bool:
+        """One round; whether the epoch is read to its end."""
+        self._plan()
+        self._ask()
+        if self._asked:
+            self._take_answer()
+        elif self._todo:
+            self.queue.wait_for_room(0, 0.2)
+        elif self._is_over():
+            return True
+        else:
+            self._await_more()
+        return False
+
+    def is_last(self, position: int) -> bool:
+        """Whether no step begins there or beyond."""
+        total = self._total
+        return total is not None and position >= self.steps.end_of(self.steps.count(total) - 1)
+
+    @property
+    def _total(self) -> int | None:
+        """Positions in the epoch, as far as that is known."""
+        return self._broken_off if self._broken_off is not None else self._manifest.samples
+
+    def _is_over(self) -> bool:
+        """All is planned, and so received; a producer that has yet to say that it is through is waited for."""
+        total = self._total
+        return total is not None and self._manifest.is_ended and self._is_planned_out(total)
+
+    def _is_planned_out(self, total: int) -> bool:
+        step, done = divmod(self._planned, self.steps.batch)
+        lo, hi = self.steps.mine(step, total)
+        return step >= self.steps.count(total) or done >= hi - lo  # a smaller last batch, of 'keep'
+
+    def _await_more(self) -> None:
+        self.queue.wait_for_room(0, 0)  # raises Stopped
+        if not self._walk.wait(BLOCK_MS):
+            self._refresh(load_manifest(self.place.client, self.place.stream, self.epoch))
+
+    def _refresh(self, manifest: Manifest) -> None:
+        self._manifest = self._expected.manifest = manifest
+        begun = shards_in_order(self.place.client, self.place.stream, manifest)
+        for walk in (self._walk, self._head):
+            if walk is not None:
+                walk.now(manifest, begun)
+        if manifest.state == ABANDONED and self._broken_off is None:  # it ends with what is there
+            self._broken_off = self._walk.to_the_end()
+
+    # --- planning ---
+
+    def _plan(self) -> None:
+        """Plans steps that are committed, as long as few fetches are planned."""
+        while len(self._todo) + len(self._asked) < PLANNED:
+            step, done = divmod(self._planned, self.steps.batch)
+            total = self._total
+            if total is not None and self._is_planned_out(total):
+                return
+            end = self.steps.end_of(step)
+            if not self._walk.reach(end if total is None else min(end, total)):
+                return
+            lo, hi = self.steps.mine(step, total)
+            try:
+                takes = list(resolve(self._pieces(lo + done), lo + done, hi, self._planned, total, self._is_unusable))
+            except NotYet:
+                return
+            except NoGoodSample:
+                raise EpochIncomplete(
+                    f"epoch {self.epoch} of {self.place.stream.name!r} has no sample that could be handed out: see "
+                    f"`penstock audit {self.place.stream.name}`"
+                ) from None
+            self._planned += sum(len(take.rows) for take in takes)
+            last = [self._todo.pop()] if self._todo else []
+            self._todo.extend(joined([*last, *takes]))
+
+    def _is_unusable(self, piece: Piece) -> bool:
+        return bool(self._unusable) and (self._number(piece), piece.record.entry_id) in self._unusable
+
+    def _pieces(self, lo: int) -> Iterator[Piece]:
+        """From ``lo`` on, cyclically; raises NotYet where what comes next is not committed."""
+        yield from self._walk.pieces(lo)
+        total = self._total
+        if total is None or self._walk.end < total:
+            raise NotYet
+        if self._head is None:
+            begun = shards_in_order(self.place.client, self.place.stream, self._manifest)
+            self._head = Walk(self.place.client, self.place.stream, self._manifest, begun, 0)
+        laps = total
+        while True:
+            for piece in self._head.pieces(0):
+                yield piece.later(laps)
+            laps += total
+
+    # --- fetching ---
+
+    def _ask(self) -> None:
+        """Sends for planned entries, as far as the prefetch budget has room."""
+        commands = []
+        pending = sum(take.piece.record.nbytes for take in self._asked)
+        ahead = min(AHEAD_BYTES, self.queue.limit_bytes // 4)
+        while self._todo and len(self._asked) < AHEAD_ENTRIES and (pending < ahead or not self._asked):
+            if not self.queue.wait_for_room(pending, 0):
+                break
+            take = self._todo.popleft()
+            self._asked.append(take)
+            pending += take.piece.record.nbytes
+            commands.append(fetch_command(self._partition(take), self.epoch, take.piece.record.entry_id))
+        if commands:
+            self._connected().send(commands)
+
+    def _take_answer(self) -> None:
+        take = self._asked[0]
+        self._answers.clear()
+        self._expected.take = take
+        found = self._connected().read_entries(self._receivers[self._partition(take).number])
+        if found == 0 or self._answers[0].is_missing:
+            self._missing(take)
+        elif (error := self._answers[0].error) is not None:
+            self._bury(take, error)
+        else:
+            self._asked.popleft()
+            self._outage.over()
+            self._received_rows += len(take.rows)
+            self.filled += take.filled
+            self._emit()
+            self._walk.forget(self.steps.mine(self._received_rows // self.steps.batch, None)[0])
+
+    def _emit(self) -> None:
+        while (batch := self._assembler.take()) is not None:
+            batch.position = self.steps.end_of(self._emitted)
+            self._emitted += 1
+            self.queue.put(batch)
+
+    def _bury(self, take: Take, error: BadEntry) -> None:
+        """A dead letter of the group, for every rank that meets it: its samples are bad ones now."""
+        entry_id, reason = take.piece.record.entry_id, f"{type(error).__name__}: {error}"
+        if isinstance(error, UnsupportedVersion):
+            raise too_old(self.place.who, self.epoch, entry_id, error)
+        self.bad_entries += 1
+        self._notify(f"entry {entry_id.decode()} of epoch {self.epoch} is a dead letter: {reason[:300]}")
+        bury(self.place.client, self._partition(take), self._manifest, self.place.who.group, entry_id, reason[:500])
+        self._leave_out(take)
+
+    def _missing(self, take: Take) -> None:
+        """The entry is in the index and not there."""
+        manifest = load_manifest(self.place.client, self.place.stream, self.epoch)
+        total, record, name = self._total, take.piece.record, self.place.stream.name
+        if manifest.state == ABANDONED:
+            raise EpochNotFound(f"epoch {self.epoch} of {name!r} was abandoned")
+        if total is None or take.piece.start < total:
+            raise EpochIncomplete(
+                f"epoch {self.epoch} of {name!r}: shard {take.piece.shard} offsets {record.first}-{record.end - 1} "
+                f"(entry {record.entry_id.decode()}) are in the index and not in the stream, though group "
+                f"{self.place.who.group!r} has not settled them: see `penstock audit {name}`",
+                [(take.piece.shard, record.first, record.end)],
+            )
+        self._leave_out(take)  # settled and removed; another sample pads the last step
+
+    def _leave_out(self, take: Take) -> None:
+        """Plans anew from the first row that was to come from this entry."""
+        self._unusable.add((self._number(take.piece), take.piece.record.entry_id))
+        self._planned, under_way, discard = take.first, len(self._asked) - 1, Discard()
+        self._todo.clear()
+        self._asked.clear()
+        for _ in range(under_way):
+            self._connected().read_entries(discard)
+
+    # --- parts ---
+
+    def _number(self, piece: Piece) -> int:
+        return self.place.stream.partition_of(piece.shard).number
+
+    def _partition(self, take: Take) -> PartitionKeys:
+        return self.place.stream.partition_of(take.piece.shard)
+
+    def _connected(self) -> Channel:
+        if self._channel is None:
+            self._channel = open_channel(self.place.client, fast=self._fast)
+        return self._channel
+
+    def _reconnect(self, error: ServerUnavailable) -> None:
+        """What was asked for is asked for again: reading by id leaves no trace on the server."""
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = None
+        self._todo.extendleft(reversed(self._asked))
+        self._asked.clear()
+        while True:
+            if self.queue.is_stopped:
+                raise error
+            self._outage.bear(error)
+            try:
+                self._connected()
+                return
+            except ServerUnavailable as again:
+                error = again
+
+    def _end_released(self, error: EpochNotFound) -> None:
+        """An epoch that this group still holds can only go because it was abandoned: it ends with what was there."""
+        try:
+            roster = load_roster(self.place.client, self.place.stream.partitions[0])
+        except PenstockError:
+            self.queue.end(error)
+            return
+        if self.place.who.group not in roster.groups:
+            self.queue.end(error)
+            return
+        self._notify(f"epoch {self.epoch} of {self.place.stream.name!r} was abandoned and released while it was read")
+        self.queue.end()
