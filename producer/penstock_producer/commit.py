@@ -210,7 +210,10 @@ class Committer:
 
     def _collect(self, sent: Sent) -> bool:
         """Reads the answers; False where the block has to be sent again (someone else committed, or no memory)."""
-        replies = [self._channel.read() for _ in range(sent.replies)]
+        due, sent.replies = sent.replies, 0
+        if not due:  # answered before, in vain, and sending it again was interrupted: no answers will come
+            return False
+        replies = [self._channel.read() for _ in range(due)]
         safety = [self._channel.read() for _ in self._safety]
         self._progress = read_look([self._channel.read() for _ in range(4)], self._client)
         outcome = replies[-1]
