@@ -1,4 +1,4 @@
-"""A trainer older than the format of its stream: it stops and says so, and what it could not read waits for a newer one."""
+"""A trainer older than the format of its stream: it stops and says so, and what it cannot read waits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write(url: str, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> 
 def test_an_entry_of_a_newer_format_stops_the_trainer_and_is_not_buried(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """An upgrade of the producers alone must not turn an epoch into dead letters, one by one, while training goes on."""
+    """An upgrade of the producers alone must not turn an epoch into dead letters while training goes on."""
     write(any_url, monkeypatch, NEWER[what])
     partition = open_stream(any_client, "t").partitions[0]
     found: list[int] = []

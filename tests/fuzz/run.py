@@ -56,7 +56,7 @@ def _walk(seconds: float) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     from penstock_common.stream.server import EmbeddedServer
-    from tests.journeys.test_state_machine import Machine
+    from tests.fuzz.machine import Machine
 
     ends, walks = time.monotonic() + seconds, 0
     with EmbeddedServer() as server:

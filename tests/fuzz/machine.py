@@ -1,0 +1,260 @@
+"""The state machine: writers, groups, retention, replay and audit driven by chance, beside the model of ``model``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from penstock_common.errors import EpochsReleased, ReplayTruncated, WaitTimeout
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.roster import Membership, drop_group, join_group, load_roster
+from penstock_consumer.loader import Loader
+from penstock_consumer.replay import Replay
+from penstock_producer.janitor import Janitor
+from tests.contracts.feed import stored
+from tests.fuzz.model import ModelGroup, ModelMember
+from tests.fuzz.writing import SIZES, Writing, quiet
+
+LEASE_S = 15.0
+"""Longer than any stall of the test itself, so that only the rules decide who is dead."""
+PATIENCE_S = 0.4
+GROUPS = st.sampled_from(["declared", "passing"])
+
+
+class Machine(Writing):
+    """One stream of two partitions; every rule does one thing and compares what can be compared at once."""
+
+    @initialize(sizes=SIZES, is_planned=st.booleans(), group=GROUPS)
+    def begin(self, sizes: list[int], is_planned: bool, group: str) -> None:
+        """Most of what can go wrong needs an epoch and somebody who reads it."""
+        self.open_epoch(sizes, is_planned)
+        self.join(group, "a", "manual")
+
+    # --- reading ---
+
+    @rule(group=GROUPS, member=st.sampled_from(["a", "b"]), policy=st.sampled_from(["manual", "on_next"]))
+    def join(self, group: str, member: str, policy: str) -> None:
+        """A new member, or one that died before and comes back under its name."""
+        if (group, member) in self.loaders:
+            return
+        ours = self.model.groups.get(group)
+        if ours is None and group == "declared":
+            join_group(self.client, Membership(self.stream, group, "", ""), declared=True)
+        try:
+            loader = self.loader(group, member, policy)
+        except EpochsReleased:
+            assert ours is not None
+            assert not ours.holds
+            ours.settled.clear()
+            loader = self.loader(group, member, policy, start="earliest")
+            ours.first = self.first_whole()
+        if ours is None:
+            ours = self.model.groups[group] = ModelGroup(self.first_whole(), declared=group == "declared")
+        ours.dead.discard(member)
+        ours.members[member] = ModelMember(member, policy)
+        self.loaders[group, member], self.batches[group, member] = loader, []
+
+    def loader(self, group: str, member: str, policy: Any, **options: Any) -> Loader:
+        """A member, impatient and quiet."""
+        return Loader(
+            self.name, group=group, member=member, url=self.url, batch_size=4, lease_s=LEASE_S, timeout_s=PATIENCE_S,
+            acknowledge=policy, notify=quiet, **options,
+        )  # fmt: skip
+
+    def first_whole(self) -> int:
+        """Where a new group must begin: behind everything that retention has touched."""
+        touched = [number for number, epoch in self.model.epochs.items() if epoch.state == "released"]
+        for partition in self.stream.partitions:
+            touched += load_roster(self.client, partition).trimmed
+        return max(touched, default=-1) + 1
+
+    def may_read(self, group: str) -> bool:
+        """Whether a read would bring something, or end an epoch, soon."""
+        return bool(self.model.owed(group))
+
+    @precondition(lambda self: self.loaders)
+    @rule(data=st.data(), most=st.integers(1, 4))
+    def read(self, data: st.DataObject, most: int) -> None:
+        """A few batches of the group's next epoch."""
+        group, member = data.draw(st.sampled_from(sorted(self.loaders)))
+        if self.may_read(group):
+            self.read_batches(group, member, most)
+
+    def read_batches(self, group: str, member: str, most: int) -> int:
+        """Reads one iteration, at most so many batches; how many came."""
+        loader, mine = self.loaders[group, member], self.model.groups[group].members[member]
+        batches, taken = self.batches[group, member], 0
+        iterator = iter(loader)
+        while taken < most:
+            if mine.policy == "on_next":  # to ask for the next is to acknowledge the last
+                self.settle_all(group, member)
+            try:
+                batch = next(iterator)
+            except (StopIteration, WaitTimeout):
+                break
+            assert (np.repeat(batch["y"][:, None], 3, axis=1) == batch["x"]).all()
+            self.model.deliver(group, member, zip(batch.identities(), batch["y"].tolist(), strict=True))
+            batches.append(batch)
+            taken += 1
+            self.steps["delivered"] += batch.size
+        iterator.close()  # type: ignore[attr-defined]  # a generator, which goes on where it was at the next iteration
+        return taken
+
+    def settle_all(self, group: str, member: str) -> None:
+        """Everything a member was handed counts as trained on."""
+        mine = self.model.groups[group].members[member]
+        for handed in mine.handed:
+            self.model.settle(group, handed)
+        mine.handed.clear()
+        self.batches[group, member].clear()
+
+    @precondition(lambda self: any(self.batches.values()))
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        """All, or in any order some, of what a member with 'manual' holds."""
+        able = [key for key in sorted(self.batches) if self.batches[key] and self.policy(key) == "manual"]
+        if not able:
+            return
+        group, member = data.draw(st.sampled_from(able))
+        mine, batches = self.model.groups[group].members[member], self.batches[group, member]
+        for position in sorted(data.draw(st.sets(st.integers(0, len(batches) - 1), min_size=1)), reverse=True):
+            self.loaders[group, member].acknowledge(batches.pop(position))
+            self.model.settle(group, mine.handed.pop(position))
+
+    def policy(self, key: tuple[str, str]) -> str:
+        """When a member acknowledges."""
+        return self.model.groups[key[0]].members[key[1]].policy
+
+    @precondition(lambda self: self.loaders)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """A normal end: what was not acknowledged is handed back."""
+        self.leave_as(*data.draw(st.sampled_from(sorted(self.loaders))))
+
+    def leave_as(self, group: str, member: str) -> None:
+        """A normal end of this member."""
+        if self.policy((group, member)) == "on_next":
+            self.settle_all(group, member)
+        self.loaders.pop((group, member)).close()
+        self.batches.pop((group, member))
+        del self.model.groups[group].members[member]
+
+    @precondition(lambda self: self.loaders)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        """Ends without a word; what it acknowledged has reached the server."""
+        group, member = data.draw(st.sampled_from(sorted(self.loaders)))
+        killed(self.loaders.pop((group, member)))
+        self.steps["killed"] += 1
+        self.batches.pop((group, member))
+        ours = self.model.groups[group]
+        del ours.members[member]
+        ours.dead.add(member)
+
+    @rule(group=GROUPS)
+    def drop(self, group: str) -> None:
+        """An operator drops a group without members."""
+        ours = self.model.groups.get(group)
+        if ours is not None and not ours.members:
+            assert drop_group(self.client, self.stream, group)
+            del self.model.groups[group]
+
+    # --- retention, replay, audit ---
+
+    @rule(need=st.sampled_from([1, 200, 1 << 40]), partition=st.integers(0, 1))
+    def make_room(self, need: int, partition: int) -> None:
+        """What is removed was settled by every group that holds data, or abandoned."""
+        stream = self.stream
+        if not self.model.groups:
+            return
+        Janitor(self.client, stream, stream.partitions[partition], quiet).make_room(need)
+        retained = load_roster(self.client, stream.partitions[0]).epochs
+        for number, epoch in self.model.epochs.items():
+            if epoch.state == "released":
+                continue
+            there = stored(self.client, self.name, number) if number in retained else {}
+            self.steps["removed"] += len(epoch.committed) - len(there)
+            gone = {(number, *place) for place in epoch.committed if place not in there}
+            if epoch.state != "abandoned":
+                assert all(gone <= group.settled for group in self.model.holding(number))
+            if number not in retained:
+                assert epoch.state in ("produced", "abandoned")
+                epoch.state = "released"
+
+    @precondition(lambda self: any(epoch.state == "produced" for epoch in self.model.epochs.values()))
+    @rule(data=st.data())
+    def replay(self, data: st.DataObject) -> None:
+        """A produced epoch again, the same and in order, or an error where retention removed some of it."""
+        number = data.draw(st.sampled_from([n for n, e in self.model.epochs.items() if e.state == "produced"]))
+        epoch = self.model.epochs[number]
+        is_whole = set(stored(self.client, self.name, number)) == set(epoch.committed)
+        with Replay(self.name, epoch=number, batch_size=5, url=self.url, notify=quiet) as replay:
+            if is_whole:
+                self.steps["replayed"] += 1
+                assert [value for batch in replay for value in batch["y"].tolist()] == epoch.canonical
+            else:
+                with pytest.raises(ReplayTruncated):
+                    list(replay)
+
+    @rule()
+    def audit(self) -> None:
+        """Nothing the rules do may look like a loss or a forgery."""
+        for loader in self.loaders.values():
+            if loader._reading is not None:
+                loader._reading.place.flush()
+        report = audit_stream(self.client, self.name, deep=True)
+        assert report.is_clean, [finding for epoch in report.epochs for finding in epoch.findings]
+        for found in report.epochs:
+            epoch = self.model.epochs[found.epoch]
+            assert (found.produced, found.duplicate) == (len(epoch.committed), 0)
+
+    def teardown(self) -> None:
+        """Whatever happened: once all is written and read, each group has settled exactly what was committed."""
+        try:
+            self.end()
+        finally:
+            for loader in self.loaders.values():
+                killed(loader)
+            for shard in self.shards.values():
+                shard.abort()
+            for writer in self.writers:
+                writer.close()
+            self.client.close()
+
+    def end(self) -> None:
+        """Completes epochs, lets everybody come back, and reads to the end."""
+        for number in self.live_epochs():
+            self.complete(number)
+        for group, ours in self.model.groups.items():
+            for member in [*ours.members]:
+                self.leave_as(group, member)
+            for member in [*ours.dead] or ["a"]:
+                self.join(group, member, "manual")
+            while self.model.owed(group):
+                before = self.model.owed(group)
+                for member in ours.members:
+                    while self.read_batches(group, member, 100):
+                        pass
+                    for batch in self.batches[group, member]:
+                        self.loaders[group, member].acknowledge(batch)
+                    self.settle_all(group, member)
+                assert self.model.owed(group) < before, f"{group} is never given {before}"
+        self.audit()
+
+
+def killed(loader: Loader) -> None:
+    """Ends a loader as its process's death would, once its acknowledgements have arrived."""
+    loader._closing.detach()
+    if (reading := loader._session.reading) is not None:
+        reading.place.flush()
+        if reading.run is not None:
+            reading.run.queue.stop()
+            reading.run.thread.join(timeout=10)
+        reading.keeper.stop()
+        outbox: Any = reading.place
+        outbox._outbox.close()
+    loader._client.close()
