@@ -9,6 +9,7 @@ from penstock_common.stream.accounts import AuditReport, EpochAudit, GroupAudit
 from penstock_common.stream.commands import Client
 from penstock_common.stream.judgement import judge_epoch
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, load_manifest, retained_epochs
+from penstock_common.stream.positions import starts_of
 from penstock_common.stream.streams import Stream, load_stream, read_counters
 from penstock_common.stream.survey import Survey, survey_partition
 
@@ -45,10 +46,11 @@ def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bo
     """What each partition holds of an epoch; the stream has a spec."""
     assert stream.spec is not None
     shards = begun_shards(client, stream, manifest)
+    starts = starts_of(manifest, shards)
     surveys = []
     for partition in stream.partitions:
         sizes = {
             s: manifest.sizes[s] if manifest.sizes else None for s in shards if stream.partition_of(s) == partition
         }
-        surveys.append(survey_partition(client, partition, manifest.epoch, sizes, stream.spec, deep=deep))
+        surveys.append(survey_partition(client, partition, manifest.epoch, sizes, starts, stream.spec, deep=deep))
     return surveys

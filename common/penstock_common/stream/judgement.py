@@ -307,7 +307,7 @@ class _Judge:
                 dead[span.offsets] = True
             elif span.is_there and span.entry_id in group.pending:
                 pending[span.offsets] = True
-            elif span.is_there and group.last_delivered is not None and parse_id(span.entry_id) > group.last_delivered:
+            elif span.is_there and _is_unread(span, group):
                 unread[span.offsets] = True
         claimed = covered.copy()
         for span in spans:
@@ -340,6 +340,13 @@ class _Judge:
             named = ", ".join(_range(lo, hi) for lo, hi in ranges[:RANGES_NAMED])
             more = f" and {len(ranges) - RANGES_NAMED} more ranges" if len(ranges) > RANGES_NAMED else ""
             self._find(f"{what}: offsets {named}{more} ({int(offsets.sum())} samples)")
+
+
+def _is_unread(span: _Span, group: GroupSurvey) -> bool:
+    """Whether it was not given to anyone yet; to an ordered group nothing is given, it settles what it has read."""
+    if group.is_ordered:
+        return True
+    return group.last_delivered is not None and parse_id(span.entry_id) > group.last_delivered
 
 
 def _range(lo: int, hi: int) -> str:

@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import BadEntry
 from penstock_common.format.header import Header, parse_header
-from penstock_common.format.limits import MAX_HEADER_BYTES
+from penstock_common.format.limits import MAX_HEADER_BYTES, MAX_NUMBER
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import decode
 from penstock_common.stream.commands import Client, run_script
@@ -22,7 +22,8 @@ from penstock_common.stream.dead import load_notes
 from penstock_common.stream.entries import Record, group_counts, index_records, is_gone
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.ledger import settled_bits
-from penstock_common.stream.roster import Roster, load_roster
+from penstock_common.stream.positions import load_positions, settled_below
+from penstock_common.stream.roster import ORDERED, Roster, load_roster
 
 EntryId = tuple[int, int]
 Listed = tuple[bytes, bytes, int]
@@ -82,6 +83,8 @@ class GroupSurvey:
     """Shard -> one bit per offset."""
     given_up: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Shard -> offsets [first, end) that are settled by an operator's word."""
+    is_ordered: bool = False
+    """Whether it has positions, and neither a consumer group nor a ledger."""
     oversized: list[int] = field(default_factory=list)
     """Shards whose ledger is longer than the shard."""
 
@@ -107,11 +110,13 @@ class Survey:
 
 
 def survey_partition(
-    client: Client, partition: PartitionKeys, epoch: int, sizes: dict[int, int | None], spec: Spec, *, deep: bool
-) -> Survey:
+    client: Client, partition: PartitionKeys, epoch: int, sizes: dict[int, int | None], starts: dict[int, int],
+    spec: Spec, *, deep: bool,
+) -> Survey:  # fmt: skip
     """Reads in an order in which a running epoch looks consistent: entries before the index, pending before ledgers.
 
-    ``sizes`` has the partition's shards, with the planned size or None to take what is committed.
+    ``sizes`` has the partition's shards, with the planned size or None to take what is committed; ``starts`` where each
+    begins in canonical order, as far as that is known.
     """
     before = load_roster(client, partition)
     newest = _counts(client, partition, epoch).get(LAST, (0, 0))
@@ -122,15 +127,21 @@ def survey_partition(
     for name, record in before.groups.items():
         if record.first <= epoch:
             pending = frozenset(_pending(client, partition, epoch, name)) if name in delivered else frozenset()
-            groups[name] = GroupSurvey(delivered.get(name), pending, {})
+            groups[name] = GroupSurvey(delivered.get(name), pending, {}, is_ordered=record.kind == ORDERED)
     for name, group in groups.items():
+        below = _settled_position(client, partition, epoch, name, before) if group.is_ordered else 0
         for shard, size in sizes.items():
             length = size if size is not None else _end(index[shard])
+            if group.is_ordered:
+                group.settled[shard] = settled_below(below, starts.get(shard), 0, length)
+                continue
             group.settled[shard] = settled_bits(client, partition, epoch, name, shard, 0, length)
             if client.strlen(partition.ledger(epoch, name, shard)) > (length + 7) // 8 and size is not None:
                 group.oversized.append(shard)
         notes = load_notes(client, partition, epoch, name)
         group.dead = {entry_id: note.why for entry_id, note in notes.items() if not note.given_up}
+        if group.is_ordered:
+            _leave_out_bad(group, index)
         for note in notes.values():
             if note.given_up and note.shard in sizes:
                 group.given_up.setdefault(note.shard, []).append((note.first, note.end))
@@ -138,6 +149,23 @@ def survey_partition(
     state: bytes | None = client.get(partition.state(epoch))
     roster = load_roster(client, partition)
     return Survey(partition.number, (state or b"none").decode(), before, roster, newest, held, index, bad, groups)
+
+
+def _settled_position(client: Client, partition: PartitionKeys, epoch: int, group: str, roster: Roster) -> int:
+    """All below it is settled for an ordered group."""
+    if (group, epoch) in roster.closed:
+        return MAX_NUMBER
+    return load_positions(client, partition, epoch, group).minimum(roster.groups[group].world)
+
+
+def _leave_out_bad(group: GroupSurvey, index: dict[int, list[Record]]) -> None:
+    """A position passes holes and dead letters too; neither was ever handed out."""
+    for shard, records in index.items():
+        for record in records:
+            bits = group.settled[shard][record.first : record.end]
+            bits[np.array(record.holes, dtype=np.int64) - record.first] = False
+            if record.entry_id in group.dead:
+                bits[:] = False
 
 
 def _counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, EntryId]:
