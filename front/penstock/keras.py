@@ -1,9 +1,9 @@
-"""``penstock.keras.Acknowledge(loader)``: acknowledge when a step has ended. Importing this imports Keras."""
+"""``penstock.keras.ModelCheckpoint(loader, path)``, ``Acknowledge(loader)``. Importing this imports Keras."""
 
 from __future__ import annotations
 
 try:
-    from penstock_consumer.adapters.keras import Acknowledge
+    from penstock_consumer.adapters.keras import Acknowledge, ModelCheckpoint
 except ModuleNotFoundError as error:
     if error.name != "keras":
         raise
@@ -11,4 +11,4 @@ except ModuleNotFoundError as error:
         'Keras is not installed here; pip install "penstock[tensorflow]"', name=error.name
     ) from None
 
-__all__ = ["Acknowledge"]
+__all__ = ["Acknowledge", "ModelCheckpoint"]

@@ -1,11 +1,11 @@
-"""The Keras callback that acknowledges after each training step; needed only where one call runs several steps.
+"""The Keras callbacks: acknowledging at each checkpoint, and after each training step where that is not seen by itself.
 
-``fit`` acknowledges by itself (see ``tensorflow``); with ``steps_per_execution`` above 1 it asks for the batches of one
-call before the call's first step has ended.
+``fit`` acknowledges steps by itself (see ``tensorflow``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,10 +15,19 @@ from penstock_consumer.loader import Loader
 
 
 class Acknowledge(keras.callbacks.Callback):
-    """``fit(ds, callbacks=[penstock.keras.Acknowledge(loader)])``: batches count as read when their step has ended."""
+    """``fit(ds, callbacks=[penstock.keras.Acknowledge(loader)])``: batches count as read when their step has ended.
+
+    Needed only with ``steps_per_execution`` above 1: then ``fit`` asks for the batches of one call before the call's
+    first step has ended. Not for ``acknowledge='on_checkpoint'``: see `ModelCheckpoint`.
+    """
 
     def __init__(self, loader: Loader) -> None:
         super().__init__()
+        if loader.policy == "on_checkpoint":
+            raise ValueError(
+                "Acknowledge acknowledges steps, and this loader has acknowledge='on_checkpoint': "
+                "use penstock.keras.ModelCheckpoint(loader, path)"
+            )
         self._feed = Feed.of(loader)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -32,3 +41,56 @@ class Acknowledge(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Others may iterate the dataset now."""
         self._feed.reporter = None
+
+
+class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Keras's own, for a loader with ``acknowledge='on_checkpoint'``: each save acknowledges what it contains.
+
+    ``fit(penstock.tensorflow.dataset(loader), callbacks=[penstock.keras.ModelCheckpoint(loader, "model.keras")])``.
+    All of Keras's arguments; what was trained on after the last save is handed out again to whoever goes on from it.
+    The order of callbacks does not matter: what is acknowledged is what the step had been given when the save ended.
+    With ``save_best_only`` a save that is left out acknowledges nothing.
+    """
+
+    def __init__(self, loader: Loader, *args: Any, **settings: Any) -> None:
+        """Raises ValueError for a loader that acknowledges otherwise."""
+        super().__init__(*args, **settings)
+        if loader.policy != "on_checkpoint":
+            raise ValueError(
+                f"this loader has acknowledge={loader.policy!r}: a checkpoint would settle nothing. Make it with "
+                "acknowledge='on_checkpoint', or use keras.callbacks.ModelCheckpoint"
+            )
+        self._loader = loader
+
+    def set_model(self, model: Any) -> None:
+        """Keras hands the model over before training."""
+        super().set_model(_Saving(model, self._loader.checkpointed))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuses training data that nobody sees arriving."""
+        super().on_train_begin(logs)
+        if self._loader.adapter is None:
+            raise ValueError(
+                "fit() was given no penstock.tensorflow.dataset(loader) of this loader: Keras reads ahead, so what a "
+                "checkpoint contains would not be known"
+            )
+
+
+class _Saving:
+    """A model that tells when a save has ended."""
+
+    def __init__(self, model: Any, saved: Callable[[], None]) -> None:
+        self._model, self._saved = model, saved
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def save(self, *args: Any, **settings: Any) -> None:
+        """The whole model; the file is closed when it returns."""
+        self._model.save(*args, **settings)
+        self._saved()
+
+    def save_weights(self, *args: Any, **settings: Any) -> None:
+        """The weights; the file is closed when it returns."""
+        self._model.save_weights(*args, **settings)
+        self._saved()
