@@ -143,7 +143,12 @@ def _refused(error: foreign.ResponseError, place: str) -> PenstockError:
 
 def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnavailable | None:
     """What may pass: a failover, a long script, a full memory or disk. Redis 6.2 wraps them up in a script's error."""
-    if isinstance(error, foreign.ReadOnlyError) or "READONLY " in text or "with replica instances" in text:
+    if (
+        isinstance(error, foreign.ReadOnlyError)
+        or "READONLY " in text
+        or "with replica instances" in text
+        or text.startswith("UNBLOCKED")
+    ):
         return WritesRefused(f"Redis at {place} is a read-only replica: connect to its primary")
     if isinstance(error, foreign.OutOfMemoryError) or "OOM command" in text:
         return WritesRefused(
