@@ -12,10 +12,12 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import PAGE, group_counts, index_ends, is_gone
+from penstock_common.stream.entries import PAGE, group_counts, index_ends, index_records, is_gone
 from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.ledger import behind
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, retained_epochs
-from penstock_common.stream.roster import Roster, load_roster, server_ms
+from penstock_common.stream.positions import known_positions
+from penstock_common.stream.roster import ORDERED, GroupRecord, Roster, load_roster, server_ms
 from penstock_common.stream.streams import Stream, list_streams, load_stream, read_counters
 from penstock_common.stream.survey import EntryId, parse_id
 
@@ -65,6 +67,8 @@ class GroupView:
     settled_epochs: list[int] = field(default_factory=list)
     members: list[dict[str, Any]] = field(default_factory=list)
     """``name``, ``seen_s`` (seconds since its last sign of life), ``pending_entries``."""
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    """Of an ordered group: ``rank``, ``epoch``, ``position`` below which it has settled all, ``planned`` positions."""
 
 
 @dataclass(slots=True)
@@ -180,14 +184,16 @@ def _group_view(
     client: Client, stream: Stream, name: str, manifests: list[Manifest], rosters: list[Roster], now_ms: int
 ) -> GroupView:
     record = next(roster.groups[name] for roster in rosters if name in roster.groups)
-    view = GroupView(name, "shared", record.declared, record.holds, record.first)
+    view = GroupView(name, record.kind, record.declared, record.holds, record.first)
     view.settled_epochs = sorted({epoch for group, epoch in rosters[0].closed if group == name})
     held: dict[str, int] = {}
     for manifest in manifests:
         for partition in stream.partitions if record.first <= manifest.epoch else ():
             view.dead_letters += client.hlen(partition.dead(manifest.epoch, name))
-            if manifest.epoch not in view.settled_epochs:
+            if manifest.epoch not in view.settled_epochs and record.kind != ORDERED:
                 _add_partition(client, stream, partition, manifest, view, held)
+        if record.kind == ORDERED and record.first <= manifest.epoch and manifest.epoch not in view.settled_epochs:
+            _add_ranks(client, stream, manifest, record, view)
     seen: dict[str, int] = {}
     for roster in rosters:
         for (group, member), seen_ms in roster.members.items():
@@ -217,6 +223,20 @@ def _add_partition(
             entries, samples = _behind(client, partition, epoch, shard, parse_id(last))
             view.lag_entries += entries
             view.lag_samples += samples
+
+
+def _add_ranks(client: Client, stream: Stream, manifest: Manifest, record: GroupRecord, view: GroupView) -> None:
+    """Adds one epoch of an ordered group: what is committed above its lowest rank, and where each rank is."""
+    positions = known_positions(client, stream, manifest.epoch, view.name)
+    for rank in range(record.world):
+        view.ranks.append(
+            {"rank": rank, "epoch": manifest.epoch, "position": positions.of(rank), "planned": manifest.samples}
+        )
+    for shard, lo, hi in behind(client, stream, manifest, view.name, record):
+        for found in index_records(client, stream.partition_of(shard), manifest.epoch, shard, after=lo, upto=hi):
+            view.lag_entries += bool(found.entry_id)
+            at = max(lo, found.first)
+            view.lag_samples += found.end - at - sum(hole >= at for hole in found.holes)
 
 
 def _pending_summary(client: Client, key: str, group: str) -> dict[str, Any]:

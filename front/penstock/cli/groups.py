@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drop = _action(actions, "drop", "forget a group, what it has read, and its claim on data")
     for parser_of_one in (declare, drop):
         parser_of_one.add_argument("name", help="the group")
+    declare.add_argument(
+        "--ordered", action="store_true", help="for Loader(order='canonical'); a group stays what it was made as"
+    )
     drop.add_argument(
         "--force", action="store_true", help="also under members that are reading; they stop with an error"
     )
@@ -66,6 +69,7 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
         rows = [
             (
                 g.name,
+                g.kind,
                 "yes" if g.declared else "no",
                 "yes" if g.holds else "no",
                 len(g.members),
@@ -74,19 +78,22 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
             )
             for g in groups
         ]
-        console.table(rows, head=("group", "declared", "data is kept", "members", "lag (samples)", "pending (entries)"))
+        console.table(
+            rows, head=("group", "kind", "declared", "data is kept", "members", "lag (samples)", "pending (entries)")
+        )
     return 0
 
 
 def _declare(client: Client, args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.keys import checked_name
-    from penstock_common.stream.roster import Membership, join_group, load_roster
+    from penstock_common.stream.roster import Membership, Order, join_group, load_roster
     from penstock_common.stream.streams import load_stream
 
     stream = load_stream(client, args.stream)
     name = checked_name("group", args.name)
     known = load_roster(client, stream.partitions[0]).groups.get(name)
-    first = join_group(client, Membership(stream, name, "", ""), declared=True)
+    order = Order(0, 0, 0) if args.ordered else None
+    first = join_group(client, Membership(stream, name, "", "", order), declared=True)
     if args.json:
         console.json({"stream": stream.name, "group": name, "new": known is None, "first_epoch": first})
     elif known is not None and known.declared:

@@ -91,6 +91,10 @@ def _print_stream(view: StreamView, console: Console) -> None:
         console.table(members, head=("group", "member", "last seen", "pending"))
     if view.waiting:
         console.line(_waiting(view))
+    ranks = [row for group in view.groups for row in _rank_rows(group)]
+    if ranks:
+        console.line()
+        console.table(ranks, head=("group", "rank", "epoch", "position"))
     for replay in view.replays:
         console.line(f"a replay holds epoch {replay['epoch']} for {replay['ends_in_s']:.0f} s more")
 
@@ -128,6 +132,18 @@ def _member_rows(group: GroupView) -> list[tuple[object, ...]]:
         name = "(handed back)" if member["name"].startswith("~") else member["name"]
         rows.append((group.name, name, age, member["pending_entries"]))
     return rows
+
+
+def _rank_rows(group: GroupView) -> list[tuple[object, ...]]:
+    return [
+        (
+            group.name,
+            one["rank"],
+            one["epoch"],
+            f"{one['position']} of {'?' if one['planned'] is None else one['planned']}",
+        )
+        for one in group.ranks
+    ]
 
 
 def _spec(view: StreamView) -> str:
