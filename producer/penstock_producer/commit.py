@@ -74,10 +74,9 @@ class Committer:
         """What is committed and not yet as safe as it must be, said for people."""
         self._outage = Outage(notify, doing="writing", clock=clock)
         try:
-            self._channel = self._connect()
-            self._progress = self._look()
+            self._begin()
         except ServerUnavailable as error:
-            self._reconnect(error)
+            self._come_back(error)
         self._lacking = ""
 
     @property
@@ -250,16 +249,26 @@ class Committer:
         return open_channel(self._client, fast=self._fast)
 
     def _reconnect(self, error: ServerUnavailable) -> None:
-        """Tries until the server answers again, then looks at what is committed; the outage lasts until a commit."""
         self._channel.close()
+        self._come_back(error)
+
+    def _begin(self) -> None:
+        """Opens a connection and looks at what is committed."""
+        self._channel = self._connect()
+        try:
+            self._progress = self._look()
+        except BaseException:
+            self._channel.close()
+            raise
+
+    def _come_back(self, error: ServerUnavailable) -> None:
+        """Begins anew as soon as the server answers again; the outage lasts until a commit."""
         while True:
             self._outage.bear(error)
             try:
-                self._channel = self._connect()
-                self._progress = self._look()
+                self._begin()
                 break
             except ServerUnavailable as again:
-                self._channel.close()
                 error = again
         if self._safety:  # this connection has written nothing: its WAIT would answer for nothing
             self._lacking = "the connection broke before the server said so"

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock_common.errors import EpochAbandoned, ShardMismatch
+from penstock_common.errors import EpochAbandoned, ServerUnavailable, ShardMismatch
 from penstock_common.stream.commands import Client
+from penstock_common.stream.connection import open_channel
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_consumer.replay import Replay
 from penstock_producer.writer import Writer
@@ -210,3 +211,20 @@ def test_jobs_that_open_an_epoch_at_once_agree_on_it(any_url: str, any_client: C
     assert [load_manifest(any_client, stream, number).state for number in range(5)] == ["produced"] * 5
     with writer_of(any_url) as writer:
         assert writer.epoch().number == 5
+
+
+def test_a_server_that_is_away_just_when_a_shard_is_opened_is_waited_for(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that begins during a restart of the server must not fail: its epoch would be given up."""
+    away = iter([True, True, False])
+
+    def opened(*arguments: Any, **options: Any) -> Any:
+        if next(away, False):
+            raise ServerUnavailable("it restarts")
+        return open_channel(*arguments, **options)
+
+    monkeypatch.setattr("penstock_producer.commit.open_channel", opened)
+    with writer_of(any_url) as writer, writer.epoch() as epoch:
+        epoch.write(sample(0))
+    require_exactly_once(any_url, any_client, size=1)

@@ -251,14 +251,20 @@ def list_pending(
 
 
 def claim(
-    client: Client, partition: PartitionKeys, epoch: int, who: tuple[str, str], pending: Pending, min_idle_ms: int
-) -> bool:
-    """Takes one entry over, counting the delivery, if it was idle that long; payload is fetched by id later."""
+    client: Client, partition: PartitionKeys, epoch: int, who: tuple[str, str], pending: Pending, min_idle_ms: int,
+    *, counts: bool = True,
+) -> bool:  # fmt: skip
+    """Takes one entry over if it was idle that long, to be fetched by id later. ``counts``: it is one more delivery."""
     group, member = who
-    reply = client.xclaim(
-        partition.entries(epoch), group, member, min_idle_ms, [pending.entry_id],
-        retrycount=pending.deliveries + 1, justid=True,
-    )  # fmt: skip
+    try:
+        reply = client.xclaim(
+            partition.entries(epoch), group, member, min_idle_ms, [pending.entry_id],
+            retrycount=pending.deliveries + counts, justid=True,
+        )  # fmt: skip
+    except ResponseError as error:
+        if not is_gone(error):
+            raise
+        return False  # others settled the rest, and the epoch was released since it was listed
     return bool(reply)
 
 
