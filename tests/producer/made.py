@@ -79,3 +79,17 @@ def feed() -> Iterator[tuple[int, int]]:
     """A generator of samples."""
     for number in range(50):
         yield number, number * number
+
+
+def holds_up_the_first(number: int) -> dict[str, Any]:
+    """The process that makes number 5 first says its pid in a file and then gets no further."""
+    mark = Path(os.environ["PENSTOCK_TEST_MARK"])
+    if number == 5 and not mark.exists():
+        mark.write_text(str(os.getpid()))
+        time.sleep(60)
+    return with_pid(number)
+
+
+def wide(number: int) -> dict[str, Any]:
+    """A megabyte."""
+    return {"x": np.full(1 << 20, number, np.uint8)}
