@@ -9,8 +9,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
+from chaos.journal import read_journal
 from chaos.lives import FAILED, KILLED, LEFT, Life
 
 TRACKER = "resource_tracker"
@@ -45,8 +47,8 @@ class Actor:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it came to write into its journal: it has joined its group."""
-        return self.life.journal.exists() and self.life.journal.stat().st_size > 0
+        """Whether it has joined its group, or opened its stream."""
+        return any(line.letter == "B" for line in islice(read_journal(self.life.journal), 9))
 
     def kill(self) -> None:
         """Kill -9, noted before it happens."""

@@ -131,8 +131,7 @@ class Cast:
         role = actor.life.role
         self.own_ends[f"{role}: {error}"] += 1
         self._say(f"{actor.name} ended by itself: {actor.last_words(1) or actor.process.returncode}")
-        is_borne = error == ServerUnavailable.__name__ or (error == "MemberReplaced" and actor.life.replaced_ns)
-        if not is_borne:
+        if not _is_fair(actor, error):
             self.violations.append(f"{actor.name} ended: {actor.last_words()[:500] or error}")
 
     # --- entrances ---
@@ -187,6 +186,13 @@ class Cast:
             if owner is not None and not owner.is_stopped:
                 for pid in owner.workers():
                     yield owner, pid
+
+
+def _is_fair(actor: Actor, error: str) -> bool:
+    """Whether a process may end like that. Who has begun outlives every outage of a run, but for what rq is part of."""
+    if error == ServerUnavailable.__name__:
+        return actor.life.role in ("dispatcher", "host") or not actor.has_begun
+    return error == "MemberReplaced" and actor.life.replaced_ns > 0
 
 
 def _kind(words: str) -> str:

@@ -48,6 +48,7 @@ class Conductor:
     def run(self) -> None:
         """All of it. Raises BrokenOff."""
         self.cast.enter()
+        self._play(lambda: all(actor.has_begun for actor in self.cast.trainers))
         self._began = time.monotonic()
         self._make_trouble()
         self._say(f"{time.monotonic() - self._began:.0f} s: no more faults; everything may end now")

@@ -1,0 +1,66 @@
+"""The chaos suite in small, with fixed seeds: kills, stops and restarts for seconds, and every sample accounted for.
+
+The long form is ``make chaos``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 420
+"""Far more than it takes; a hang inside shows earlier, with stacks, after ``--patience``."""
+
+
+def chaos(tmp_path: Path, *options: str) -> dict[str, Any]:
+    """The totals of one run, which must have found nothing wrong."""
+    totals = tmp_path / "totals.json"
+    command = [sys.executable, "-m", "chaos", "--json", str(totals), "--directory", str(tmp_path / "run"), "--quiet"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, cwd=ROOT, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads(totals.read_text())
+    return result
+
+
+def require_all_delivered(result: dict[str, Any]) -> None:
+    """The checker's own count, once more from outside: it must have had something to count."""
+    groups = dict(result["groups"])
+    assert groups.pop("feeders")["delivered"] >= result["feed_samples"] > 0
+    assert {group["delivered"] for group in groups.values()} == {result["samples"]}
+    assert result["samples"] > 0
+    assert result["faults"]
+
+
+@pytest.mark.slow
+def test_chaos_loses_nothing_and_repeats_only_what_a_crash_may(tmp_path: Path) -> None:
+    """All roles, all policies, the server killed and restarted too: the promise of the whole in one minute."""
+    result = chaos(tmp_path, "--seed", "7", "--minutes", "0.5", "--members", "2", "--workers", "2", "--pause", "1")
+    require_all_delivered(result)
+    assert result["bad"] > 0
+    assert any("server" in kind for kind in result["faults"])
+
+
+@pytest.mark.slow
+def test_chaos_with_large_entries(tmp_path: Path) -> None:
+    """Entries of 5 MB take many reads of a socket: whatever is cut is cut in the middle of one."""
+    result = chaos(
+        tmp_path, "--seed", "2", "--minutes", "0.25", "--sample-bytes", "5000000", "--epoch-samples", "40",
+        "--members", "2", "--groups", "1", "--workers", "2", "--pause", "1",
+    )  # fmt: skip
+    require_all_delivered(result)
+
+
+@pytest.mark.slow
+def test_chaos_with_eight_partitions_and_five_members(tmp_path: Path) -> None:
+    """Every promise holds for any number of partitions, also where a member finds most of them empty."""
+    result = chaos(
+        tmp_path, "--seed", "3", "--minutes", "0.25", "--partitions", "8", "--members", "5", "--groups", "1",
+        "--workers", "2", "--pause", "1", "--epoch-samples", "1000",
+    )  # fmt: skip
+    require_all_delivered(result)
