@@ -33,6 +33,13 @@ class Claimed:
     partition: int
     epoch: int
     entry_id: bytes
+    deliveries: int = 0
+    """How often it had been given out before, handed to training or not; 0 where that is of no interest."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether training may die on it: then it is handed out alone, after everything else."""
+        return self.deliveries >= MANY_DELIVERIES
 
 
 class Keeper:
@@ -84,6 +91,12 @@ class Keeper:
             mine = [(key, entry) for key, entry in self._pending() if entry.member == self._who.member]
             lost = [(k, entry) for k, entry in mine if not held.holds(*k) and not held.is_settling(*k)]
             self._claim(lost, min_idle_ms=0)
+
+    def count_turn(self, suspect: Claimed) -> None:
+        """One that is held here is handed out now."""
+        partition, who = self._who.stream.partitions[suspect.partition], (self._who.group, self._who.member)
+        held = Pending(suspect.entry_id, self._who.member, 0, suspect.deliveries)
+        claim(self._client, partition, suspect.epoch, who, held, min_idle_ms=0)
 
     def _run(self) -> None:
         beat_s = self._lease_s / BEATS_PER_LEASE
@@ -159,12 +172,9 @@ class Keeper:
         for (number, epoch, entry_id), entry in claims:
             partition = self._who.stream.partitions[number]
             who = (self._who.group, self._who.member)
-            if claim(self._client, partition, epoch, who, entry, min_idle_ms):
+            # a suspect's turn counts when it comes: then those that are only suspected along with it come before it
+            counts = entry.deliveries < MANY_DELIVERIES
+            if claim(self._client, partition, epoch, who, entry, min_idle_ms, counts=counts):
                 # held from now on, so that it is renewed; the reader's lease replaces this one
                 self._holdings.add(Lease(number, epoch, shard=-1, entry_id=entry_id, owed=0))
-                self.claims.append(Claimed(number, epoch, entry_id))
-                if entry.deliveries >= MANY_DELIVERIES:
-                    self._notify(
-                        f"entry {entry_id.decode()} of epoch {epoch} was handed out {entry.deliveries} times and never "
-                        "acknowledged: does training die on it?"
-                    )
+                self.claims.append(Claimed(number, epoch, entry_id, entry.deliveries))

@@ -72,6 +72,11 @@ class Receiver:
         self._ragged = any(tensor.is_ragged for tensor in spec)
         self.begin(b"")
 
+    @property
+    def header(self) -> Header | None:
+        """Of the entry received last; None where it could not be believed."""
+        return self._header
+
     def begin(self, entry_id: bytes) -> None:
         """An entry starts."""
         self._entry_id = entry_id

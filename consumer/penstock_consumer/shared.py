@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from penstock_common.errors import BadEntry, EpochNotFound, PenstockError, ServerUnavailable, TooManyDeadLetters, UnsupportedVersion
-from penstock_common.format.header import Header
+from penstock_common import errors
+from penstock_common.errors import EpochNotFound, PenstockError, ServerUnavailable
 from penstock_common.stream.channel import Channel, ReplyError
 from penstock_common.stream.connection import open_channel
 from penstock_common.stream.entries import fetch_command, list_pending, read_group_command
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.ledger import acknowledge, settled_bits
+from penstock_common.stream.ledger import acknowledge
 from penstock_common.stream.manifest import Manifest, find_manifest, load_manifest
 from penstock_common.stream.roster import load_roster, server_ms
 from penstock_common.stream.streams import require_there
@@ -30,7 +26,8 @@ from penstock_consumer.newer import is_newer, refuse_newer
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
-from penstock_consumer.receive import Received, Receiver, check_identity
+from penstock_consumer.receive import Received, Receiver
+from penstock_consumer.where import Where
 
 AHEAD = 2
 """Requests under way at once: the server prepares the next reply while this one is received."""
@@ -78,7 +75,7 @@ class EpochReader:
         try:
             self._read()
             self.queue.end()
-        except (Stopped, UnsupportedVersion, TooManyDeadLetters) as error:
+        except (Stopped, errors.UnsupportedVersion, errors.TooManyDeadLetters) as error:
             self._drain()
             self.queue.end(None if isinstance(error, Stopped) else error)
         except EpochNotFound as error:
@@ -211,6 +208,7 @@ class EpochReader:
                 self._burials.bury(manifest, partition, one.entry_id, f"{type(one.error).__name__}: {one.error}")
             elif one.lease is not None:  # every sample of it was settled before: only the entry itself is due
                 self._finish_entry(manifest, partition, one.entry_id)
+        self._burials.require_hope()
         refuse_newer(self.place, partition, manifest.epoch, received)
 
     def _finish_entry(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes) -> None:
@@ -237,11 +235,12 @@ class EpochReader:
     def _fetch_claims(self, *, suspect: bool = False) -> None:
         """Fetches claimed entries by id and hands them in batches of their own; they may be of earlier epochs.
 
-        Of those under suspicion one at a time.
+        Of those under suspicion one at a time, and last the one that was handed out most often.
         """
         claims = [self.keeper.claims.popleft() for _ in range(len(self.keeper.claims))]
         due = [claim for claim in claims if claim.epoch <= self.epoch and claim.is_suspect == suspect]
-        todo = deque(sorted(due, key=lambda claim: claim.epoch)[: 1 if suspect else None])
+        rising = sorted(due, key=lambda claim: (claim.epoch, claim.deliveries if suspect else 0))
+        todo = deque(rising[: 1 if suspect else None])
         later = [claim for claim in claims if claim not in todo]
         try:
             while todo:
@@ -283,6 +282,7 @@ class EpochReader:
                 self._reconnect(error)
         if claim.is_suspect:
             self._notify(suspicion(self.place, claim, receiver.header))
+            self.keeper.count_turn(claim)
         self._settle_received(list(self._received), manifest, partition)
         self._emit(assembler)
 
@@ -320,13 +320,14 @@ class EpochReader:
                     self._fetch_claims(suspect=True)
                 return False
             others = self._others()
-            self._burials.end(self._manifest, is_alone=not others)
             if not others:
+                self._burials.end(self._manifest, is_alone=True)
                 return True
             roster = load_roster(self.place.client, self._partitions[0])
             group = self.place.who.group
             living = {member for (g, member), seen in roster.members.items() if g == group and seen > began_ms}
             if others <= living:
+                self._burials.end(self._manifest, is_alone=False)
                 return True
             self._silent = others - living
             if "~released" in others:
@@ -355,7 +356,7 @@ class EpochReader:
         self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys, settled_for: str | None
     ) -> Receiver:
         assert self.place.stream.spec is not None
-        where = _Where(self.place, manifest, partition, settled_for)
+        where = Where(self.place, manifest, partition, settled_for)
         return Receiver(self.place.stream.spec, assembler, where, partition.number, self._received.append)
 
     def _connected(self) -> Channel:
@@ -379,29 +380,3 @@ class EpochReader:
                 return
             except ServerUnavailable as again:
                 error = again
-
-
-@dataclass(slots=True)
-class _Where:
-    """What a receiver checks identities against."""
-
-    place: Place
-    manifest: Manifest
-    partition: PartitionKeys
-    settled_for: str | None
-    """The group whose settled samples are left out: for entries that were delivered before. Of repaired ones they
-    always are: a group that had settled them is given the new entry all the same."""
-
-    def check(self, header: Header) -> None:
-        check_identity(header, self.place.stream, self.manifest)
-        if self.place.stream.partition_of(header.shard) != self.partition:
-            raise BadEntry(f"shard {header.shard} belongs to another partition")
-
-    def wanted(self, header: Header) -> NDArray[np.bool_] | None:
-        if self.settled_for is None and not header.is_repair:
-            return None
-        settled = settled_bits(
-            self.place.client, self.partition, self.manifest.epoch, self.place.who.group, header.shard,
-            header.first, header.end,
-        )  # fmt: skip
-        return ~settled if settled.any() else None

@@ -15,10 +15,11 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import BadEntry, EntryNotFound, GroupNotFound, StreamConflict
 from penstock_common.format.header import parse_header
 from penstock_common.format.limits import MAX_HEADER_BYTES
+from penstock_common.stream.accounts import MissingRange
 from penstock_common.stream.audit import audit_stream, survey_epoch
 from penstock_common.stream.commands import Arg, Client, run_script
 from penstock_common.stream.dead import DeadNote, load_notes, write_note
-from penstock_common.stream.entries import Record, index_records, is_gone
+from penstock_common.stream.entries import Record, index_records, is_gone, list_pending
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import runs, uncovered
 from penstock_common.stream.lua_repairs import GIVE_UP, REOPEN, RETRY, SHOW
@@ -207,14 +208,26 @@ def _drop_entries(
     for partition in stream.partitions:
         notes = load_notes(client, partition, manifest.epoch, group)
         dead = [name for name, note in notes.items() if not note.given_up]
-        wanted = dead if entry is None else [entry.encode()]
-        records = _records(client, stream, manifest, partition) if wanted else {}
+        # pending before the records: of an epoch that has ended, what is in no record then no producer committed
+        is_swept = entry is None and manifest.is_ended
+        pending = list_pending(client, partition, manifest.epoch, group) if is_swept else []
+        records = _records(client, stream, manifest, partition)
+        strays = [one.entry_id for one in pending if one.entry_id not in records]
+        wanted = [entry.encode()] if entry is not None else [*dead, *strays]
+        if strays:  # but an entry that only lost its record is handed out as it is
+            whole = {lost.found.encode() for lost in _missing(client, stream, manifest)}
+            wanted = [entry_id for entry_id in wanted if entry_id not in whole]
         for entry_id in wanted:
             if entry_id in dead or _is_pending(client, partition, manifest.epoch, group, entry_id):
                 shard, record = records.get(entry_id, (-1, None))
                 why = f"{reason} ({notes[entry_id].why})" if entry_id in notes else reason
                 done.append(_give_up(client, partition, manifest, group, entry_id, shard, record, why))
     return done
+
+
+def _missing(client: Client, stream: Stream, manifest: Manifest) -> list[MissingRange]:
+    audits = audit_stream(client, stream, epoch=manifest.epoch).epochs
+    return audits[0].missing if audits else []
 
 
 def _drop_lost(client: Client, stream: Stream, manifest: Manifest, group: str, reason: str) -> list[DeadLetter]:

@@ -46,6 +46,14 @@ class Prefetch:
                 raise Stopped
             return self._has_room(pending_bytes)
 
+    def wait_until_empty(self, timeout_s: float) -> bool:
+        """Whether everything that was put in was taken. Raises Stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or not self._batches, timeout_s)
+            if self._stopped:
+                raise Stopped
+            return not self._batches
+
     def _has_room(self, pending_bytes: int) -> bool:
         return not self._batches or self._bytes + pending_bytes < self.limit_bytes
 

@@ -1,0 +1,103 @@
+"""Dead letters of one reader, and entries under suspicion: when an entry is buried, and what is said of one that kills.
+
+An entry that cannot be read is buried at once if others could be: then it is the entry's fault. While nothing could be
+read it may be the reader's, so what is bad is held back, and too much of it ends the reading with all of it unharmed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock_common.errors import TooManyDeadLetters
+from penstock_common.format.header import Header
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.ledger import bury, uncovered
+from penstock_common.stream.manifest import Manifest
+from penstock_common.waiting import Notify
+from penstock_consumer.group import Place
+from penstock_consumer.keeper import Claimed
+from penstock_consumer.pipeline.batch import Lease
+
+HOPELESS_ENTRIES = 100
+"""So many bad entries before the first good one are no accident: the reader, its spec or the whole epoch is broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    manifest: Manifest
+    partition: PartitionKeys
+    entry_id: bytes
+    reason: str
+
+
+class Burials:
+    """What one reader of one epoch finds bad."""
+
+    def __init__(self, place: Place, notify: Notify) -> None:
+        self._place, self._notify = place, notify
+        self._held: list[_Bad] = []
+        self._can_read = self._gave_up = False
+
+    def saw_good(self) -> None:
+        """An entry could be read: what could not be is bad in itself."""
+        self._can_read = True
+        self._bury_held()
+
+    def bury(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
+        """Makes an entry a dead letter, or holds it back while nothing could be read."""
+        if self._can_read:
+            self.bury_now(manifest, partition, entry_id, reason)
+            return
+        # held like any other, so that it is renewed, and handed back when this reader gives up
+        self._place.holdings.add(Lease(partition.number, manifest.epoch, shard=-1, entry_id=entry_id, owed=0))
+        self._held.append(_Bad(manifest, partition, entry_id, reason))
+
+    def require_hope(self) -> None:
+        """Raises TooManyDeadLetters, once, when too much is held back; asked when an answer is booked as a whole."""
+        if len(self._held) >= HOPELESS_ENTRIES and not self._gave_up:
+            self._gave_up = True
+            raise self._hopeless(f"none of the first {len(self._held)} entries")
+
+    def bury_now(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
+        """The same where no reader could do better."""
+        self._notify(f"entry {entry_id.decode()} of epoch {manifest.epoch} is a dead letter: {reason[:300]}")
+        bury(self._place.client, partition, manifest, self._place.who.group, entry_id, reason[:500])
+        self._place.holdings.remove(partition.number, manifest.epoch, [entry_id])
+
+    def end(self, manifest: Manifest, *, is_alone: bool) -> None:
+        """The epoch's end: what is held back is buried, unless nothing at all of the epoch could be read by anyone."""
+        if not self._held:
+            return
+        if is_alone and self._is_nothing_settled(manifest):
+            raise self._hopeless(f"none of the {len(self._held)} entries")
+        self._bury_held()
+
+    def _is_nothing_settled(self, manifest: Manifest) -> bool:
+        owed = uncovered(self._place.client, self._place.stream, manifest, self._place.who.group)
+        return bool(manifest.samples) and sum(hi - lo for _, lo, hi in owed) == manifest.samples
+
+    def _bury_held(self) -> None:
+        for bad in self._held:
+            self.bury_now(bad.manifest, bad.partition, bad.entry_id, bad.reason)
+        self._held.clear()
+
+    def _hopeless(self, which: str) -> TooManyDeadLetters:
+        last, name, group = self._held[-1], self._place.stream.name, self._place.who.group
+        epoch = last.manifest.epoch
+        return TooManyDeadLetters(
+            f"{which} of epoch {epoch} of {name!r} could be read, the last ({last.entry_id.decode()}): "
+            f"{last.reason[:300]}. Nothing was buried, they stay pending for group {group!r}: is this penstock of the "
+            f"producer's version? To go on without them: `penstock bad drop {name} {epoch} [ENTRY] --group {group}`; "
+            "without ENTRY it takes all that no producer committed"
+        )
+
+
+def suspicion(place: Place, claim: Claimed, header: Header | None) -> str:
+    """What is said before an entry is handed out once more that was handed out often and never acknowledged."""
+    name, group = place.stream.name, place.who.group
+    what = "" if header is None else f" (shard {header.shard} offsets {header.first}-{header.end - 1})"
+    return (
+        f"entry {claim.entry_id.decode()} of epoch {claim.epoch}{what} was given out {claim.deliveries} times to group "
+        f"{group!r} and never acknowledged: does training die on it? It is handed out once more, alone and last; to go "
+        f"on without it: `penstock bad drop {name} {claim.epoch} {claim.entry_id.decode()} --group {group}`"
+    )

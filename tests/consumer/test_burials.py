@@ -1,0 +1,200 @@
+"""Entries that cannot be read, and entries on which training dies: nothing is buried by mistake, or kills for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from penstock_common.errors import TooManyDeadLetters
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.bad import drop_bad, list_bad
+from penstock_common.stream.commands import Client
+from penstock_common.stream.roster import Membership, join_group
+from penstock_consumer.burials import HOPELESS_ENTRIES
+from penstock_consumer.keeper import MANY_DELIVERIES
+from penstock_consumer.loader import Loader
+from penstock_producer.writer import Writer
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, loader_of, numbers, open_stream, produce, sample
+from tests.contracts.processes import child
+
+COUNT = 200
+
+
+def refuse_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that can read nothing: a wrong build of it, say."""
+    from penstock_common.errors import ChecksumMismatch
+
+    def verify(header: Any, buffers: Any) -> None:
+        raise ChecksumMismatch("this reader has a bug")
+
+    monkeypatch.setattr("penstock_consumer.receive.verify", verify)
+
+
+def dead(client: Client) -> int:
+    """Dead letters of group g."""
+    found: int = client.hlen(open_stream(client, "t").partitions[0].dead(0, "g"))
+    return found
+
+
+@pytest.mark.parametrize("count", [3, 2 * HOPELESS_ENTRIES])
+def test_a_reader_that_can_read_nothing_buries_nothing(
+    url: str, client: Client, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Its fault must not cost the group an epoch: it ends with the reason, and a reader that can gets every sample."""
+    produce(url, "t", count, block_samples=1)
+    refuse_all(monkeypatch)
+    for _ in range(2):
+        with (
+            loader_of(url) as loader,
+            pytest.raises(TooManyDeadLetters, match=r"this reader has a bug.*penstock bad drop"),
+        ):
+            list(loader)
+    assert dead(client) == 0
+    monkeypatch.undo()
+    with loader_of(url) as loader:
+        assert sorted(numbers(loader)) == list(range(count))
+    assert audit_stream(client, "t").is_clean
+
+
+def test_bad_entries_before_the_first_good_one_are_buried_once_that_is_read(any_url: str, any_client: Client) -> None:
+    """Held back, not forgotten: then it is they that are bad."""
+    with Writer("t", url=any_url, spec=SPEC, block_bytes=SAMPLE_BYTES, notify=lambda _: None) as writer:
+        epoch = writer.epoch()
+        key = open_stream(any_client, "t").partitions[0].entries(0)
+        for _ in range(HOPELESS_ENTRIES - 1):
+            any_client.xadd(key, {"garbage": "x"})
+        with epoch:
+            for number in range(5):
+                epoch.write(sample(number))
+    with loader_of(any_url) as loader:
+        assert sorted(numbers(loader)) == list(range(5))
+    assert dead(any_client) == HOPELESS_ENTRIES - 1
+    assert any_client.xpending(key, "g")["pending"] == 0
+
+
+def test_a_flood_of_forged_entries_is_swept_away_by_one_command(any_url: str, any_client: Client) -> None:
+    """A hundred of them end the reading; the operator drops what no producer committed, and training goes on."""
+    with Writer("t", url=any_url, spec=SPEC, block_bytes=SAMPLE_BYTES, notify=lambda _: None) as writer:
+        epoch = writer.epoch()
+        key = open_stream(any_client, "t").partitions[0].entries(0)
+        for _ in range(HOPELESS_ENTRIES + 10):
+            any_client.xadd(key, {"garbage": "x"})
+        with epoch:
+            for number in range(5):
+                epoch.write(sample(number))
+    with loader_of(any_url) as loader, pytest.raises(TooManyDeadLetters, match="no producer committed"):
+        list(loader)
+    drop_bad(any_client, open_stream(any_client, "t"), 0, group=None, reason="forged")
+    with loader_of(any_url) as loader:
+        assert sorted(numbers(loader)) == list(range(5))
+    drop_bad(any_client, open_stream(any_client, "t"), 0, group=None, reason="forged")
+    assert audit_stream(any_client, "t").is_clean
+
+
+# --- entries on which training dies -----------------------------------------------------------------------------------
+
+
+def tell(*words: object) -> None:
+    """A line in one piece: two threads speak."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def train(url: str, poison: str) -> None:
+    """A trainer that the sample ``poison`` kills, as a bug of a kernel does; prints what it trained on, and alarms."""
+    with Loader(
+        "t", group="g", batch_size=10, url=url, member="m", lease_s=1.0, timeout_s=20, prefetch_bytes=3000,
+        notify=lambda text: tell("said", text),
+    ) as loader:  # fmt: skip
+        for batch in loader:
+            if int(poison) in batch["y"]:
+                tell("dies", *batch["y"].tolist())
+                os.kill(os.getpid(), signal.SIGKILL)
+            tell(*batch["y"].tolist())
+
+
+def test_an_entry_on_which_training_dies_is_set_aside_named_and_can_be_dropped(url: str, client: Client) -> None:
+    """After five times it comes alone and last: everything else is trained on, and then the alarm says what to type."""
+    produce(url, "t", COUNT, block_samples=5)
+    poison = 57
+    trained: Counter[int] = Counter()
+    alarm, alone = "", []
+    for _ in range(MANY_DELIVERIES + 3):
+        with child(train, url, poison) as trainer:
+            lines = trainer.finish()
+        trained.update(int(word) for line in lines if line[0].isdigit() for word in line.split())
+        alarms = [line for line in lines if "does training die on it?" in line]
+        if alarms:
+            alarm, alone = alarms[-1], [int(word) for word in lines[-1].split()[1:]]
+    assert "(shard 0 offsets 55-59)" in alarm
+    assert alone == [55, 56, 57, 58, 59]
+    assert set(trained) == set(range(COUNT)) - set(alone)
+    stream = open_stream(client, "t")
+    words = alarm[alarm.index("`penstock bad drop") + 1 : -1].split()
+    assert words[:5] == ["penstock", "bad", "drop", "t", "0"]
+    drop_bad(client, stream, 0, group="g", reason="kills", entry=words[5])
+    produce(url, "t", 10)
+    with loader_of(url) as loader:
+        assert sorted(numbers(loader)) == list(range(10))
+    report = audit_stream(client, "t", epoch=0)
+    assert (report.is_clean, report.dead, report.delivered) == (True, 5, {"g": COUNT - 5})
+    assert [(d.shard, d.first, d.end) for d in list_bad(client, stream).dead] == [(0, 55, 60)]
+
+
+def test_a_suspect_comes_last_alone_and_after_all_else_was_taken(any_url: str, any_client: Client) -> None:
+    """Whoever dies then, died of it: nothing else was in anyone's hands. What is innocent is trained on as ever."""
+    produce(any_url, "t", COUNT, block_samples=5)
+    stream = open_stream(any_client, "t")
+    join_group(any_client, Membership(stream, "g", "", ""), declared=True)
+    key = stream.partitions[0].entries(0)
+    given: Any = any_client.xreadgroup("g", "died", {key: ">"}, count=3)
+    for entry_id, _ in given[0][1][:2]:
+        any_client.xclaim(key, "g", "~released", 0, [entry_id], retrycount=MANY_DELIVERIES, justid=True)
+    any_client.xclaim(key, "g", "~released", 0, [given[0][1][2][0]], retrycount=MANY_DELIVERIES - 1, justid=True)
+    said: list[str] = []
+    with loader_of(any_url, batch_size=64, notify=said.append) as loader:
+        batches = [batch["y"].tolist() for batch in loader]
+    assert sorted(number for batch in batches for number in batch) == list(range(COUNT))
+    assert sorted(batches[-2:]) == [list(range(5)), list(range(5, 10))]
+    assert len([line for line in said if "does training die on it?" in line]) == 2
+
+
+# --- entries that span batches ----------------------------------------------------------------------------------------
+
+
+def step_by_step(url: str, steps: str) -> None:
+    """Batches of 64 of an entry of 1000; prints the identities of each before it is acknowledged; then sleeps."""
+    with Loader("t", group="g", batch_size=64, url=url, member="dies", lease_s=1.0, timeout_s=20) as loader:
+        for number, batch in enumerate(loader):
+            if number == int(steps):
+                print("middle", flush=True)
+                threading.Event().wait()
+            print(*(offset for _, _, offset in batch.identities()), flush=True)
+
+
+@pytest.mark.parametrize("steps", [1, 7, 15])
+def test_of_a_large_entry_read_in_small_batches_exactly_the_rest_is_handed_out_again(
+    any_url: str, any_client: Client, steps: int
+) -> None:
+    """Kill -9 in the middle of an entry: its ledger, not its id, says what is owed."""
+    produce(any_url, "t", 1000, block_samples=1000)
+    assert len(entries(any_client, "t", 0)) == 1
+    with child(step_by_step, any_url, steps) as trainer:
+        first: list[int] = []
+        while (line := trainer.line()) != "middle":
+            first += [int(word) for word in line.split()]
+        partition = open_stream(any_client, "t").partitions[0]
+        while any_client.bitcount(partition.ledger(0, "g", 0)) < 64 * steps:
+            pass
+        trainer.kill()
+    assert first == list(range(64 * steps))
+    rest: list[int] = []
+    with loader_of(any_url, batch_size=64, member="other", lease_s=1.0) as loader:
+        for batch in loader:
+            rest += [offset for _, _, offset in batch.identities()]
+    assert sorted(rest) == list(range(64 * steps, 1000))
+    assert audit_stream(any_client, "t").is_clean
