@@ -1,0 +1,107 @@
+"""Canonical order as a pure plan: which rows stand for which positions, whatever the blocks and the holes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_common.stream.entries import Record
+from penstock_consumer.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
+
+
+@st.composite
+def epochs(draw: st.DrawFn) -> tuple[list[int], set[int], set[int], int]:
+    """(block lengths, bad positions, unreadable blocks, total), with one good sample at least."""
+    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=8))
+    total = sum(lengths)
+    bad = draw(st.sets(st.integers(0, total - 1)))
+    unreadable = draw(st.sets(st.integers(0, len(lengths) - 1), max_size=2))
+    good = draw(st.integers(0, total - 1))
+    return lengths, bad - {good}, unreadable - {block_of(lengths, good)}, total
+
+
+def block_of(lengths: list[int], position: int) -> int:
+    """The block that holds a position."""
+    return int(np.searchsorted(np.cumsum(lengths), position, side="right"))
+
+
+def pieces_of(lengths: list[int], bad: set[int]) -> list[Piece]:
+    """One shard of such blocks."""
+    pieces, at = [], 0
+    for number, length in enumerate(lengths):
+        holes = tuple(sorted(p for p in bad if at <= p < at + length))
+        kept = length - len(holes)
+        pieces.append(Piece(at, 0, Record(at + length, b"%d-0" % number if kept else b"", at, kept, kept, holes)))
+        at += length
+    return pieces
+
+
+def cyclic(pieces: list[Piece], total: int, lo: int) -> Iterator[Piece]:
+    """From ``lo`` on, for ever."""
+    for lap in count():
+        for piece in pieces:
+            if piece.end + lap * total > lo:
+                yield piece.later(lap * total)
+
+
+def positions_of(take: Take, total: int) -> list[int]:
+    """Positions of the samples that a fetch yields."""
+    record = take.piece.record
+    good = [offset for offset in range(record.first, record.end) if offset not in record.holes]
+    return [good[row] % total for row in take.rows]
+
+
+@given(epochs(), st.integers(0, 40), st.integers(1, 30))
+def test_every_position_is_its_sample_or_the_next_good_one(
+    epoch: tuple[list[int], set[int], set[int], int], lo: int, length: int
+) -> None:
+    """The rule of the design in one line, against every cut into blocks: what resume and ranks rest on."""
+    lengths, bad, unreadable, total = epoch
+    lost = bad | {p for p in range(total) if block_of(lengths, p) in unreadable}
+    takes = list(
+        joined(
+            resolve(
+                cyclic(pieces_of(lengths, bad), total, lo), lo, lo + length, 7, total,
+                lambda piece: block_of(lengths, piece.record.first) in unreadable,
+            )
+        )
+    )  # fmt: skip
+    found = [position for take in takes for position in positions_of(take, total)]
+    wanted = [next(p % total for p in count(position) if p % total not in lost) for position in range(lo, lo + length)]
+    assert found == wanted
+    assert sum(take.filled for take in takes) == sum(p % total in lost for p in range(lo, lo + length))
+    assert [take.first for take in takes] == [7 + sum(len(t.rows) for t in takes[:n]) for n in range(len(takes))]
+
+
+@given(epochs(), st.integers(1, 4), st.integers(1, 5))
+def test_ranks_take_every_position_once_in_equal_steps(
+    epoch: tuple[list[int], set[int], set[int], int], world: int, batch: int
+) -> None:
+    """Uneven ranks hang distributed training; a position that two ranks train on is trained on twice."""
+    total = epoch[3]
+    ranks = [Steps(0, rank, world, batch, "pad") for rank in range(world)]
+    taken = [p for s in range(ranks[0].count(total)) for rank in ranks for p in range(*rank.mine(s, total))]
+    assert taken == list(range(ranks[0].count(total) * world * batch))
+    assert 0 <= len(taken) - total < world * batch
+    dropped = Steps(0, 0, world, batch, "drop").count(total)
+    assert dropped * world * batch <= total < (dropped + 1) * world * batch
+
+
+def test_a_run_of_rows_is_one_fetch() -> None:
+    """A large entry is fetched once for all its batches, and whole where all of it is wanted."""
+    pieces = pieces_of([10, 10], {3})
+    takes = list(joined([t for lo in (0, 4, 8) for t in resolve(pieces, lo, lo + 4, lo, 20, lambda _: False)]))
+    assert [take.rows.tolist() for take in takes] == [[0, 1, 2, 3, 3, 4, 5, 6, 7, 8], [0, 1]]
+    assert not takes[0].is_whole
+    assert next(resolve(pieces, 10, 20, 0, 20, lambda _: False)).is_whole
+
+
+def test_an_epoch_without_a_good_sample_is_said() -> None:
+    """Nothing can stand in where nothing is good: an endless search would be a silent hang."""
+    with pytest.raises(NoGoodSample):
+        list(resolve(cyclic(pieces_of([3, 4], set(range(7))), 7, 2), 2, 5, 0, 7, lambda _: False))
