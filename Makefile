@@ -6,6 +6,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Extra arguments for pytest, the demo or the bench: make test ARGS="-k wire -x"
 ARGS   ?=
+# How long `make chaos` inflicts faults.
+MINUTES ?= 2
 # What `make fuzz` fuzzes, and for how long
 TARGET  ?= decoder
 SECONDS ?= 600
@@ -18,7 +20,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check format-check lint types layers bench fuzz format wheel clean
+.PHONY: help venv demo test check format-check lint types layers bench chaos fuzz format wheel clean
 
 help: ## list the targets (default)
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -50,6 +52,9 @@ bench: $(VENV)/.dev ## throughput against plain redis-py, as a table and JSON
 
 fuzz: $(VENV)/.fuzz ## hostile input: TARGET=decoder or resp (coverage-guided), or model; SECONDS=600
 	PYTHONPATH=common:producer:consumer:front:. $(BIN)/python -m tests.fuzz.run $(TARGET) $(SECONDS)
+
+chaos: $(VENV)/.dev ## kill, stop and restart everything at random, count every sample (MINUTES=2 SEED=random ARGS=)
+	$(BIN)/python -m chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 format: $(VENV)/.dev ## rewrite the code in the house format
 	$(BIN)/ruff format .
