@@ -1,0 +1,86 @@
+"""What the tests of ordered reading share: epochs with holes in many shards, ranks that read them, and the rule."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+from penstock_consumer.loader import Loader
+from penstock_producer.writer import EpochWriter, Writer
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
+
+
+def write_shard(epoch: EpochWriter, number: int, sizes: Sequence[int], bad: frozenset[int]) -> None:
+    """One shard of an epoch whose sample at position p is `sample(p)`."""
+    start = sum(sizes[:number])
+    with epoch.shard(number) as shard:
+        for position in range(start + shard.position, start + sizes[number]):
+            if position in bad:
+                shard.quarantine("bad")
+            else:
+                shard.write(sample(position))
+
+
+def planned_writer(url: str, partitions: int = 1, block_samples: int = 7, **settings: Any) -> Writer:
+    """A writer of 't'."""
+    settings = {"spec": SPEC, "block_bytes": block_samples * SAMPLE_BYTES, "notify": lambda _: None, **settings}
+    return Writer("t", url=url, partitions=partitions, **settings)
+
+
+def plan(
+    url: str, sizes: Sequence[int], bad: frozenset[int] = frozenset(), *, turn: Sequence[int] | None = None,
+    epochs: int = 1, **settings: Any,
+) -> None:  # fmt: skip
+    """Writes planned epochs, shard after shard as ``turn`` says."""
+    with planned_writer(url, **settings) as writer:
+        for _ in range(epochs):
+            epoch = writer.epoch(sizes=list(sizes))
+            for number in turn or range(len(sizes)):
+                write_shard(epoch, number, sizes, bad)
+
+
+def expected(total: int, bad: frozenset[int], lo: int, hi: int) -> list[int]:
+    """The rule: at each position its sample, or the next good one, cyclically."""
+    return [next(q % total for q in count(p) if q % total not in bad) for p in range(lo, hi)]
+
+
+@contextmanager
+def rank_of(
+    url: str, rank: int = 0, world: int = 1, batch: int = 8, group: str = "g", **settings: Any
+) -> Iterator[Loader]:
+    """One rank of an ordered group of 't', quiet, that never waits for long."""
+    settings = {"notify": lambda _: None, "timeout_s": 30, **settings}
+    with Loader(
+        "t", group=group, batch_size=batch, url=url, order="canonical", rank=rank, world_size=world, **settings
+    ) as loader:
+        yield loader
+
+
+def read_ranks(url: str, world: int, batch: int, epochs: int = 1, **settings: Any) -> list[list[list[int]]]:
+    """What each rank read, batch by batch, all at the same time."""
+    found: list[list[list[int]]] = [[] for _ in range(world)]
+    errors: list[BaseException] = []
+
+    def train(rank: int) -> None:
+        try:
+            with rank_of(url, rank, world, batch, **settings) as loader:
+                for _ in range(epochs):
+                    found[rank] += [one["y"].tolist() for one in loader]
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors, errors
+    return found
+
+
+def interleaved(ranks: Sequence[Sequence[Sequence[int]]]) -> list[int]:
+    """The ranks' batches as one sequence, step after step."""
+    return [number for step in zip(*ranks, strict=True) for batch in step for number in batch]
