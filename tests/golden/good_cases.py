@@ -218,6 +218,10 @@ def _headers() -> Iterator[Case]:
     yield rewritten("keys-in-another-order", "white space, too", json.dumps(backwards, indent=2) + "\n")
     yield rewritten("escaped-keys", "JSON escapes in keys", meta.replace('"count"', r'"\u0063ount"'))
     yield rewritten("empty-holes", "the same as none", meta.replace('"tensors"', '"holes":[],"tensors"', 1))
+    repaired = meta.replace('"tensors"', '"repair":true,"tensors"', 1)
+    yield rewritten("repair", "written again in place of what was lost: read like any other", repaired)
+    odd = header | {"repair": [1]}
+    yield rewritten("repair-is-not-true", "any other value means the same as none", json.dumps(odd))
     few = made("shapes-field-of-three", "a field although they would fit the header", spec, samples)
     del header["tensors"]["s"]["shapes"]
     shapes = np.array([[0], [2], [4]], "<i8").tobytes()
