@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
 from rq.exceptions import NoSuchJobError
 from rq.job import Job, JobStatus, Retry
 from rq.registry import StartedJobRegistry
+from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from penstock_common.stream.connection import connect
@@ -128,8 +129,33 @@ class Dispatcher:
         for job_id in job_ids:
             self._queue.remove(job_id)
 
+    def forget(self, job_ids: Iterable[str]) -> tuple[set[str], Reports]:
+        """Removes what finished jobs left on the server; their ids, and what they had noted.
+
+        Their shards are known to be complete, and a production of many epochs must not leave a trail.
+        """
+        done: set[str] = set()
+        reports = Reports()
+        for job_id in job_ids:
+            job = self._fetch(job_id)
+            if job is not None and job.get_status(refresh=False) != JobStatus.FINISHED:
+                continue  # its worker is about to say so
+            done.add(job_id)
+            self._missed.pop(job_id, None)
+            if job is not None:
+                reports.nbytes += int(job.meta.get("bytes", 0))
+                reports.workers |= set(job.meta.get("workers", []))
+                # it may still list the run of a killed worker, whose own record expired: rq's delete would raise
+                self._queue.connection.delete(job.execution_registry.key)
+                job.delete(remove_from_queue=False)
+                Result.delete_all(job)
+        return done, reports
+
     def close(self) -> None:
-        """Gives the connection back."""
+        """Gives the connection back, and the queue's name where nobody uses it any more."""
+        with suppress(ServerUnavailable):
+            if not self._queue.count and not self.count_workers():
+                self._queue.connection.srem(Queue.redis_queues_keys, self._queue.key)
         self._queue.connection.close()
 
     def _fetch(self, job_id: str) -> Job | None:

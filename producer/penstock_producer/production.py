@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from penstock_common.errors import SourceError
+from penstock_common.errors import ServerUnavailable, SourceError
 from penstock_common.stream.manifest import (
     ABANDONED,
     PRODUCED,
@@ -21,9 +22,10 @@ from penstock_common.stream.manifest import (
     find_manifest,
     retained_epochs,
 )
-from penstock_common.stream.streams import await_event, last_event, require_there, set_plan
+from penstock_common.stream.ranges import parse_ranges
+from penstock_common.stream.streams import await_event, last_event, read_counters, require_there, set_plan
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.dispatch import Dispatcher
+from penstock_producer.dispatch import Dispatcher, Reports
 from penstock_producer.fill import HOPELESS, Seed, bad_limit
 from penstock_producer.fleet import Fleet
 from penstock_producer.order import EpochOrder, count_samples, default_shard_samples
@@ -63,6 +65,11 @@ class Production:
         self._live: dict[int, list[ShardTask]] = {}
         self._finished: list[EpochProgress] = []
         self._job_ids: set[str] = set()
+        """Of jobs that the queue's server still knows."""
+        self._noted = Reports()
+        """What those noted that it knows no more."""
+        self._seen: dict[int, EpochProgress] = {}
+        """The last look at each epoch in work."""
         self._bad_seen = 0
         self._bad_told: set[str] = set()
         self._dispatcher = Dispatcher(options.queue_url, options.queue)
@@ -137,15 +144,16 @@ class Production:
 
     def summary(self) -> Summary:
         """After `run`: what was made."""
+        self._forget_jobs()
         reports = self._dispatcher.reports(self._job_ids)
         return Summary(
             stream=self._plan.stream,
             epochs=self.epochs,
             samples=sum(epoch.done for epoch in self._finished),
             bad=sum(epoch.bad for epoch in self._finished),
-            nbytes=reports.nbytes,
+            nbytes=reports.nbytes + self._noted.nbytes,
             seconds=time.monotonic() - self._began,
-            workers=tuple(sorted(reports.workers)),
+            workers=tuple(sorted(reports.workers | self._noted.workers)),
         )
 
     def abandon(self) -> None:
@@ -164,6 +172,8 @@ class Production:
             self._dispatcher.cancel(jobs)
         finally:
             self._fleet.stop()
+            with suppress(ServerUnavailable):
+                self._dispatcher.forget(self._job_ids)
             self._dispatcher.cancel(jobs)  # again: a worker that is stopped puts its own back, for nobody now
             self._dispatcher.close()
             self._source.close()
@@ -216,6 +226,7 @@ class Production:
             manifest = opened.manifest
             tasks = [self._task(manifest, shard) for shard in range(1 if sizes is None else len(sizes))]
             self._live[epoch] = tasks
+            self._seen[epoch] = EpochProgress(epoch, manifest.state, manifest.samples)
             self._job_ids |= {task.job_id for task in tasks}
             known = self._dispatcher.known()
             self._dispatcher.enqueue(t for t in tasks if t.shard not in manifest.done and t.job_id not in known)
@@ -245,13 +256,18 @@ class Production:
             manifest = find_manifest(self._client, self._writer.stream, epoch)
             if manifest is None:
                 require_there(self._client, self._writer.stream)
-            if manifest is None or manifest.state == ABANDONED:
+            is_read = manifest is None and self._was_released(epoch)
+            if not is_read and (manifest is None or manifest.state == ABANDONED):
                 raise EpochFailed(f"epoch {epoch} of {self._plan.stream!r} was abandoned or removed by someone else")
-            seen = look(self._client, self._writer.stream, manifest)
+            if manifest is None:
+                last = self._seen[epoch]
+                seen = replace(last, state=PRODUCED, done=last.samples or last.done)
+            else:
+                seen = self._seen[epoch] = look(self._client, self._writer.stream, manifest)
             current.append(seen)
-            if manifest.state == PRODUCED:
+            if seen.state == PRODUCED:
                 self._finished.append(seen)
-                del self._live[epoch]
+                del self._live[epoch], self._seen[epoch]
         finished = [epoch for epoch in self._finished if epoch not in current]
         progress = Progress(
             epochs=tuple(sorted([*finished, *current], key=lambda seen: seen.epoch)),
@@ -259,6 +275,18 @@ class Production:
             pids=tuple(self._fleet.pids),
         )
         return self._explained(progress)
+
+    def _was_released(self, epoch: int) -> bool:
+        """Whether trainers had read it all, and retention gave it up, before it was looked at again."""
+        released = parse_ranges(read_counters(self._client, self._writer.stream)[2])
+        return epoch in self._seen and any(low <= epoch <= high for low, high in released)
+
+    def _forget_jobs(self) -> None:
+        """Removes what the jobs of produced epochs left on the queue's server."""
+        live = {task.job_id for tasks in self._live.values() for task in tasks}
+        gone, noted = self._dispatcher.forget(self._job_ids - live)
+        self._job_ids -= gone
+        self._noted = Reports(self._noted.nbytes + noted.nbytes, self._noted.workers | noted.workers)
 
     def _planned(self) -> int | None:
         per_epoch = self.samples_per_epoch
@@ -315,6 +343,7 @@ class Production:
             return
         self._cared = time.monotonic()
         self._dispatcher.clean()
+        self._forget_jobs()
         for epoch, tasks in self._live.items():
             known = self._dispatcher.known()
             manifest = find_manifest(self._client, self._writer.stream, epoch)
