@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from penstock_consumer.pipeline.batch import Batch
@@ -64,14 +64,24 @@ class Handed:
             self._changed_s = self._clock()
 
     def train(self, batch: Batch) -> None:
-        """A batch was given to the training step: pulled before, or given to a plain loop."""
+        """A batch is given to a plain loop."""
         with self._lock:
-            one = self._pulled.pop(id(batch.spans), None) or _outstanding(batch)
-            self._trained[id(batch.spans)] = one
-            self.batches += 1
-            self.samples += one.samples
-            self.last = one.batch
-            self._count(one, 1)
+            self._train(_outstanding(batch))
+
+    def arrive(self, batch: Batch) -> bool:
+        """A batch that was pulled reached the training step; False if it was handed back or forgotten meanwhile."""
+        with self._lock:
+            one = self._pulled.pop(id(batch.spans), None)
+            if one is not None:
+                self._train(one)
+            return one is not None
+
+    def _train(self, one: Outstanding) -> None:
+        self._trained[id(one.batch.spans)] = one
+        self.batches += 1
+        self.samples += one.samples
+        self.last = one.batch
+        self._count(one, 1)
 
     def drop(self, batch: Batch) -> bool:
         """A batch is to be settled by itself, or handed back; False if it was before."""
@@ -92,6 +102,22 @@ class Handed:
             self._covered += len(ones)
             return [one.batch for one in ones]
 
+    def forget(self) -> None:
+        """Reading goes on elsewhere: nothing of what was handed out is to be settled."""
+        with self._lock:
+            self._covered += len(self._trained)
+            self._pulled.clear()
+            self._trained.clear()
+            self.waiting, self.last = Amount(), None
+
+    def first(self, besides: Iterable[Batch] = (), *, pulled_only: bool = False) -> Batch | None:
+        """In canonical order the first batch that is not settled, or not even trained on."""
+        left_out = {id(batch.spans) for batch in besides}
+        with self._lock:
+            ones = [one.batch for key, one in self._pulled.items() if key not in left_out]
+            ones += [] if pulled_only else [one.batch for one in self._trained.values()]
+        return min(ones, key=canonical, default=None)
+
     @property
     def is_being_saved(self) -> bool:
         """Whether a state was taken of batches that no checkpoint covers yet."""
@@ -106,6 +132,11 @@ class Handed:
         was = self.waiting
         self.waiting = Amount(was.batches + sign, was.samples + sign * one.samples, was.nbytes + sign * one.nbytes)
         self._changed_s = self._clock()
+
+
+def canonical(batch: Batch) -> tuple[int, int]:
+    """Where a batch of an ordered group lies."""
+    return batch.epoch, batch.position
 
 
 def _outstanding(batch: Batch) -> Outstanding:

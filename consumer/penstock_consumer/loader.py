@@ -272,7 +272,7 @@ class Loader:
         """
         state = {**self._identity(), "loader": self._life, **self._settlement.progress()}
         if isinstance(reading := self._joined(), OrderedReading):
-            state["epoch"], state["position"] = reading.here(self._settlement.last)
+            state["epoch"], state["position"] = reading.here(*self._settlement.frontier())
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -284,6 +284,7 @@ class Loader:
         """
         check_state(state, self._identity())
         if isinstance(reading := self._joined(), OrderedReading):
+            self._settlement.forget()
             reading.go_to(int(state["epoch"]), int(state["position"]))
 
     def _identity(self) -> State:

@@ -31,6 +31,7 @@ from penstock_common.stream.roster import QUIET_MS, Membership, Order, beat, clo
 from penstock_common.stream.streams import read_counters
 from penstock_common.waiting import Outage, Wait
 from penstock_consumer.group import Place
+from penstock_consumer.overdue import Jam
 from penstock_consumer.pipeline.batch import Batch
 
 BEATS_PER_LEASE = 30
@@ -204,6 +205,14 @@ class OrderedPlace(Place):
         close_for_group(self.client, self.stream, self.who.group, epoch)
         self._ends.pop(epoch, None)
         return True
+
+    def jams(self) -> list[Jam]:
+        """See `Place.jams`; none where a rank that is behind this one holds the room."""
+        for epoch in retained_epochs(self.client, self.stream):
+            positions = known_positions(self.client, self.stream, epoch, self.who.group)
+            if positions.minimum(self.order.world) < positions.of(self.order.rank):
+                return []
+        return super().jams()
 
     def _held_bytes(self, partition: PartitionKeys) -> int:
         """Payload bytes of the entries that this group's lowest rank has not settled."""

@@ -166,6 +166,9 @@ class Run:
 class Reading:
     """A joined member at work: its place, its keeper, and the epoch being read. The base of both ways of reading."""
 
+    is_ordered = False
+    """Whether settling is by position: everything up to a batch."""
+
     def __init__(
         self,
         place: AnyPlace,
@@ -279,6 +282,7 @@ class OrderedReading(Reading):
     """Reading by position, as one rank: what was handed back is read again from there."""
 
     place: OrderedPlace
+    is_ordered = True
 
     def __init__(self, client: Client, who: Membership, options: Options) -> None:
         place = OrderedPlace(client, who, notify=options.notify, fast=options.fast)
@@ -319,8 +323,13 @@ class OrderedReading(Reading):
             run.thread.join()
             self.run = None
 
-    def here(self, last: Batch | None) -> tuple[int, int]:
-        """(epoch, position) of the first step after a batch; of none, where the rank stands."""
+    def here(self, last: Batch | None, left: Batch | None = None) -> tuple[int, int]:
+        """(epoch, position) of the first step after a batch; of none, where the rank stands.
+
+        ``left`` is a batch before it that a framework still has in a buffer: then its own step.
+        """
+        if left is not None:
+            return left.epoch, left.position - self.place.order.world * self.place.order.batch
         if last is None:
             epoch = self.run.reader.epoch if self.run is not None else self.next_epoch()
             if epoch is None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from penstock_common.errors import ServerUnavailable
 from penstock_common.waiting import Notify
-from penstock_consumer.handed import Handed
+from penstock_consumer.handed import Handed, canonical
 from penstock_consumer.overdue import ELSEWHERE_S, PATIENCE_S, overdue, remedy_of, warning
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.reading import Reading
@@ -47,6 +47,8 @@ class Settlement:
         self._in_hand: Batch | None = None
         """The batch that a plain loop has, if asking for the next one acknowledges it."""
         self._is_warned = False
+        self._held_up: list[Batch] = []
+        """Ordered groups settle by position: what was trained on before something that lies earlier waits for it."""
 
     # --- handing out and settling ---
 
@@ -79,7 +81,8 @@ class Settlement:
 
     def trained(self, batch: Batch) -> None:
         """See `Loader.trained`."""
-        self._handed.train(batch)
+        if not self._handed.arrive(batch):
+            return
         if self.policy == "on_next":
             self.acknowledge(batch)
         else:
@@ -100,7 +103,14 @@ class Settlement:
         left = [batch for batch in batches if self._handed.drop(batch)]
         if self.reading is not None:
             with self._lock:
+                self._held_up.clear()  # an ordered group reads all from the first of them on again
                 self.reading.hand_back(left)
+
+    def forget(self) -> None:
+        """Reading goes on elsewhere: nothing of what was handed out is to be settled."""
+        self._handed.forget()
+        self._held_up.clear()
+        self._in_hand = None
 
     def take_over(self, adapter: Adapter) -> None:
         """See `Loader.take_over`."""
@@ -112,16 +122,10 @@ class Settlement:
             )
         self.adapter = adapter
 
-    @property
-    def last(self) -> Batch | None:
-        """The last batch trained on."""
-        reached = self.adapter.reached() if self.adapter is not None else []
-        return reached[-1] if reached else self._handed.last
-
     def progress(self) -> dict[str, Any]:
         """What a state says of this loader's batches."""
         reached = self.adapter.reached() if self.adapter is not None else []
-        last = self.last
+        last = reached[-1] if reached else self._handed.last
         batches = self._handed.batches + len(reached)
         self._handed.promised = max(self._handed.promised, batches)
         return {
@@ -156,11 +160,28 @@ class Settlement:
             return
         place = self.reading.place
         with self._lock:
-            for batch in batches:
+            for batch in self._in_order(batches) if self.reading.is_ordered else batches:
                 place.acknowledge(batch)
             for epoch in sorted({batch.epoch for batch in batches} & place.unclosed):
                 if not place.owes(epoch):
                     place.close_epochs(epoch)
+
+    def _in_order(self, batches: list[Batch]) -> list[Batch]:
+        """Which batches of an ordered group may be settled: none beyond one that still has to be."""
+        if self.policy == "manual":  # the user's own word: all up to this one
+            return batches
+        first = self._handed.first()
+        due = sorted((*self._held_up, *batches), key=canonical)
+        ready = [batch for batch in due if first is None or canonical(batch) < canonical(first)]
+        self._held_up = due[len(ready) :]
+        return ready
+
+    def frontier(self) -> tuple[Batch | None, Batch | None]:
+        """Of an ordered group: (the last batch trained on, the first that was pulled before it and was not)."""
+        reached = self.adapter.reached() if self.adapter is not None else []
+        last = max((*reached, *filter(None, [self._handed.last])), key=canonical, default=None)
+        left = self._handed.first(besides=reached, pulled_only=True)
+        return last, left if left is not None and last is not None and canonical(left) < canonical(last) else None
 
     def _flush(self) -> None:
         if self.reading is not None:
