@@ -179,7 +179,7 @@ def test_a_script_that_keeps_the_server_busy_is_waited_for(fresh_server: Fresh) 
     with redis.Redis(port=server.port, socket_timeout=30) as other, both(server.url) as (writer, trainer):
         stop = threading.Timer(2, lambda: redis.Redis(port=server.port).script_kill())
         stop.start()
-        with pytest.raises(redis.ResponseError, match="(?i)killed by user"):
+        with pytest.raises(redis.ResponseError, match=r"(?i)killed by user"):
             other.eval("while true do end", 0)
         require_all(server.url, writer, trainer)
         assert "kept busy by a script" in writer.child.errors() + trainer.child.errors()
