@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupBusy, GroupFinished
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import index_records, list_pending
+from penstock_common.stream.entries import has_unread, index_records, list_pending
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import forget_settled, owed_samples, uncovered
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
@@ -101,11 +101,8 @@ class Place:
 
         Raises GroupFinished once every planned epoch was read.
         """
-        closed = {
-            epoch
-            for group, epoch in load_roster(self.client, self.stream.partitions[0]).closed
-            if group == self.who.group
-        }
+        known = load_roster(self.client, self.stream.partitions[0])
+        closed = {epoch for group, epoch in known.closed if group == self.who.group}
         self._half_open = None
         for epoch, state in retained_epochs(self.client, self.stream).items():
             if epoch < self.first or epoch <= after or epoch in closed:
@@ -117,10 +114,11 @@ class Place:
                 self._half_open = epoch
                 return None  # read now, it would look like one that was released
         following, final, _ = read_counters(self.client, self.stream)
+        record = known.groups.get(self.who.group)
         if (
             final is not None
             and following >= final
-            and max(after + 1, self.first, max(closed, default=-1) + 1) >= final
+            and max(after, self.first - 1, record.read if record is not None else -1, *closed) + 1 >= final
         ):
             raise GroupFinished(self.finished())
         return None
@@ -198,7 +196,7 @@ class Place:
         if not missing:
             close_for_group(self.client, self.stream, self.who.group, epoch)
             return True
-        if not is_pending:
+        if not is_pending and not self.has_unread(epoch):
             ranges = ", ".join(f"shard {shard} offsets {lo}-{hi - 1}" for shard, lo, hi in missing[:5])
             raise EpochIncomplete(
                 f"epoch {epoch} of {self.stream.name!r} is produced, but group {self.who.group!r} was never given "
@@ -206,6 +204,10 @@ class Place:
                 missing,
             )
         return False
+
+    def has_unread(self, epoch: int) -> bool:
+        """Whether there is something of an epoch that no member was given: of one that was read, what was repaired."""
+        return any(has_unread(self.client, p, epoch, self.who.group) for p in self.stream.partitions)
 
     def _is_released(self, epoch: int) -> bool:
         """Off the roster, which comes before anything of an epoch is unlinked."""

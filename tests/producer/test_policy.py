@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_common.errors import BadRetention, PenstockError, StreamDeleted
+from penstock_common.errors import BadRetention, GroupFinished, PenstockError, StreamDeleted
 from penstock_common.stream.commands import Client
 from penstock_common.stream.deletion import delete_stream
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, retained_epochs
 from penstock_common.stream.roster import Membership, Roster, join_group, load_roster
-from penstock_common.stream.streams import load_stream
+from penstock_common.stream.streams import load_stream, set_plan
 from penstock_producer import tidying
 from penstock_producer.janitor import make_fit, tidy
 from penstock_producer.policy import Policy, parse_policy
@@ -163,6 +163,16 @@ def test_ages_and_bytes_are_kept_to_on_a_server(any_url: str, any_client: Client
     assert abs(produced - time.time() * 1000) < 60_000
     any_client.hset(stream.keys.manifest(1), "produced_ms", produced - 3_700_000)
     assert tidy(any_client, stream, lambda _: None).released == [1]
+
+
+def test_a_group_that_read_all_is_told_so_though_all_is_released(any_url: str, any_client: Client) -> None:
+    """Started again by mistake it must not wait a minute for epochs that will never come."""
+    settled_epochs(any_url, 3, retention="epochs:0")
+    stream = load_stream(any_client, "t")
+    set_plan(any_client, stream, 3)
+    assert tidy(any_client, stream, lambda _: None).released == [0, 1, 2]
+    with loader_of(any_url) as loader, pytest.raises(GroupFinished, match=r"'g' has read epochs 0-2 of 't'"):
+        numbers(loader)
 
 
 def test_an_abandoned_epoch_goes_by_the_policy_too(any_url: str, any_client: Client) -> None:
