@@ -31,7 +31,10 @@ LOOK_S = 0.1
 WAITING_CPU = 0.02
 """What a waiting writer may cost of a core."""
 POOL = 8
-STALLS = 3
+STALLS = (0.1, 0.3, 0.5)
+"""After these parts of the pass the trainer stands still, until writers were seen to wait for long enough."""
+STALL_LIMIT_S = 60.0
+"""It goes on in any case."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Soak:
     """Of an epoch."""
     trainer_bytes_s: int = 80_000_000
     stall_s: float = 5.0
-    """How long the trainer stands still, three times."""
+    """How long all writers are seen to wait each time the trainer stands still."""
 
     @property
     def shard_samples(self) -> int:
@@ -95,7 +98,8 @@ def run_soak(soak: Soak) -> Seen:
     """The whole pass."""
     context = multiprocessing.get_context("spawn")
     with EmbeddedServer(maxmemory_bytes=soak.maxmemory_bytes) as server, redis.Redis(port=server.port) as client:
-        train = context.Process(target=_train, args=(server.url, soak, trained := context.Queue()), daemon=True)
+        stall = Stall(context.Event(), context.Event())
+        train = context.Process(target=_train, args=(server.url, soak, trained := context.Queue(), stall), daemon=True)
         write = _fleet if soak.is_fleet else _write
         places = [-1] if soak.is_fleet else list(range(soak.writers))
         writers = [context.Process(target=write, args=(server.url, soak, place)) for place in places]
@@ -107,6 +111,7 @@ def run_soak(soak: Soak) -> Seen:
         try:
             while train.is_alive() and trained.empty():
                 watched.look(seen)
+                stall.end_after(soak.stall_s, seen.waiting_s / soak.writers)
                 time.sleep(LOOK_S)
             seen.samples = trained.get(timeout=5)
             seen.seconds = time.monotonic() - began
@@ -119,6 +124,32 @@ def run_soak(soak: Soak) -> Seen:
                 process.terminate()
         watched.end(seen)
     return seen
+
+
+@dataclass
+class Stall:
+    """A trainer's standstill, as it and the watching process see it."""
+
+    began: Any
+    """Event: the trainer stands still."""
+    may_end: Any
+    """Event: it may go on."""
+    _waited_s: float = 0.0
+    """What had been waited when it began."""
+
+    def end_after(self, stall_s: float, waited_s: float) -> None:
+        """Lets the trainer go on once the writers have waited that much longer."""
+        if not self.began.is_set() or self.may_end.is_set():
+            self._waited_s = waited_s
+        elif waited_s - self._waited_s >= stall_s:
+            self.may_end.set()
+
+    def stand_still(self) -> None:
+        """The trainer's side."""
+        self.may_end.clear()
+        self.began.set()
+        self.may_end.wait(STALL_LIMIT_S)
+        self.began.clear()
 
 
 class Watched:
@@ -251,12 +282,12 @@ def _fleet(url: str, soak: Soak, place: int) -> None:
             pass
 
 
-def _train(url: str, soak: Soak, trained: Any) -> None:
+def _train(url: str, soak: Soak, trained: Any, stall: Stall) -> None:
     """Reads at its rate, and stands still three times."""
     from penstock_consumer.loader import Loader
 
     batch_size = max(1, 2_000_000 // soak.entry_bytes)
-    stalls = [soak.samples * (n + 1) // (STALLS + 1) for n in range(STALLS)]
+    stalls = [int(soak.samples * share) for share in STALLS]
     seen = 0
     with Loader(STREAM, group="g", batch_size=batch_size, url=url, notify=lambda _: None, timeout_s=120) as loader:
         due = time.monotonic()
@@ -267,7 +298,7 @@ def _train(url: str, soak: Soak, trained: Any) -> None:
                 time.sleep(max(0.0, due - time.monotonic()))
                 if stalls and seen >= stalls[0]:
                     stalls.pop(0)
-                    time.sleep(soak.stall_s)
+                    stall.stand_still()
     trained.put(seen)
 
 
@@ -282,7 +313,7 @@ def main() -> int:
     parser.add_argument("--fleet", action="store_true", help="the writers are RQ workers, jobs on the same server")
     parser.add_argument("--partitions", type=int, default=1, help="default 1")
     parser.add_argument("--trainer-mb-s", type=float, default=80, help="what the trainer reads (default 80)")
-    parser.add_argument("--stall-s", type=float, default=5, help="how long it stands still, three times (default 5)")
+    parser.add_argument("--stall-s", type=float, default=5, help="how long writers wait at each standstill (default 5)")
     args = parser.parse_args()
     soak = Soak(
         total_bytes=int(args.gigabytes * 1e9), entry_bytes=args.entry_kb * 1000, budget_bytes=args.budget_mb * 10**6,

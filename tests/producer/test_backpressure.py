@@ -7,22 +7,24 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import redis
 
-from penstock_common.errors import BudgetFull
+from penstock_common.errors import BudgetFull, TooLarge
 from penstock_common.stream.commands import Client
 from penstock_common.stream.inspection import inspect_stream
 from penstock_common.stream.release import release_epoch
 from penstock_common.stream.roster import expire_silent, load_roster, server_ms
-from penstock_common.stream.streams import find_stream, load_stream
-from penstock_common.stream.suitability import largest_block
+from penstock_common.stream.streams import Stream, find_stream, load_stream
+from penstock_common.stream.suitability import largest_block, require_step_fits
 from penstock_common.stream.waiters import STALE_MS, Waiter
 from penstock_consumer.loader import Loader
-from penstock_producer.backpressure import Room, reason_to_wait
+from penstock_producer.backpressure import GIVE_WAY_S, LOW_SHARE, Room, pause_s, reason_to_wait
+from penstock_producer.janitor import SLACK_SHARE
 from penstock_producer.writer import Writer
 from tests.contracts.feed import accounted_bytes, payload_bytes, stored
 
@@ -50,6 +52,42 @@ class TestTheRule:
     def test_the_largest_block_always_fits_the_reserve(self) -> None:
         """A block above the reserved quarter might wait for ever."""
         assert Room(75, largest_block(100), 100, is_next=True).is_enough
+
+    def test_who_had_to_wait_goes_on_at_the_low_mark_or_after_a_second(self) -> None:
+        """Room is planned for in stretches; and what readers must hold may lie between the marks."""
+        waiting = Room(850, 40, 1000, is_next=True, waited_s=0.1)
+        assert waiting.is_enough
+        assert not replace(waiting, held_bytes=870).is_enough
+        assert replace(waiting, held_bytes=870, waited_s=None).is_enough
+        assert replace(waiting, held_bytes=960, waited_s=GIVE_WAY_S).is_enough
+        assert not replace(waiting, held_bytes=961, waited_s=GIVE_WAY_S).is_enough
+
+    def test_the_servers_memory_bounds_the_budget_and_keeps_the_same_quarter(self) -> None:
+        """Memory that others took must not go to shards that are ahead either."""
+        assert Room(60, 10, 1000, is_next=True, left_bytes=40).is_enough
+        ahead = Room(60, 16, 1000, is_next=False, left_bytes=40)
+        assert not ahead.is_enough
+        assert ahead.is_memory_short
+        assert ahead.missing_bytes == 1
+        assert Room(60, 1, 1000, is_next=True, left_bytes=-500).missing_bytes == 61
+        assert not Room(1000, 1, 1000, is_next=True, left_bytes=5000).is_memory_short
+
+    def test_a_long_wait_takes_few_looks_and_the_next_one_no_more(self) -> None:
+        """A waiting writer may cost next to nothing, and must not start afresh after every block."""
+
+        def looks(length_s: float, last_s: float) -> int:
+            waited, count = 0.0, 0
+            while waited < length_s:
+                waited, count = waited + pause_s(waited, last_s), count + 1
+            return count
+
+        assert looks(0.3, 0.0) < 15
+        assert looks(0.3, 0.3) <= 5
+        assert looks(60, 0.0) < 140
+
+    def test_the_janitor_frees_down_to_the_low_mark(self) -> None:
+        """With less, a writer would wait for what nobody frees; with more, replays would lose data for nothing."""
+        assert LOW_SHARE == SLACK_SHARE
 
     @pytest.mark.parametrize(
         ("blockers", "has_groups", "is_next", "words"),
@@ -212,6 +250,46 @@ def test_a_server_filled_by_others_makes_writers_wait_and_nobody_fail(fresh_serv
         client.delete("foreign")
         producing.finish()
         assert sum(batch.size for batch in loader) == 50
+
+
+class TestSteps:
+    """A step of all ranks together must fit the room that is kept for the shard they wait for."""
+
+    def stream(self, client: Client, url: str, spec: Any = WIDE, **settings: Any) -> Stream:
+        """A stream of 1000-byte samples."""
+        settings = {"budget_bytes": 1_000_000, "block_bytes": 10_000, **settings}
+        with Writer("t", url=url, spec=spec, notify=lambda _: None, **settings):
+            return load_stream(client, "t")
+
+    def test_a_step_beyond_the_reserved_quarter_is_refused_with_the_budget_it_needs(
+        self, any_url: str, any_client: Client
+    ) -> None:
+        """Found at the start, not after hours, and with the number that helps."""
+        stream = self.stream(any_client, any_url)
+        require_step_fits(stream, 230)
+        with pytest.raises(TooLarge, match=r"a step of 231 samples is 226 KiB.*a budget of 980 KiB"):
+            require_step_fits(stream, 231)
+
+    def test_each_partition_has_its_own_part(self, any_url: str, any_client: Client) -> None:
+        """A step may lie in one partition whole."""
+        stream = self.stream(any_client, any_url, partitions=2)
+        require_step_fits(stream, 105)
+        with pytest.raises(TooLarge, match=r"122 KiB a partition.*budget of"):
+            require_step_fits(stream, 106)
+
+    def test_of_ragged_samples_nothing_is_known(self, any_url: str, any_client: Client) -> None:
+        """Their sizes show only when they are made."""
+        require_step_fits(self.stream(any_client, any_url, spec={"x": ("uint8", (None,))}), 1 << 30)
+
+
+def test_a_sample_beyond_the_reserved_quarter_is_refused_at_its_first_write(any_url: str) -> None:
+    """It might wait for ever: the error says which budget is too small."""
+    with (
+        Writer("t", url=any_url, spec=WIDE, budget_bytes=3999, notify=lambda _: None) as writer,
+        pytest.raises(TooLarge, match=r"a quarter of the budget.*raise budget_bytes"),
+        writer.epoch() as epoch,
+    ):
+        epoch.write(block(0))
 
 
 class TestTheNote:
