@@ -90,11 +90,16 @@ class Place:
                 f"group {self.who.group!r} is read by {', '.join(others)}: start={start!r} would reset it under them; "
                 "stop them first, or use another group"
             )
-        whole = [epoch for epoch in roster.epochs if epoch not in roster.trimmed]
-        first = start if isinstance(start, int) else min(whole, default=0)
+        first = start if isinstance(start, int) else self._first_whole(roster)
         # ledgers first: a crash in between is then an audit's finding, not samples taken for settled
         forget_settled(self.client, self.stream, self.who.group, [epoch for epoch in roster.epochs if epoch >= first])
         reset_group(self.client, self.stream, self.who.group, first)
+
+    def _first_whole(self, roster: Roster) -> int:
+        """The first epoch behind all that retention took entries of, in whichever partition: as for a new group."""
+        partitions = self.stream.partitions
+        trimmed = max((e for p in partitions for e in load_roster(self.client, p).trimmed), default=-1)
+        return min((epoch for epoch in roster.epochs if epoch > trimmed), default=trimmed + 1)
 
     def next_epoch(self, after: int) -> int | None:
         """The group's lowest epoch above ``after`` that it has not settled; None if there is none yet.

@@ -242,8 +242,9 @@ class SharedReading(Reading):
         """Epochs of which something was handed back: they are iterated again, if the running iteration cannot."""
 
     def next_epoch(self) -> int | None:
-        """An epoch may have to be read again of which a member held a part that died after this one had gone on."""
-        self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims))])
+        """An epoch may have to be read again: a member that held a part of it died, or what it lacked was repaired."""
+        repaired = [epoch - 1 for epoch in self.place.unclosed if self.place.has_unread(epoch)]
+        self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims)), *repaired])
         return super().next_epoch()
 
     def await_leases(self, wait: Wait) -> None:

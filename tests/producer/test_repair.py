@@ -111,6 +111,19 @@ def test_a_group_that_was_told_of_a_gap_ends_its_epoch_after_the_repair(url: str
     assert audit(url).is_clean
 
 
+def test_a_trainer_that_goes_on_is_given_what_was_repaired_meanwhile(any_url: str, any_client: redis.Redis) -> None:
+    """It need not be restarted: the next iteration takes up what the epoch lacked, and closes it."""
+    produce(any_url)
+    lost = lose_entry(any_client, 0, 1)
+    with Loader("t", group="g", batch_size=8, url=any_url, timeout_s=20, notify=lambda _: None) as loader:
+        with pytest.raises(EpochIncomplete):
+            list(loader)
+        repair(any_url)
+        assert sorted(name for batch in loader for name in batch.identities()) == [(0, 0, offset) for offset in lost]
+    assert audit(any_url).is_clean
+    assert any_client.hexists(stream_of(any_client).partitions[0].roster, "d:g:0")
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_lost_end_of_an_index_is_made_again(url: str, client: redis.Redis, count: int) -> None:
     """A failover kept the manifest and lost the last commits: bad samples among them are bad again, and named."""

@@ -17,8 +17,8 @@ from penstock_common.format.wire import Fields
 from penstock_common.stream.channel import Command, Reply
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.failure import translate_reply
-from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua_entries import COMMIT, TRIM
+from penstock_common.stream.keys import LAST, PartitionKeys
+from penstock_common.stream.lua_entries import CLAIM, COMMIT, TRIM
 
 _COMMIT = COMMIT.encode()
 """Sent in full: a digest the server forgot would fail inside EXEC, after the XADD, and leave an unindexed entry."""
@@ -254,18 +254,12 @@ def claim(
     client: Client, partition: PartitionKeys, epoch: int, who: tuple[str, str], pending: Pending, min_idle_ms: int,
     *, counts: bool = True,
 ) -> bool:  # fmt: skip
-    """Takes one entry over if it was idle that long, to be fetched by id later. ``counts``: it is one more delivery."""
-    group, member = who
-    try:
-        reply = client.xclaim(
-            partition.entries(epoch), group, member, min_idle_ms, [pending.entry_id],
-            retrycount=pending.deliveries + counts, justid=True,
-        )  # fmt: skip
-    except ResponseError as error:
-        if not is_gone(error):
-            raise
-        return False  # others settled the rest, and the epoch was released since it was listed
-    return bool(reply)
+    """Takes one entry over, to be fetched by id later, if its holder still is the one seen and was idle that long.
+
+    ``counts``: it is one more delivery.
+    """
+    args = (*who, pending.member, min_idle_ms, pending.entry_id, pending.deliveries + counts)
+    return bool(run_script(client, CLAIM, [partition.entries(epoch)], args))
 
 
 def trim_entries(
@@ -288,3 +282,18 @@ def group_counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[s
             raise
         return {}
     return {info["name"].decode(): info for info in groups}
+
+
+def has_unread(client: Client, partition: PartitionKeys, epoch: int, group: str) -> bool:
+    """Whether there are entries that no member of the group was given yet."""
+    counts = group_counts(client, partition, epoch)
+    if group not in counts or LAST not in counts:
+        return False
+    newest, given = (parse_id(counts[name]["last-delivered-id"]) for name in (LAST, group))
+    return newest > given
+
+
+def parse_id(text: bytes) -> tuple[int, int]:
+    """An entry's id as numbers, which sort as the stream does."""
+    high, _, low = text.partition(b"-")
+    return int(high), int(low or 0)

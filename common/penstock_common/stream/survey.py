@@ -19,7 +19,7 @@ from penstock_common.format.spec import Spec
 from penstock_common.format.wire import decode
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.dead import load_notes
-from penstock_common.stream.entries import Record, group_counts, index_records, is_gone
+from penstock_common.stream.entries import Record, group_counts, index_records, is_gone, parse_id
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.ledger import settled_bits
 from penstock_common.stream.positions import load_positions, settled_below
@@ -51,12 +51,6 @@ for i, entry in ipairs(redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV
 end
 return found
 """
-
-
-def parse_id(text: bytes) -> EntryId:
-    """An entry's id as numbers, which sort as the stream does."""
-    high, _, low = text.partition(b"-")
-    return int(high), int(low or 0)
 
 
 @dataclass(frozen=True, slots=True)
