@@ -62,6 +62,7 @@ def test_a_stream_made_without_a_word_has_the_defaults_of_the_page(any_url: str)
         stream = writer.stream
     assert len(stream.partitions) == parsed(CONSTANTS["stream:partitions"])
     assert stream.retention == parsed(CONSTANTS["stream:retention"])
+    assert stream.durability == parsed(CONSTANTS["stream:durability"])
     assert stream.budget_bytes == parsed(CONSTANTS["penstock_common.stream.streams:DEFAULT_BUDGET_BYTES"])
     assert stream.block_bytes == parsed(CONSTANTS["penstock_common.stream.streams:DEFAULT_BLOCK_BYTES"])
 

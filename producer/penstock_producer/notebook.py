@@ -99,6 +99,7 @@ def produce(
     spec: Mapping[str, Any] | None = None,
     budget_bytes: int | None = None,
     retention: str | None = None,
+    durability: str | None = None,
     on_error: OnError = "quarantine",
     wait: bool = False,
     notify: Notify = to_stderr,
@@ -119,7 +120,7 @@ def produce(
     plan = ProductionPlan(
         stream=stream, source=LocalConfig(token=tokens[0], transform=transform), epochs=epochs, seed=seed,
         shuffle=shuffle, shard_samples=shard_samples, spec=spec, budget_bytes=budget_bytes, retention=retention,
-        on_error=on_error,
+        durability=durability, on_error=on_error,
     )  # fmt: skip
     options = WorkerOptions(url=settings.url, queue_url=settings.queue_url, queue=f"penstock-{secrets.token_hex(4)}")
     try:
