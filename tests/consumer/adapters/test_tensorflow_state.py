@@ -1,0 +1,74 @@
+"""State and checkpoints behind tf.data: they mean what the step was given, however far is read ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of, settled
+from tests.contracts.feed import produce
+
+tf = pytest.importorskip("tensorflow")
+
+from penstock.tensorflow import dataset  # noqa: E402 - only where TensorFlow is
+
+AHEAD: dict[str, Callable[[Any], Any]] = {
+    "prefetch": lambda ds: ds.prefetch(20),
+    "shuffle": lambda ds: ds.shuffle(6).prefetch(3),
+}
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_a_state_counts_what_reached_the_step(name: str, any_url: str) -> None:
+    """A state that meant what was pulled would skip a buffer full of samples at each resume."""
+    produce(any_url, STREAM, SAMPLES)
+    with loader_of(any_url) as loader:
+        for count, _ in enumerate(AHEAD[name](dataset(loader)), 1):
+            assert loader.state_dict()["batches"] == count
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_a_checkpoint_settles_what_reached_the_step_until_its_state_was_taken(name: str, any_url: str) -> None:
+    """In a loop of one's own: saved in the background, told when it is durable."""
+    produce(any_url, STREAM, SAMPLES)
+    trained: list[list[int]] = []
+    with loader_of(any_url, acknowledge="on_checkpoint", member="one") as loader:
+        for batch in AHEAD[name](dataset(loader)):
+            trained.append(batch["y"].numpy().tolist())
+            if len(trained) == 3:
+                state = loader.state_dict()
+            if len(trained) == 6:
+                assert delivered(any_url) == [0]
+                loader.checkpointed(state)
+                assert delivered(any_url) == [3 * BATCH]
+            if len(trained) == 8:
+                break
+    assert delivered(any_url) == [3 * BATCH]
+    with loader_of(any_url, member="two") as loader:
+        again = [number for batch in loader for number in batch["y"].tolist()]
+    assert sorted(again + [number for step in trained[:3] for number in step]) == list(range(SAMPLES))
+    assert settled(any_url)
+
+
+@pytest.mark.parametrize("policy", ["on_next", "on_checkpoint"])
+def test_what_a_buffer_holds_is_not_settled_by_what_overtook_it_in_an_ordered_group(policy: Any, any_url: str) -> None:
+    """Ordered groups settle by position, and a shuffle buffer trains on later positions first."""
+    produce(any_url, STREAM, SAMPLES)
+    seen: list[int] = []
+    with loader_of(any_url, acknowledge=policy, order="canonical") as loader:
+        tf.random.set_seed(3)
+        for batch in dataset(loader).shuffle(6, seed=7):
+            seen += batch["y"].numpy().tolist()
+            if len(seen) == 5 * BATCH:
+                state = loader.state_dict()
+                if policy == "on_checkpoint":
+                    loader.checkpointed()
+                break
+    ordered = [number for number in range(SAMPLES) if number not in seen]
+    assert state["position"] <= ordered[0]
+    assert max(seen) > ordered[0]  # something did overtake something
+    with loader_of(any_url, order="canonical") as loader:
+        again = [number for batch in loader for number in batch["y"].tolist()]
+    assert set(seen) | set(again) == set(range(SAMPLES))

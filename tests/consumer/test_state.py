@@ -1,0 +1,125 @@
+"""`state_dict`: small, at once, and refused where it does not belong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from penstock_common.errors import StateMismatch
+from penstock_common.stream.commands import Client
+from penstock_consumer.loader import Loader
+from penstock_producer.writer import Writer
+from tests.contracts.feed import loader_of, produce
+
+
+def test_a_state_is_small_json_and_asks_nobody(fresh_server: Any) -> None:
+    """It is taken between two steps: a thousand of them in a second, even while the server stands still."""
+    server = fresh_server()
+    produce(server.url, "t", 100)
+    with loader_of(server.url) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            for _ in range(1000):
+                state = loader.state_dict()
+            assert time.monotonic() - began < 1
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        text = json.dumps(state)
+        assert len(text) < 4096
+        assert json.loads(text) == state
+        loader.load_state_dict(json.loads(text))
+
+
+def test_a_state_says_how_much_was_handed_to_training(any_url: str) -> None:
+    """Not what was prefetched: the whole epoch lies in memory here."""
+    produce(any_url, "t", 100, epochs=2)
+    with loader_of(any_url) as loader:
+        fresh = loader.state_dict()
+        assert (fresh["epoch"], fresh["batches"], fresh["samples"]) == (None, 0, 0)
+        for count, _ in enumerate(loader, 1):
+            state = loader.state_dict()
+            assert (state["epoch"], state["batches"], state["samples"]) == (0, count, min(8 * count, 100))
+        next(iter(loader))
+        state = loader.state_dict()
+        assert (state["epoch"], state["batches"], state["samples"]) == (1, 14, 108)
+
+
+def state_of(url: str, **settings: Any) -> dict[str, Any]:
+    """The state of a loader after one batch."""
+    with loader_of(url, **settings) as loader:
+        next(iter(loader))
+        return loader.state_dict()
+
+
+class TestRefusals:
+    """A state applied to other data resumes a training that never was."""
+
+    @pytest.mark.parametrize(
+        ("what", "settings"),
+        [("group", {"group": "other"}), ("batch_size", {"batch_size": 9}), ("kind", {"order": "canonical"})],
+    )
+    def test_a_loader_that_reads_otherwise_refuses_it(self, what: str, settings: dict[str, Any], any_url: str) -> None:
+        """Batch size, order and group are what a position means something in."""
+        produce(any_url, "t", 100)
+        state = state_of(any_url)
+        if what == "kind":
+            state["group"] = settings["group"] = "ranked"  # a group is one or the other for ever
+        with loader_of(any_url, **settings) as loader, pytest.raises(StateMismatch, match=what) as caught:
+            loader.load_state_dict(state)
+        assert caught.value.what == what
+
+    def test_a_stream_made_again_under_its_name_refuses_it(self, any_url: str, any_client: Client) -> None:
+        """Same name, same spec, other samples: nothing but its id tells."""
+        produce(any_url, "t", 100)
+        state = state_of(any_url)
+        any_client.flushall()
+        produce(any_url, "t", 100)
+        with loader_of(any_url) as loader, pytest.raises(StateMismatch, match=r"stream_id .*deleted and made again"):
+            loader.load_state_dict(state)
+
+    def test_another_stream_refuses_it(self, any_url: str) -> None:
+        """The path of a checkpoint is easily mistaken."""
+        produce(any_url, "t", 100)
+        state = state_of(any_url)
+        produce(any_url, "valid", 100)
+        with (
+            Loader("valid", group="g", batch_size=8, url=any_url) as loader,
+            pytest.raises(StateMismatch, match="stream 't', the loader 'valid'"),
+        ):
+            loader.load_state_dict(state)
+
+    def test_another_spec_refuses_it(self, any_url: str) -> None:
+        """Whoever edits a state by hand, or restores a server from an old copy, is told which part differs."""
+        produce(any_url, "t", 100)
+        state = state_of(any_url)
+        with Writer("u", url=any_url, spec={"x": ("float32", (4,))}, notify=lambda _: None) as writer:
+            writer.write({"x": [0, 0, 0, 0]})
+        with Loader("u", group="g", batch_size=8, url=any_url) as other:
+            state["spec"] = other.state_dict()["spec"]
+        with loader_of(any_url) as loader, pytest.raises(StateMismatch, match="spec"):
+            loader.load_state_dict(state)
+
+    @pytest.mark.parametrize("state", [{}, {"version": 2}, None, [], "state"])
+    def test_what_is_no_state_is_refused(self, state: Any, any_url: str) -> None:
+        """Of a newer Penstock, or of another library."""
+        produce(any_url, "t", 10)
+        with loader_of(any_url) as loader, pytest.raises(StateMismatch, match="version"):
+            loader.load_state_dict(state)
+
+    def test_a_checkpoint_counts_the_batches_of_its_own_loader(self, any_url: str) -> None:
+        """After a restart the same count means other batches: settling by it would lose some."""
+        produce(any_url, "t", 100)
+        state = state_of(any_url, acknowledge="on_checkpoint")
+        with loader_of(any_url, acknowledge="on_checkpoint") as loader:
+            next(iter(loader))
+            with pytest.raises(StateMismatch, match="loader"):
+                loader.checkpointed(state)
