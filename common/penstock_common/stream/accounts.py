@@ -37,6 +37,8 @@ class GroupAudit:
     """In entries this group could not read, or that an operator gave up."""
     given_up: int = 0
     """Of those dead, what an operator gave up."""
+    not_offered: int = 0
+    """Of an epoch before the first that this group could see whole: it came late, or began with a later one."""
     released: int = 0
     """Removed before this group read them, while it held no data: it had left."""
     lost: int = 0

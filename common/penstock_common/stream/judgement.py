@@ -289,6 +289,9 @@ class _Judge:
         for name, group in self._survey.groups.items():
             total = self._audit.groups.setdefault(name, GroupAudit())
             lost |= self._judge_group(shard, name, group, total, spans, owed, there, covered)
+        late = [name for name, g in self._survey.roster.groups.items() if g.first > self._epoch]
+        for name in late:
+            self._audit.groups.setdefault(name, GroupAudit()).not_offered += int((covered & ~holes).sum())
         if not self._survey.groups:
             trimmed = np.zeros(length, dtype=bool)
             for span in spans:

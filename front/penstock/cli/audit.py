@@ -27,8 +27,9 @@ example:
   penstock audit train --repair images photos/ --resize 224x224 --transform augment:flip
 
 Counts are samples. produced: committed by producers; bad: the source could not make them. Per group: delivered =
-acknowledged by training; pending = given out, not acknowledged; unread = not given out yet; dead = in dead letters;
-lost = nobody will ever deliver them. duplicate: an identity that stands in two entries.
+acknowledged by training; pending = given out, not acknowledged; unread = not given out yet; dead = in dead letters, or
+given up by an operator; lost = nobody will ever deliver them. Not offered: the group begins with a later epoch.
+duplicate: an identity that stands in two entries.
 
 It ends with 0 only if nothing is lost, nothing is duplicate and nothing is unexplained: every finding is one line.
 Pending and unread samples are no fault, also when no member is left: they are handed out when the group comes back.
@@ -156,5 +157,7 @@ def _rows(epoch: EpochAudit) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for name, group in epoch.groups.items():
         shown = name if not group.released else f"{name} (left; {group.released} released)"
+        if group.not_offered:
+            shown = f"{name} (came later; {group.not_offered} not offered)"
         rows.append((*first, shown, group.delivered, group.pending, group.unread, group.dead, group.lost))
     return rows

@@ -225,6 +225,22 @@ def test_samples_of_a_group_whose_members_are_gone_are_unread_not_lost(any_url: 
     assert (report.unread, report.lost, report.is_clean) == (63, 0, True)
 
 
+def test_what_lies_before_a_late_groups_first_whole_epoch_was_not_offered_to_it(url: str, client: redis.Redis) -> None:
+    """It is neither delivered nor lost, and the audit says so instead of leaving the group out."""
+    fill(url)
+    fill(url)
+    train(url, "early")
+    join_group(client, Membership(load_stream(client, "train"), "late", "", ""), first=1, declared=True)
+    first, second = audited(url).epochs
+    assert (first.groups["late"].not_offered, first.groups["late"].lost, first.groups["early"].not_offered) == (
+        63,
+        0,
+        0,
+    )
+    assert (second.groups["late"].not_offered, second.groups["late"].unread) == (0, 63)
+    assert audited(url).is_clean
+
+
 def test_a_consumer_group_destroyed_behind_our_back_is_loss(any_url: str, any_client: redis.Redis) -> None:
     """XGROUP DESTROY takes the pending entries with it; the roster still owes them."""
     fill(any_url)
