@@ -264,13 +264,14 @@ def claim(
 
 def trim_entries(
     client: Client, partition: PartitionKeys, generation: str, epoch: int, records: Sequence[Record]
-) -> int:
-    """Removes entries every group has settled; returns the bytes freed. Refused (0) if a group joined meanwhile."""
+) -> int | None:
+    """Removes entries every group has settled; returns the bytes freed. Refused (None) if a group joined meanwhile."""
     if not records:
         return 0
     args = [part for record in records for part in (record.entry_id, record.nbytes)]
     keys = [partition.roster, partition.entries(epoch)]
-    return max(0, int(run_script(client, TRIM, keys, [generation, epoch, *args])))
+    freed = int(run_script(client, TRIM, keys, [generation, epoch, *args]))
+    return freed if freed >= 0 else None
 
 
 def group_counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, dict[str, Any]]:

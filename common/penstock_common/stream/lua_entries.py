@@ -52,6 +52,20 @@ end
 return n
 """
 
+CLAIM = """
+-- KEYS entries | ARGV group member holder min_idle_ms id deliveries : takes an entry from whom it was seen with.
+-- XCLAIM alone asks for no holder: of two that claim what was handed back, the second took it from the first, and both
+-- handed it out.
+local held = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[5], ARGV[5], 1, ARGV[3])
+if held.err then
+  if string.find(held.err, 'NOGROUP') then return 0 end -- released since it was listed
+  return held
+end
+if #held == 0 then return 0 end
+local claim = {KEYS[1], ARGV[1], ARGV[2], ARGV[4], ARGV[5], 'RETRYCOUNT', ARGV[6], 'JUSTID'}
+return #redis.call('XCLAIM', unpack(claim))
+"""
+
 BURY = """
 -- KEYS state entries dead | ARGV live_state group id reason : a dead letter of this group, kept by its id
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -1 end

@@ -6,7 +6,7 @@ import numpy as np
 import redis
 
 import penstock
-from penstock_common.stream.entries import Pending, claim, index_records, trim_entries
+from penstock_common.stream.entries import index_records, trim_entries
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.release import release_epoch
 from penstock_common.stream.roster import load_roster
@@ -42,11 +42,3 @@ def test_an_epoch_that_holds_no_bytes_is_released(url: str, client: redis.Redis)
     assert retained_epochs(client, stream) == {}
     left = {key.decode().rpartition(":")[2] for key in client.scan_iter(match="*")}
     assert left == {"meta", "events", "roster"}
-
-
-def test_claiming_what_was_released_just_then_takes_nothing_and_ends_nobody(url: str, client: redis.Redis) -> None:
-    """A trainer's keeper lists what a dead one left while another settles it: its thread has to outlive the race."""
-    stream = made(url, client, good=1)
-    gone = Pending(b"1-1", "dead", idle_ms=10**6, deliveries=1)
-    assert release_epoch(client, stream, 0)
-    assert not claim(client, stream.partitions[0], 0, ("g", "m"), gone, min_idle_ms=0)
