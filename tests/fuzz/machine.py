@@ -66,11 +66,10 @@ class Machine(Writing):
         )  # fmt: skip
 
     def first_whole(self) -> int:
-        """Where a new group must begin: behind everything that retention has touched."""
-        touched = [number for number, epoch in self.model.epochs.items() if epoch.state == "released"]
-        for partition in self.stream.partitions:
-            touched += load_roster(self.client, partition).trimmed
-        return max(touched, default=-1) + 1
+        """Where a group begins: with the first retained epoch behind all that retention took entries of."""
+        trimmed = max((e for p in self.stream.partitions for e in load_roster(self.client, p).trimmed), default=-1)
+        there = (number for number, epoch in self.model.epochs.items() if epoch.state != "released")
+        return min((number for number in there if number > trimmed), default=len(self.model.epochs))
 
     def may_read(self, group: str) -> bool:
         """Whether a read would bring something, or end an epoch, soon."""
@@ -147,13 +146,32 @@ class Machine(Writing):
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
         """Ends without a word; what it acknowledged has reached the server."""
-        group, member = data.draw(st.sampled_from(sorted(self.loaders)))
+        self.kill(*data.draw(st.sampled_from(sorted(self.loaders))))
+
+    def kill(self, group: str, member: str) -> None:
+        """What it was handed and had not settled is owed again."""
         killed(self.loaders.pop((group, member)))
         self.steps["killed"] += 1
         self.batches.pop((group, member))
         ours = self.model.groups[group]
         del ours.members[member]
         ours.dead.add(member)
+
+    @precondition(lambda self: self.loaders)
+    @rule(data=st.data(), settled=st.integers(0, 2))
+    def fall_and_rise(self, data: st.DataObject, settled: int) -> None:
+        """Dies in the middle of what it was given, some of it settled, and comes back under its name."""
+        group, member = key = data.draw(st.sampled_from(sorted(self.loaders)))
+        if not self.may_read(group):
+            return
+        self.read_batches(group, member, 3)
+        mine, policy = self.model.groups[group].members[member], self.policy(key)
+        if policy == "manual":
+            for batch in self.batches[key][:settled]:
+                self.loaders[key].acknowledge(batch)
+                self.model.settle(group, mine.handed.pop(0))
+        self.kill(group, member)
+        self.join(group, member, policy)
 
     @rule(group=GROUPS)
     def drop(self, group: str) -> None:

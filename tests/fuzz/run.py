@@ -46,7 +46,7 @@ def main() -> None:
         ended = _run(target, [*options, prefix, "-print_final_stats=1", found, str(corpus)])
         with tempfile.TemporaryDirectory() as small:
             _run(target, ["-merge=1", f"-max_len={MOST_BYTES[target]}", small, str(corpus), found])
-            _replace(corpus, Path(small))
+            _replace(corpus, Path(small), {sha1(data, usedforsecurity=False).hexdigest() for data in _seeds(target)})
     sys.exit(ended)
 
 
@@ -77,14 +77,14 @@ def _run(target: str, arguments: list[str]) -> int:
     ).returncode
 
 
-def _replace(corpus: Path, merged: Path) -> None:
-    """The corpus becomes the merged one; crashes stay for ever."""
+def _replace(corpus: Path, merged: Path, seeds: set[str]) -> None:
+    """The corpus becomes the merged one, less what the code makes itself; crashes stay for ever."""
     if not any(merged.iterdir()):
         sys.exit("nothing was merged: the corpus stays as it was")
     for old in corpus.iterdir():
         if not old.name.startswith("crash-"):
             old.unlink()
-    for new in merged.iterdir():
+    for new in (path for path in merged.iterdir() if path.name not in seeds):
         (corpus / new.name).write_bytes(new.read_bytes())
 
 

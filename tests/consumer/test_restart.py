@@ -1,0 +1,33 @@
+"""A group that reads again from the earliest epoch: what that is when retention has taken a part of one."""
+
+from __future__ import annotations
+
+from penstock_common.stream.commands import Client
+from penstock_common.stream.roster import load_roster
+from penstock_producer.janitor import Janitor
+from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, sample, writer_of
+
+
+def test_earliest_is_the_first_epoch_that_is_whole_in_every_partition(any_url: str, any_client: Client) -> None:
+    """Beginning with one that is not, a group would wait for samples, or miss them, that nobody has any more."""
+    with writer_of(any_url, spec=SPEC, partitions=2, block_bytes=24 * 5) as writer:
+        epoch = writer.epoch(sizes=[10, 10])
+        with epoch.shard(1) as shard:
+            for number in range(10):
+                shard.write(sample(number))
+        with loader_of(any_url, batch_size=5) as loader:
+            batches = iter(loader)
+            loader.acknowledge(next(batches))
+            loader.acknowledge(next(batches))
+            stream = open_stream(any_client, "t")
+            assert Janitor(any_client, stream, stream.partitions[1], lambda _: None).make_room(1) > 0
+        trimmed = [load_roster(any_client, partition).trimmed for partition in stream.partitions]
+        assert trimmed == [frozenset(), frozenset({0})]
+        with epoch.shard(0) as shard:
+            for number in range(10):
+                shard.write(sample(number))
+        with writer.epoch() as after:
+            for number in range(100, 110):
+                after.write(sample(number))
+        with loader_of(any_url, start="earliest") as loader:
+            assert sorted(numbers(loader)) == list(range(100, 110))
