@@ -131,6 +131,8 @@ class Janitor:
         self._partition = partition
         self._floors: dict[tuple[int, int], int] = {}
         """(epoch, shard) -> offset below which everything is known to be gone."""
+        self._gone: dict[tuple[int, int], set[int]] = {}
+        """(epoch, shard) -> ends of entries beyond the floor that are gone: behind one that somebody holds."""
 
     def make_room(self, need_bytes: int) -> int:
         """Tries to free that many payload bytes and a little more; returns what was freed."""
@@ -192,23 +194,24 @@ class Janitor:
             return 0
         # an entry that ends later is not settled, or ends in holes and waits for the next look
         upto = floor + int(settled[-1]) + 1
-        freed, base, is_unbroken = 0, floor, True
+        freed, base, gone = 0, floor, self._gone.setdefault(of, set())
         for page in _pages(index_records(self._client, self._partition, *of, after=floor, upto=upto)):
-            plan = plan_trim(page, bits, need - freed, base)
-            freed += self._drop(roster, of[0], plan)
-            dropped = {record.end for record in plan}
+            left = [record for record in page if record.end not in gone]
+            while freed < need and (plan := plan_trim(left, bits, need - freed, base)):
+                now = trim_entries(self._client, self._partition, roster.generation, of[0], plan)
+                if now is None:  # a group joined meanwhile: what was planned is not gone
+                    return freed
+                freed += now  # less than planned where others removed some of it
+                gone.update(record.end for record in plan)
+                left = [record for record in left if record.end not in gone]
             for record in page:
-                is_unbroken = is_unbroken and (not record.entry_id or record.end in dropped)
-                floor = record.end if is_unbroken else floor
+                if record.end in gone or not record.entry_id:
+                    floor = record.end if floor >= record.first else floor
             if freed >= need:
                 break
         self._floors[of] = floor
+        gone.difference_update([end for end in gone if end <= floor])
         return freed
-
-    def _drop(self, roster: Roster, epoch: int, plan: list[Record]) -> int:
-        if not plan:
-            return 0
-        return trim_entries(self._client, self._partition, roster.generation, epoch, plan)
 
 
 def _pages(records: Iterator[Record]) -> Iterator[list[Record]]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock_common.errors import EpochNotFound, EpochsReleased, ReplayTruncated
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import Record
+from penstock_common.stream.ledger import acknowledge
 from penstock_common.stream.lua_epochs import RETIRE
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.ranges import add_to_ranges, format_ranges, parse_ranges
@@ -324,3 +325,18 @@ def test_a_release_that_was_cut_short_is_finished_by_the_next(any_url: str, any_
         assert not load_roster(any_client, first).retiring
         assert not [key for key in any_client.keys("*") if b"}:0:" in key]
     require_exact_books(any_client)
+
+
+def test_one_held_entry_does_not_keep_what_lies_behind_it(any_url: str, any_client: Client) -> None:
+    """A slow member, or a rank that pads its last step with the first samples, holds little; writers need the rest."""
+    with Writer("t", url=any_url, spec=WIDE, block_bytes=BYTES, budget_bytes=BUDGET) as writer:
+        epoch = writer.epoch(sizes=[60])
+        join_group(any_client, Membership(writer.stream, "g", "", ""), declared=True)
+        with epoch.shard(0) as shard:
+            for offset in range(60):
+                shard.write({"x": np.zeros(1000, np.uint8), "y": offset})
+    stream = open_stream(any_client, "t")
+    acknowledge(any_client, stream.partitions[0], load_manifest(any_client, stream, 0), "g", [], {0: [(1, 60)]})
+    janitor = Janitor(any_client, stream, stream.partitions[0], lambda _: None)
+    assert [janitor.make_room(1) // BYTES for _ in range(6)] == [11, 11, 11, 11, 11, 4]
+    assert janitor.make_room(1) == 0
