@@ -84,9 +84,10 @@ def test_a_lost_tail_of_the_append_only_file_is_named_and_a_job_started_again_me
     server = fresh_server(**settings)
     url, port = server.url, server.port
     with both(url) as (writer, trainer):
+        writer.until(80)
         server.kill()
         (log,) = [path for path in tmp_path.rglob("*.aof") if ".base." not in path.name]
-        os.truncate(log, log.stat().st_size - 40_000)  # a good hundred samples, and in the middle of a command
+        os.truncate(log, log.stat().st_size - 30_000)  # some twenty blocks, and in the middle of a command
         fresh_server(port=port, **settings)
         last = writer.end()
         assert last.startswith("ended ShardMismatch"), last
@@ -127,7 +128,7 @@ def test_connections_cut_in_the_middle_of_a_payload_lose_and_double_nothing(
     any_server: EmbeddedServer, seed: int
 ) -> None:
     """Half a command, half an answer, an answer that never comes: again and again, both ways, for every connection."""
-    proxy = CuttingProxy(any_server.port, seed, longest=30_000)
+    proxy = CuttingProxy(any_server.port, seed, longest=12_000)
     try:
         with child(write, proxy.url, COUNT, 0) as writing, child(train, proxy.url) as training:
             writer, trainer = Lines(writing), Lines(training)
