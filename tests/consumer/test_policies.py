@@ -188,7 +188,10 @@ def writing(url: str, count: int) -> Iterator[threading.Thread]:
 class TestOverdue:
     """A training that waits for itself is told so, and no other."""
 
-    def test_a_checkpoint_that_the_loop_can_never_reach_is_an_error_with_numbers(self, any_url: str) -> None:
+    @pytest.mark.parametrize("order", [None, "canonical"])
+    def test_a_checkpoint_that_the_loop_can_never_reach_is_an_error_with_numbers(
+        self, order: Any, any_url: str
+    ) -> None:
         """Its own samples fill the budget, so writers wait, so no batch comes, so there is never a checkpoint."""
         said: list[str] = []
         handed: list[int] = []
@@ -196,7 +199,7 @@ class TestOverdue:
         advice = r"call loader\.checkpointed\(\) at least every 200 samples"
         with (
             writing(any_url, 1000),
-            loader_of(any_url, acknowledge="on_checkpoint", notify=said.append, timeout_s=60) as loader,
+            loader_of(any_url, acknowledge="on_checkpoint", notify=said.append, timeout_s=60, order=order) as loader,
             pytest.raises(CheckpointOverdue, match=advice) as caught,
         ):
             for batch in loader:
@@ -209,11 +212,12 @@ class TestOverdue:
         (warned,) = [line for line in said if "writers will soon have to wait" in line]
         assert "208 samples" in warned
 
+    @pytest.mark.parametrize("order", [None, "canonical"])
     def test_checkpoints_often_enough_let_an_epoch_pass_that_is_larger_than_the_budget(
-        self, any_url: str, any_client: Client
+        self, order: Any, any_url: str, any_client: Client
     ) -> None:
         """What the error advises works."""
-        with writing(any_url, 1500), loader_of(any_url, acknowledge="on_checkpoint") as loader:
+        with writing(any_url, 1500), loader_of(any_url, acknowledge="on_checkpoint", order=order) as loader:
             count = 0
             for number, batch in enumerate(loader, 1):
                 count += batch.size
@@ -271,6 +275,17 @@ class TestOverdue:
                     if handed == 250:
                         loader.checkpointed()
             assert handed >= (350 if group == "h" else 50)
+
+    def test_a_rank_that_waits_for_a_slower_one_is_not_blamed(self, any_url: str) -> None:
+        """What an ordered group holds is what its slowest rank has not settled."""
+        settings: dict[str, Any] = {"acknowledge": "on_checkpoint", "order": "canonical", "world_size": 2}
+        with writing(any_url, 1000), loader_of(any_url, rank=1, **settings) as slow:
+            next(iter(slow))
+            with loader_of(any_url, rank=0, timeout_s=6, **settings) as loader, pytest.raises(WaitTimeout):
+                for number, _ in enumerate(loader, 1):
+                    if number == 10:
+                        loader.checkpointed()
+            assert number > 15
 
 
 @contextmanager
