@@ -301,7 +301,9 @@ class EpochReader:
             return
         self._assembler.flush()
         self._emit(self._assembler)
-        self._notify(f"epoch {self.epoch} of {self.place.stream.name!r} was abandoned and released while it was read")
+        if roster.groups[self.place.who.group].read < self.epoch:  # else it was settled here by the other members
+            name = self.place.stream.name
+            self._notify(f"epoch {self.epoch} of {name!r} was abandoned and released while it was read")
         self.queue.end()
 
     def _is_over(self) -> bool:

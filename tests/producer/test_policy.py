@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,13 +17,13 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.deletion import delete_stream
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, retained_epochs
 from penstock_common.stream.roster import Membership, Roster, join_group, load_roster
-from penstock_common.stream.streams import load_stream, set_plan
+from penstock_common.stream.streams import load_stream, read_counters, set_plan
 from penstock_producer import tidying
 from penstock_producer.janitor import make_fit, tidy
 from penstock_producer.policy import Policy, parse_policy
 from penstock_producer.retention import MOST_KEPT, EpochFacts, is_settled, plan_policy
 from penstock_producer.writer import Writer
-from tests.contracts.feed import SAMPLE_BYTES, loader_of, numbers, produce, sample, writer_of
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, produce, sample, writer_of
 from tests.producer.test_retention import group, roster_of
 
 FACTS = tuple(EpochFacts(epoch, "produced", 10, ended_ms=1000 * epoch) for epoch in range(6))
@@ -177,7 +180,7 @@ def test_a_group_that_read_all_is_told_so_though_all_is_released(any_url: str, a
 
 def test_an_abandoned_epoch_goes_by_the_policy_too(any_url: str, any_client: Client) -> None:
     """What will never be complete is owed to nobody, and must not pile up."""
-    with writer_of(any_url, spec={"x": ("float32", (4,)), "y": ("int64", ())}, retention="epochs:1") as writer:
+    with writer_of(any_url, spec=SPEC, retention="epochs:1") as writer:
         for number in range(3):
             epoch = writer.epoch()
             epoch.write(sample(number))
@@ -256,3 +259,31 @@ def test_a_trainer_that_leaves_takes_its_name_along(any_url: str, any_client: Cl
     names = {consumer["name"] for consumer in any_client.xinfo_consumers(stream.partitions[0].entries(0), "g")}
     assert names <= {b"~released"}
     assert not load_roster(any_client, stream.partitions[0]).members
+
+
+def test_members_that_are_still_ending_an_epoch_bear_its_release(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one who settles the last batch makes the epoch free to go, while the others still look for more of it."""
+    monkeypatch.setattr(tidying, "TIDY_EVERY_S", 0.001)
+    told: list[str] = []
+    got: Counter[int] = Counter()
+    with writer_of(any_url, spec=SPEC, retention="epochs:0", block_bytes=2 * SAMPLE_BYTES) as writer:
+
+        def train(member: str) -> None:
+            settings: dict[str, Any] = {"member": member, "batch_size": 2, "prefetch_bytes": 500}
+            with suppress(GroupFinished), loader_of(any_url, notify=told.append, **settings) as loader:
+                while True:
+                    for batch in loader:
+                        got.update([batch.epoch] * batch.size)
+
+        set_plan(writer.client, writer.stream, 15)
+        with ThreadPoolExecutor(3) as pool:
+            ends = [pool.submit(train, f"m{number}") for number in range(3)]
+            for _ in range(15):
+                with writer.epoch() as epoch:
+                    for number in range(40):
+                        epoch.write(sample(number))
+            for end in ends:
+                end.result(timeout=60)
+        assert got == dict.fromkeys(range(15), 40)
+        assert [text for text in told if "abandoned" in text] == []
+        assert read_counters(writer.client, writer.stream)[2] in ("0-14", "0-13")
