@@ -15,7 +15,6 @@ from penstock_common.errors import (
     EpochNotFound,
     PenstockError,
     ServerUnavailable,
-    TooLarge,
     UnsupportedVersion,
 )
 from penstock_common.stream.channel import Channel
@@ -26,6 +25,7 @@ from penstock_common.stream.ledger import bury, dead_letters
 from penstock_common.stream.manifest import ABANDONED, Manifest, load_manifest
 from penstock_common.stream.positions import HEAD_STEPS
 from penstock_common.stream.roster import load_roster
+from penstock_common.stream.suitability import require_step_fits
 from penstock_common.waiting import Notify, Outage
 from penstock_consumer.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
 from penstock_consumer.expected import Discard, Expected
@@ -44,9 +44,6 @@ PLANNED = 64
 """Fetches planned at once: indexes are read so far ahead of payloads."""
 BLOCK_MS = 100
 """How long a wait for the next block is: finite, since an epoch may end without one."""
-STEP_SHARE = 4 * HEAD_STEPS
-"""A step must fit so often into a partition's budget: its last quarter is free for what is read next (design.md 5.8),
-and as much again keeps the epoch's first steps."""
 
 
 class NotYet(Exception):
@@ -78,7 +75,7 @@ class OrderedReader:
         """Rows that stand in for samples that are bad."""
         order, spec = place.order, place.stream.spec
         assert spec is not None
-        self._require_room(sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged))
+        self._require_room()
         self._manifest = load_manifest(place.client, place.stream, epoch)
         begun = shards_in_order(place.client, place.stream, self._manifest)
         self.steps = Steps(start, order.rank, order.world, order.batch, remainder)
@@ -102,16 +99,10 @@ class OrderedReader:
         """Where an abandoned epoch ends."""
         self._refresh(self._manifest)
 
-    def _require_room(self, sample_bytes: int) -> None:
+    def _require_room(self) -> None:
         """A step that the budget could not hold would never be committed whole, and so never handed out."""
-        order, budget = self.place.order, self.place.stream.partition_budget
-        step_bytes = order.world * order.batch * sample_bytes
-        if step_bytes * STEP_SHARE > budget:
-            raise TooLarge(
-                f"a step of {order.world} ranks with {order.batch} samples each is {step_bytes} bytes; ordered reading "
-                f"needs {STEP_SHARE} times that, and a partition of {self.place.stream.name!r} has a budget of "
-                f"{budget}: raise budget_bytes, or take smaller batches"
-            )
+        order = self.place.order
+        require_step_fits(self.place.stream, order.world * order.batch, HEAD_STEPS)
 
     def _known_dead(self) -> set[tuple[int, bytes]]:
         """Entries known to be unreadable, by partition: another rank may have met them before this one."""

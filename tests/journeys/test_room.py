@@ -18,6 +18,7 @@ import pytest
 import redis
 from rq.registry import FailedJobRegistry, StartedJobRegistry
 
+from penstock_common.errors import CheckpointOverdue
 from penstock_common.stream.commands import Client
 from penstock_common.stream.connection import connect
 from penstock_common.stream.manifest import find_manifest
@@ -137,6 +138,63 @@ def test_a_killed_first_shard_is_made_in_the_room_kept_for_it(
         assert read_all(any_url) == list(range(SAMPLES))
         running.finish()
     assert not waiters(control)
+
+
+def test_a_killed_first_shard_does_not_stop_ordered_readers(
+    any_url: str, control: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They can use nothing of what is ahead, so nothing of it goes: the reserve carries the shard they wait for."""
+    mark = tmp_path / "mark"
+    monkeypatch.setenv("PENSTOCK_TEST_MARK", str(mark))
+    plan = plan_of("holds_up_the_first", block_bytes=2 * SAMPLE_BYTES)
+    with producing(plan, options_of(any_url), 2) as (_, running):
+        await_that(mark.exists, "the first shard is begun")
+        found: dict[int, list[int]] = {}
+
+        def read(rank: int) -> None:
+            ranked: dict[str, Any] = {"order": "canonical", "rank": rank, "world_size": 2, "batch_size": 1}
+            found[rank] = read_all(any_url, **ranked)
+
+        ranks = [threading.Thread(target=read, args=(rank,), daemon=True) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        await_that(lambda: any(not waiter.is_next for waiter in waiters(control).values()), "others wait")
+        os.kill(int(mark.read_text()), signal.SIGKILL)
+        for rank in ranks:
+            rank.join(PATIENCE_S)
+        running.finish()
+    assert sorted(found[0] + found[1]) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("order", [None, "canonical"])
+def test_a_checkpoint_window_below_the_budget_passes_and_a_larger_one_is_named(any_url: str, order: str | None) -> None:
+    """What a trainer keeps until its next checkpoint is room that nobody else can make: it passes, or is told so."""
+    ranked = {} if order is None else {"order": order, "rank": 0, "world_size": 1}
+    settings: dict[str, Any] = {
+        "group": "g", "batch_size": 2, "acknowledge": "on_checkpoint", "prefetch_bytes": 1, "timeout_s": PATIENCE_S,
+        "notify": lambda _: None, **ranked,
+    }  # fmt: skip
+    plan = plan_of("with_pid", block_bytes=2 * SAMPLE_BYTES)
+    with producing(plan, options_of(any_url), 2) as (_, running), Loader("train", url=any_url, **settings) as loader:
+        assert train(loader, window=24) == SAMPLES // 2
+        running.finish()
+    with producing(plan, options_of(any_url), 2), Loader("train", url=any_url, **settings) as loader:
+        began = time.monotonic()
+        with pytest.raises(CheckpointOverdue, match="budget"):
+            train(loader, window=1000)
+        assert time.monotonic() - began < 30
+
+
+def train(loader: Loader, window: int) -> int:
+    """One epoch with a checkpoint every so many steps, and at its end; returns the steps."""
+    step = 0
+    for batch in loader:
+        step += 1
+        assert batch.size == 2
+        if step % window == 0:
+            loader.checkpointed()
+    loader.checkpointed()
+    return step
 
 
 def test_one_worker_with_jobs_in_the_wrong_order_makes_the_first_shard_first(any_url: str, control: Client) -> None:

@@ -27,24 +27,26 @@ def largest_block(budget_bytes: int) -> int:
     return int(budget_bytes * (1 - ORDINARY_SHARE))
 
 
-def require_step_fits(stream: Stream, samples: int) -> None:
+def require_step_fits(stream: Stream, samples: int, kept_steps: int = 0) -> None:
     """Raises TooLarge if readers in canonical order could wait for ever for a step of so many samples, over all ranks.
 
-    Its entries have to fit the reserved quarter of one partition's budget: the samples, and a block begun before
-    and one going on behind them. Nothing is known of ragged samples, nor before the stream has a spec.
+    Its entries have to fit the reserved quarter of one partition's budget, beside ``kept_steps`` that are kept behind
+    it: the samples, and a block that is only partly of the step on either side, and behind what is kept. Of ragged
+    tensors, and before the stream has a spec, nothing is known.
     """
-    if stream.spec is None or any(tensor.is_ragged for tensor in stream.spec.tensors):
+    if stream.spec is None:
         return
-    sample = sum(tensor.sample_bytes for tensor in stream.spec.tensors)
-    step, quarter = samples * sample, largest_block(stream.partition_budget)
-    block = max(sample, min(stream.block_bytes, quarter))
-    if step + 2 * block > quarter:
-        enough = (step + 2 * max(sample, stream.block_bytes)) * 4 * len(stream.partitions)
+    sample = sum(tensor.sample_bytes for tensor in stream.spec.tensors if not tensor.is_ragged)
+    quarter, step = largest_block(stream.partition_budget), samples * sample
+    edges = 3 if kept_steps else 2
+    needed = (1 + kept_steps) * step + edges * max(sample, min(stream.block_bytes, quarter))
+    if needed > quarter:
+        enough = ((1 + kept_steps) * step + edges * max(sample, stream.block_bytes)) * 4 * len(stream.partitions)
         raise TooLarge(
-            f"a step of {samples} samples is {readable_bytes(step)}, with a block on either side "
-            f"{readable_bytes(step + 2 * block)}; stream {stream.name!r} has a quarter of its budget, "
-            f"{readable_bytes(quarter)} a partition, for what all ranks wait for: use a smaller batch or fewer ranks, "
-            f"or produce with a budget of {readable_bytes(enough)}"
+            f"a step of {samples} samples is {readable_bytes(step)}, which with the blocks around it takes "
+            f"{readable_bytes(needed)}; stream {stream.name!r} has a quarter of its budget, {readable_bytes(quarter)} "
+            "a partition, for what all ranks wait for: take smaller batches, or raise budget_bytes to "
+            f"{readable_bytes(enough)}"
         )
 
 
