@@ -95,7 +95,7 @@ class Settlement:
         if self.adapter is not None:
             self.adapter.settle()
         self._settle(self._handed.cover(batches))
-        self._flush()
+        self.flush()
         self._is_warned = False
 
     def hand_back(self, batches: Iterable[Batch]) -> None:
@@ -151,7 +151,7 @@ class Settlement:
         self.asked_for_next()
         if self.adapter is not None:
             self.adapter.settle()
-        self._flush()
+        self.flush()
         if self.policy == "on_checkpoint" and (left := self._handed.waiting).batches:
             self._notify(f"{left.samples} samples were trained on since the last checkpoint: they are handed out again")
 
@@ -179,11 +179,13 @@ class Settlement:
     def frontier(self) -> tuple[Batch | None, Batch | None]:
         """Of an ordered group: (the last batch trained on, the first that was pulled before it and was not)."""
         reached = self.adapter.reached() if self.adapter is not None else []
-        last = max((*reached, *filter(None, [self._handed.last])), key=canonical, default=None)
+        trained = [self._handed.last] if self._handed.last is not None else []  # without arrays it counts as empty
+        last = max((*reached, *trained), key=canonical, default=None)
         left = self._handed.first(besides=reached, pulled_only=True)
         return last, left if left is not None and last is not None and canonical(left) < canonical(last) else None
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Returns once every acknowledgement is on the server."""
         if self.reading is not None:
             with self._lock:
                 self.reading.place.flush()

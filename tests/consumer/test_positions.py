@@ -1,0 +1,344 @@
+"""Positions on the server: who may report, who may join, what a rank may go back to, and what retention may take."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import redis
+
+from penstock_common.errors import (
+    GroupBusy,
+    GroupKindMismatch,
+    GroupNotFound,
+    MemberReplaced,
+    ReplayTruncated,
+    StateMismatch,
+)
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.commands import Client
+from penstock_common.stream.ledger import forget_settled
+from penstock_common.stream.manifest import load_manifest, retained_epochs
+from penstock_common.stream.positions import known_positions, report, rewind
+from penstock_common.stream.roster import Membership, Order, drop_group, join_group, load_roster, rank_member
+from penstock_common.stream.server import EmbeddedServer
+from penstock_consumer.loader import Loader
+from penstock_consumer.pipeline.batch import Batch
+from penstock_producer.janitor import Janitor
+from penstock_producer.writer import Writer
+from tests.contracts.feed import loader_of, numbers, open_stream
+from tests.contracts.ordered import interleaved, plan, rank_of, read_ranks
+
+WIDE = {"x": ("uint8", (1000,)), "y": ("int64", ())}
+BUDGET = 200 * 1008
+
+
+def rank(client: Client, number: int, world: int = 2, batch: int = 8, **settings: int) -> Membership:
+    """A rank that joined 'g' of 't', under a new incarnation."""
+    who = Membership(
+        open_stream(client, "t"), "g", rank_member(number), secrets.token_hex(4), Order(number, world, batch)
+    )
+    join_group(client, who, **settings)
+    return who
+
+
+def position_of(client: Client, number: int, epoch: int = 0) -> int:
+    """Where a rank is."""
+    return known_positions(client, open_stream(client, "t"), epoch, "g").of(number)
+
+
+def take(loader: Loader, count: int) -> list[Batch]:
+    """The next batches; the last of them stays unacknowledged until the next is asked for."""
+    batches: Iterator[Batch] = iter(loader)
+    return [next(batches) for _ in range(count)]
+
+
+class TestReports:
+    """A report is believed only from the one who holds the rank."""
+
+    def test_the_lowest_rank_decides_what_is_settled(self, client: Client, url: str) -> None:
+        """What one rank still has to train on must stay, for its step is everyone's."""
+        plan(url, [100], partitions=2)
+        manifest = load_manifest(client, open_stream(client, "t"), 0)
+        report(client, rank(client, 0), manifest, 48)
+        assert known_positions(client, open_stream(client, "t"), 0, "g").minimum(2) == 0
+        report(client, rank(client, 1), manifest, 32)
+        assert known_positions(client, open_stream(client, "t"), 0, "g").minimum(2) == 32
+        audited = audit_stream(client, "t")
+        assert (audited.is_clean, audited.delivered, audited.unread) == (True, {"g": 32}, 68)
+
+    def test_a_position_never_falls_by_a_report(self, any_client: Client, any_url: str) -> None:
+        """Reports overtake each other when a connection breaks and they are sent again."""
+        plan(any_url, [100])
+        who, manifest = rank(any_client, 0), load_manifest(any_client, open_stream(any_client, "t"), 0)
+        for position in (48, 16):
+            report(any_client, who, manifest, position)
+        assert position_of(any_client, 0) == 48
+
+    def test_a_stale_incarnation_and_a_surplus_rank_are_refused(self, any_client: Client, any_url: str) -> None:
+        """A process that was replaced, woken up again, must not settle what its successor has yet to train on."""
+        plan(any_url, [100])
+        manifest = load_manifest(any_client, open_stream(any_client, "t"), 0)
+        old, surplus = rank(any_client, 0), rank(any_client, 1)
+        new = rank(any_client, 0)
+        with pytest.raises(MemberReplaced, match="another process"):
+            report(any_client, old, manifest, 48)
+        assert position_of(any_client, 0) == 0
+        new = rank(any_client, 0, world=1, quiet_ms=0)
+        with pytest.raises(MemberReplaced, match="another number of ranks"):
+            report(any_client, surplus, manifest, 48)
+        report(any_client, new, manifest, 24)
+        assert position_of(any_client, 0) == 24
+        any_client.hdel(open_stream(any_client, "t").partitions[0].roster, "g:g")
+        with pytest.raises(GroupNotFound):
+            report(any_client, new, manifest, 48)
+
+    def test_an_epoch_that_is_no_longer_live_takes_no_report(self, any_client: Client, any_url: str) -> None:
+        """A key written after the release would stay for ever."""
+        plan(any_url, [100])
+        partition = open_stream(any_client, "t").partitions[0]
+        who, manifest = rank(any_client, 0), load_manifest(any_client, open_stream(any_client, "t"), 0)
+        any_client.set(partition.state(0), f"gone:{manifest.id}")
+        report(any_client, who, manifest, 48)
+        assert not any_client.exists(partition.positions(0, "g"))
+
+    def test_reports_go_on_at_maxmemory(self, fresh_server: Callable[..., EmbeddedServer]) -> None:
+        """A foreign key that fills the server must not stop the trainers that would free it."""
+        with fresh_server() as server, redis.Redis(port=server.port) as client:
+            plan(server.url, [100])
+            with rank_of(server.url) as loader:
+                take(loader, 2)
+                client.config_set("maxmemory", client.info("memory")["used_memory"] - 1)
+                with pytest.raises(redis.OutOfMemoryError):
+                    client.set("foreign", "x")
+                assert len(numbers(loader)) == 84
+            client.config_set("maxmemory", 0)
+            assert audit_stream(client, "t").delivered == {"g": 100}
+
+    def test_a_loader_that_was_replaced_stops(self, any_url: str) -> None:
+        """Two processes with one rank would train on the same batches."""
+        plan(any_url, [400], block_samples=1)
+        with pytest.raises(MemberReplaced), rank_of(any_url, lease_s=1, prefetch_bytes=500) as old:
+            take(old, 1)
+            with rank_of(any_url) as new:
+                assert numbers(new) == list(range(400))
+                list(old)
+
+
+class TestJoining:
+    """A group is one way of reading for ever."""
+
+    def test_joining_as_the_other_kind_is_refused(self, any_url: str) -> None:
+        """Positions and bits would contradict each other."""
+        plan(any_url, [20])
+        with rank_of(any_url, group="o"), loader_of(any_url, "s"):
+            with pytest.raises(GroupKindMismatch, match="'o' of 't' is ordered"), loader_of(any_url, "o"):
+                pass
+            with (
+                pytest.raises(GroupKindMismatch, match=r"'s' of 't' is shared.*groups drop"),
+                rank_of(any_url, group="s"),
+            ):
+                pass
+
+    def test_another_batch_size_is_refused_with_the_right_one(self, any_url: str) -> None:
+        """Positions are whole batches: with another size a rank would begin in the middle of another's."""
+        plan(any_url, [20])
+        with rank_of(any_url):
+            pass
+        with pytest.raises(GroupKindMismatch, match="give batch_size=8"), rank_of(any_url, batch=9):
+            pass
+
+    def test_another_world_size_waits_for_nobody_who_is_gone(self, any_url: str) -> None:
+        """A restart on fewer machines goes on from the lowest rank; living ranks are not robbed."""
+        plan(any_url, [200], partitions=2)
+        with rank_of(any_url, 0, 2, lease_s=6) as alive:
+            busy = pytest.raises(GroupBusy, match="read by 2 ranks, of which rank-0 are alive")
+            with busy, rank_of(any_url, 1, 3, lease_s=6):
+                pass
+            assert len(take(alive, 2)) == 2
+        ranks = read_ranks(any_url, 3, 8, lease_s=6)
+        assert interleaved(ranks) == [*range(200), *range(16)]
+
+    def test_every_sample_is_settled_once_over_world_sizes(self, any_url: str, any_client: Client) -> None:
+        """Two ranks, then three, then one: what comes next is always what follows the lowest position."""
+        plan(any_url, [150, 150], partitions=2)
+        found: list[int] = []
+        for world, steps in ((2, 3), (3, 4), (1, 5), (4, 2)):
+            batches = []
+            for number in range(world):
+                with rank_of(any_url, number, world) as loader:
+                    batches.append([batch["y"].tolist() for batch in take(loader, steps)])
+            found += interleaved(batches)
+        found += [n for batch in interleaved(read_ranks(any_url, 1, 8)) for n in [batch]]
+        assert found == list(range(300))
+        audited = audit_stream(any_client, "t")
+        assert (audited.is_clean, audited.delivered, audited.unread) == (True, {"g": 300}, 0)
+
+
+class TestGoingBack:
+    """A state is a position: exact, small, and refused where it cannot be kept."""
+
+    @pytest.mark.parametrize("world", [2, 3, 1])
+    def test_a_state_goes_on_exactly_there_also_with_other_ranks(self, any_url: str, world: int) -> None:
+        """A resumed run must be the run that was not interrupted."""
+        plan(any_url, [100, 100], partitions=2, epochs=2)
+        states = []
+        for number in range(2):
+            with rank_of(any_url, number, 2) as loader:
+                assert [len(one) for one in take(loader, 5)] == [2] * 5
+                states.append(loader.state_dict())
+                take(loader, 3)
+        assert len({(state["epoch"], state["position"]) for state in states}) == 1
+        assert states[0]["position"] == 80
+        found = []
+        for number in range(world):
+            with rank_of(any_url, number, world) as loader:
+                loader.load_state_dict(states[0])
+                found.append([batch["y"].tolist() for batch in loader])
+                assert next(iter(loader)).epoch == 1
+        assert interleaved(found)[:120] == list(range(80, 200))
+
+    def test_a_state_at_the_end_of_an_epoch_is_the_start_of_the_next(self, any_url: str) -> None:
+        """Checkpoints are mostly taken there, and the epoch may be gone when they are loaded."""
+        plan(any_url, [40], epochs=2)
+        with rank_of(any_url) as loader:
+            last = list(loader)[-1]
+            assert last.position == 40
+            state = loader.state_dict()
+            assert (state["epoch"], state["position"]) == (1, 0)
+            loader.load_state_dict(state)
+            assert {batch.epoch for batch in loader} == {1}
+
+    def test_going_back_reopens_later_epochs_and_closes_earlier_ones(self, any_url: str, any_client: Client) -> None:
+        """What was read after the state was taken is read again, all of it."""
+        plan(any_url, [40], epochs=3)
+        with rank_of(any_url) as loader:
+            list(loader)
+            take(loader, 2)
+            state = loader.state_dict()
+            list(loader)
+            list(loader)
+        with rank_of(any_url) as loader:
+            loader.load_state_dict(state)
+            assert [(batch.epoch, batch.position) for batch in loader] == [(1, 24), (1, 32), (1, 40)]
+            assert [(batch.epoch, batch.position) for batch in loader] == [(2, 8 * step) for step in range(1, 6)]
+        assert {epoch for _, epoch in load_roster(any_client, open_stream(any_client, "t").partitions[0]).closed} == {
+            0, 1, 2,
+        }  # fmt: skip
+
+    def test_a_state_of_another_stream_or_batch_size_is_refused(self, any_url: str) -> None:
+        """A position means nothing elsewhere, and nothing would say so later."""
+        plan(any_url, [40])
+        with rank_of(any_url) as loader:
+            state = loader.state_dict()
+            for changed in ({"stream_id": "other"}, {"batch_size": 9}, {"kind": "shared"}, {"spec": "0"}):
+                with pytest.raises(StateMismatch):
+                    loader.load_state_dict({**state, **changed})
+        assert len(str(state)) < 4096
+
+    def test_what_retention_may_have_taken_is_not_gone_back_to(self, any_url: str, any_client: Client) -> None:
+        """An error, never a gap: nobody knows which of the settled samples are still there."""
+        plan(any_url, [100])
+        partition = open_stream(any_client, "t").partitions[0]
+        manifest = load_manifest(any_client, open_stream(any_client, "t"), 0)
+        ranks = [rank(any_client, number) for number in range(2)]
+        for who in ranks:
+            report(any_client, who, manifest, 48)
+        rewind(any_client, ranks[0], manifest, 16)
+        report(any_client, ranks[0], manifest, 48)
+        any_client.hset(partition.roster, "t:0", "1")
+        with pytest.raises(ReplayTruncated, match="from position 16"):
+            rewind(any_client, ranks[0], manifest, 16)
+        rewind(any_client, ranks[0], manifest, 48)
+        assert position_of(any_client, 0) == 48
+
+    def test_start_earliest_reads_again(self, any_url: str) -> None:
+        """A second run of the same group over what is retained."""
+        plan(any_url, [40], epochs=2)
+        with rank_of(any_url) as loader:
+            list(loader)
+            list(loader)
+        with rank_of(any_url, start="earliest") as loader:
+            assert numbers(loader) == list(range(40))
+        with rank_of(any_url, start=1) as loader:
+            assert {batch.epoch for batch in loader} == {1}
+
+    def test_batches_handed_back_come_again_in_order(self, any_url: str) -> None:
+        """A framework that read ahead and stopped has trained on less than it pulled."""
+        plan(any_url, [80])
+        with rank_of(any_url, acknowledge="manual") as loader:
+            batches = take(loader, 6)
+            loader.acknowledge(batches[2])
+            loader.hand_back(batches[3:])
+            assert numbers(loader) == list(range(24, 80))
+
+
+class TestRetention:
+    """What goes, and what stays, is decided by the slowest rank."""
+
+    def write(self, url: str, total: int) -> None:
+        """An epoch of two shards, in two partitions."""
+        with Writer(
+            "t", url=url, spec=WIDE, block_bytes=2016, budget_bytes=BUDGET, partitions=2,
+            notify=lambda _: None,
+        ) as writer:  # fmt: skip
+            epoch = writer.epoch(sizes=[total // 4] * 4)
+            for number in range(4):
+                with epoch.shard(number) as shard:
+                    for offset in range(total // 4):
+                        shard.write({"x": np.zeros(1000, np.uint8), "y": number * (total // 4) + offset})
+
+    def test_only_what_every_rank_has_settled_goes(self, any_url: str, any_client: Client) -> None:
+        """And the epoch's first steps stay: its last one is padded with them."""
+        self.write(any_url, 160)
+        stream = open_stream(any_client, "t")
+        manifest = load_manifest(any_client, stream, 0)
+        ranks = [rank(any_client, number, batch=4) for number in range(2)]
+        report(any_client, ranks[0], manifest, 120)
+        for partition in stream.partitions:
+            assert Janitor(any_client, stream, partition, lambda _: None).make_room(10**9) == 0
+        report(any_client, ranks[1], manifest, 72)
+        freed = [
+            Janitor(any_client, stream, partition, lambda _: None).make_room(10**9) for partition in stream.partitions
+        ]
+        assert sum(freed) == (72 - 16) * 1008
+        audited = audit_stream(any_client, "t")
+        assert audited.is_clean, audited.findings
+        assert (audited.delivered, audited.unread) == ({"g": 72}, 88)
+
+    def test_an_epoch_larger_than_the_budget_passes_through(self, any_url: str, any_client: Client) -> None:
+        """Two ranks read while it is written; the last step is padded with the first samples all the same."""
+        with Writer("t", url=any_url, spec=WIDE, block_bytes=2016, budget_bytes=BUDGET, partitions=2) as writer:
+            assert writer.stream
+        with rank_of(any_url, 0, 2, 3, group="g"):
+            pass
+        thread = threading.Thread(target=self.write, args=(any_url, 1000))
+        thread.start()
+        ranks = read_ranks(any_url, 2, 3)
+        thread.join(30)
+        assert interleaved(ranks) == [*range(1000), *range(2)]
+        audited = audit_stream(any_client, "t")
+        assert audited.is_clean, audited.findings
+        assert audited.epochs[0].trimmed > 0
+        stream = open_stream(any_client, "t")
+        for partition in stream.partitions:
+            Janitor(any_client, stream, partition, lambda _: None).make_room(10**9)
+        assert not retained_epochs(any_client, stream)
+        assert not [key for key in any_client.keys("*") if b":pos:" in key]
+
+
+def test_a_dropped_group_leaves_no_position(any_url: str, any_client: Client) -> None:
+    """Made anew under its name it reads from the start."""
+    plan(any_url, [40], partitions=3)
+    with rank_of(any_url) as loader:
+        list(loader)
+    stream = open_stream(any_client, "t")
+    assert [key for key in any_client.keys("*") if b":pos:" in key]
+    forget_settled(any_client, stream, "g", retained_epochs(any_client, stream))
+    drop_group(any_client, stream, "g")
+    assert not [key for key in any_client.keys("*") if b":pos:" in key]
+    with rank_of(any_url) as loader:
+        assert numbers(loader) == list(range(40))
