@@ -140,6 +140,11 @@ def retry_dead(
         for letter in list_bad(client, stream, epoch=epoch, group=group).dead
         if not letter.given_up and entry in (None, letter.entry)
     ]
+    if entry is not None and ":" in entry:
+        raise StreamConflict(
+            f"{entry} names a sample, not an entry: a quarantined sample is a hole, settled for every group "
+            "and for ever; mend its source, and the next epoch has it"
+        )
     if entry is not None and not letters:
         raise EntryNotFound(
             f"entry {entry} is no dead letter of {stream.name!r}; `penstock bad list {stream.name}` names them"

@@ -263,6 +263,8 @@ def test_what_is_gone_cannot_be_retried_and_the_text_says_what_can(any_url: str,
     with pytest.raises(StreamConflict, match=r"cannot be given again; `penstock audit train --repair`"):
         retry_dead(any_client, stream, entry=broken.decode())
     assert retry_dead(any_client, stream) == []
+    with pytest.raises(StreamConflict, match="a quarantined sample is a hole"):
+        retry_dead(any_client, stream, entry="0:3")
     with pytest.raises(GroupNotFound):
         drop_bad(any_client, stream, 0, group="nobody", reason="x")
 
