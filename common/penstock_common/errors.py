@@ -70,6 +70,10 @@ class BadRetention(PenstockError, ValueError):
     """A retention policy that is not one of the forms there are."""
 
 
+class DamagedKey(PenstockError, ValueError):
+    """A key of the stream holds what no Penstock wrote there."""
+
+
 class StreamConflict(PenstockError, ValueError):
     """A stream exists with other settings (partitions, id) than the caller asked for or remembers."""
 

@@ -5,13 +5,17 @@ What a command means lives with its subject (streams, manifest, roster, entries,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, wraps
 from hashlib import sha1
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from redis.exceptions import NoScriptError
 
+from penstock_common.errors import BadSpec, DamagedKey, PenstockError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 Key = str
 Arg = str | bytes | int
 
@@ -38,6 +42,30 @@ def run_script(client: Client, script: str, keys: Sequence[Key], args: Iterable[
 def decoded(reply: dict[bytes, bytes]) -> dict[str, str]:
     """A hash reply as text."""
     return {key.decode(): value.decode() for key, value in reply.items()}
+
+
+def readable(where: Callable[P, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """For functions that parse what a key holds: nonsense in it becomes DamagedKey, naming the key.
+
+    ``where`` gives the key for the function's arguments.
+    """
+
+    def decorate(parse: Callable[P, T]) -> Callable[P, T]:
+        @wraps(parse)
+        def parsed(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return parse(*args, **kwargs)
+            except (BadSpec, KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError) as error:
+                if isinstance(error, PenstockError) and not isinstance(error, BadSpec):
+                    raise
+                raise DamagedKey(
+                    f"{where(*args, **kwargs)} holds what Penstock did not write ({ascii(error)[:120]}): somebody else "
+                    "did; docs/redis-keys.md says what belongs there"
+                ) from None
+
+        return parsed
+
+    return decorate
 
 
 def is_script_error(error: Exception, word: str) -> bool:

@@ -15,7 +15,7 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 from penstock_common.format.block import Block
 from penstock_common.format.wire import Fields
 from penstock_common.stream.channel import Command, Reply
-from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.failure import translate_reply
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.lua_entries import CLAIM, COMMIT, TRIM
@@ -175,8 +175,9 @@ def repair_record(fields: dict[bytes, bytes]) -> Record:
     return replace(record, end=record.first + record.count + len(record.holes))
 
 
+@readable(lambda record_id, fields: f"record {record_id!a} of a shard's index")
 def index_record(record_id: bytes, fields: dict[bytes, bytes]) -> Record:
-    """A record of a shard's index; raises KeyError or ValueError where no producer wrote it."""
+    """A record of a shard's index; raises DamagedKey where no producer wrote it."""
     return Record(
         end=_end_of(record_id),
         entry_id=fields[b"e"],

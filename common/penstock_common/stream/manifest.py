@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import EpochAbandoned, EpochNotFound, StreamConflict
 from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
-from penstock_common.stream.commands import Client, decoded, is_script_error, run_script
+from penstock_common.stream.commands import Client, decoded, is_script_error, readable, run_script
 from penstock_common.stream.lua_epochs import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH
 from penstock_common.stream.lua_streams import RESERVE_EPOCH
 from penstock_common.stream.ranges import parse_ranges
@@ -86,6 +86,7 @@ def load_manifest(client: Client, stream: Stream, epoch: int) -> Manifest:
     return manifest
 
 
+@readable(lambda client, stream, epoch: stream.keys.manifest(epoch))
 def find_manifest(client: Client, stream: Stream, epoch: int) -> Manifest | None:
     """The manifest, or None if there is no such epoch (any more)."""
     reply: dict[bytes, bytes] = client.hgetall(stream.keys.manifest(epoch))
@@ -117,6 +118,7 @@ def ended_ms(client: Client, stream: Stream, epochs: Sequence[int]) -> dict[int,
     }
 
 
+@readable(lambda client, stream: stream.keys.epochs)
 def retained_epochs(client: Client, stream: Stream) -> dict[int, str]:
     """Epoch -> state of its manifest, rising, of all epochs that are still there."""
     reply: dict[bytes, bytes] = client.hgetall(stream.keys.epochs)

@@ -20,7 +20,7 @@ from penstock_common.errors import (
     MemberReplaced,
     PenstockError,
 )
-from penstock_common.stream.commands import Arg, Client, decoded, is_script_error, run_script
+from penstock_common.stream.commands import Arg, Client, decoded, is_script_error, readable, run_script
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.lua_groups import (
     BEAT,
@@ -96,6 +96,7 @@ class Roster:
     """(epoch, shard) -> its writer, if it waits for room."""
 
 
+@readable(lambda client, partition: partition.roster)
 def load_roster(client: Client, partition: PartitionKeys) -> Roster:
     """Reads and sorts the roster's fields by their one-letter kind."""
     fields = decoded(client.hgetall(partition.roster))

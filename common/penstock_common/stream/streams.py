@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock_common.errors import StreamConflict, StreamDeleted, StreamNotFound
 from penstock_common.format.spec import Spec
-from penstock_common.stream.commands import Client, decoded, run_script
+from penstock_common.stream.commands import Client, decoded, readable, run_script
 from penstock_common.stream.keys import ANY_META, PartitionKeys, StreamKeys, checked_name, name_in_meta_key, search_tags
 from penstock_common.stream.lua_streams import FIX_SPEC, SET_IF_THERE
 
@@ -58,6 +58,7 @@ class Stream:
         return self.budget_bytes // len(self.partitions)
 
 
+@readable(lambda client, name: StreamKeys(name).meta)
 def find_stream(client: Client, name: str) -> Stream | None:
     """The stream, or None if there is none of that name (yet)."""
     keys = StreamKeys(checked_name("stream", name))
@@ -239,6 +240,7 @@ def set_plan(client: Client, stream: Stream, epochs: int | None) -> None:
     announce(client, stream.keys, "plan", epochs)
 
 
+@readable(lambda client, stream: stream.keys.meta)
 def read_counters(client: Client, stream: Stream) -> tuple[int, int | None, str]:
     """(number of the next epoch, planned number of epochs or None, ranges of released epochs such as ``0-4,6``)."""
     following, final, released = client.hmget(stream.keys.meta, "next_epoch", "final", "released")
