@@ -113,9 +113,7 @@ def ended_ms(client: Client, stream: Stream, epochs: Sequence[int]) -> dict[int,
         for epoch in epochs:
             pipe.hmget(stream.keys.manifest(epoch), "produced_ms", "created_ms")
         found = pipe.execute() if epochs else []
-    return {
-        epoch: int(produced or created or 0) for epoch, (produced, created) in zip(epochs, found, strict=True)
-    }
+    return {epoch: int(produced or created or 0) for epoch, (produced, created) in zip(epochs, found, strict=True)}
 
 
 @readable(lambda client, stream: stream.keys.epochs)
