@@ -312,6 +312,24 @@ def test_a_half_settled_range_is_handed_out_for_its_other_half_only(any_url: str
     assert len(found) == SAMPLES - len(BAD) - len(half)
 
 
+def test_who_reads_in_order_finds_repaired_ranges_in_their_place(any_url: str, any_client: redis.Redis) -> None:
+    """Rank and resume count positions: the batches after a repair are those that were there before the loss."""
+    produce(any_url)
+
+    def in_order(group: str) -> list[Identity]:
+        with Loader("t", group=group, batch_size=8, url=any_url, timeout_s=20, order="canonical") as loader:
+            return [name for batch in loader for name in batch.identities()]
+
+    before = in_order("first")
+    lose_entry(any_client, 0, 1)
+    lose_tail(any_client, 1, 2)
+    with pytest.raises(EpochIncomplete):
+        in_order("second")
+    repair(any_url)
+    assert in_order("second") == before
+    assert audit(any_url).is_clean
+
+
 def test_the_records_of_a_repair_go_with_the_epoch(any_url: str, any_client: redis.Redis) -> None:
     """Nothing may remain of an epoch that was released."""
     produce(any_url)
