@@ -135,7 +135,7 @@ class Keeper:
 
     def _renew(self) -> None:
         for partition in self._who.stream.partitions:
-            lost = beat(self._client, self._who, partition, self._holdings.ids(partition.number))
+            lost = beat(self._client, self._who, partition, self._holdings.to_renew(partition.number))
             for epoch, ids in lost.items():
                 count = self._holdings.lose(partition.number, epoch, ids)
                 if count:

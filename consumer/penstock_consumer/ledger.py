@@ -95,6 +95,15 @@ class Holdings:
         with self._lock:
             return {epoch: list(held) for (p, epoch), held in self._leases.items() if p == partition and held}
 
+    def to_renew(self, partition: int) -> dict[int, list[bytes]]:
+        """As `ids`, with what was settled just now: a connection may have broken before the server heard of it."""
+        found = self.ids(partition)
+        with self._lock:
+            for number, epoch, settling in self._settling:
+                if number == partition:
+                    found.setdefault(epoch, []).extend(settling)
+        return found
+
     def shards(self, partition: int) -> dict[tuple[int, int], set[bytes]]:
         """(epoch, shard) -> ids held in one partition; what was claimed and not fetched yet has shard -1."""
         found: dict[tuple[int, int], set[bytes]] = {}

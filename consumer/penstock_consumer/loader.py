@@ -335,6 +335,8 @@ class Loader:
         while True:
             queued = run.queue.get(POLL_S)
             reading.raise_error()
+            if queued is None:
+                self._settlement.flush()  # one that was lost with its connection would keep its entry from everyone
             if queued is not None:
                 reading.await_leases(wait)
             batch = None if queued is None else queued.without_lost()
@@ -363,6 +365,8 @@ class Loader:
         if isinstance(reading, OrderedReading):
             self._steps = reading.steps(epoch)
         self._settlement.end_epoch(epoch)
+        if epoch in place.unclosed:
+            reading.take_up()
         return manifest is not None and manifest.kind == FEED
 
     # --- the end ---

@@ -26,12 +26,27 @@ from penstock_common.stream.roster import load_roster
 from penstock_common.stream.streams import set_plan
 from penstock_consumer.loader import Loader
 from penstock_producer.writer import Writer
-from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, loader_of, numbers, open_stream, produce, sample
+from tests.contracts.feed import (
+    SAMPLE_BYTES,
+    SPEC,
+    entries,
+    loader_of,
+    numbers,
+    open_stream,
+    produce,
+    sample,
+    writer_of,
+)
 
 
 def our_threads() -> set[threading.Thread]:
     """Those that a loader starts; frameworks of other tests have theirs."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("penstock-")}
+
+
+def pending(client: Client) -> int:
+    """Entries of 't' that group 'g' was given and has not acknowledged."""
+    return int(client.xpending(open_stream(client, "t").partitions[0].entries(0), "g")["pending"])
 
 
 class TestWaits:
@@ -143,6 +158,35 @@ class TestWaits:
         monkeypatch.setattr("penstock_consumer.group.uncovered", released)
         with loader_of(any_url) as loader:
             assert sorted(numbers(loader)) == list(range(40))
+
+    def test_an_acknowledgement_lost_with_its_connection_is_sent_again_while_the_loop_waits(
+        self, any_url: str, any_client: Client
+    ) -> None:
+        """It would otherwise stay away until the next batch comes, and others would train on the same once more."""
+        with (
+            writer_of(any_url, spec=SPEC, block_bytes=5 * SAMPLE_BYTES) as writer,
+            writer.epoch(sizes=[20]).shard(0) as shard,
+            loader_of(any_url, batch_size=5, timeout_s=60) as loader,
+        ):
+            for number in range(10):
+                shard.write(sample(number))
+            shard.settle()
+            batches = iter(loader)
+            for _ in range(2):
+                next(batches)
+            for info in any_client.client_list():
+                if info["cmd"] == "evalsha":
+                    any_client.client_kill_filter(_id=info["id"])
+            waiting = threading.Thread(target=lambda: next(batches))
+            waiting.start()
+            until = time.monotonic() + 20
+            while pending(any_client) and time.monotonic() < until:
+                time.sleep(0.05)
+            assert pending(any_client) == 0
+            for number in range(10, 20):
+                shard.write(sample(number))
+            shard.settle()
+            waiting.join(30)
 
 
 class TestBadEntries:
