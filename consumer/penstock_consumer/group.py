@@ -173,6 +173,10 @@ class Place:
         """Whether this member still holds something of an epoch."""
         return self.holdings.holds_epoch(epoch)
 
+    def is_all_settled(self) -> bool:
+        """Whether every acknowledgement sent was answered."""
+        return self._outbox.is_empty
+
     def flush(self) -> None:
         """Returns once every acknowledgement is in the ledger."""
         self._outbox.flush()

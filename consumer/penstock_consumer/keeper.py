@@ -84,12 +84,23 @@ class Keeper:
         """Whether the leases were renewed within their time; if not, they may be another member's by now."""
         return self._clock() - self._renewed_s < self._lease_s
 
-    def recover(self) -> None:
-        """Claims what an earlier process of this member's name was given: it is dead, this one took its name."""
+    def recover(self, is_all_settled: Callable[[], bool] = lambda: False) -> None:
+        """Claims what an earlier process of this member's name was given: it is dead, this one took its name.
+
+        Where ``is_all_settled`` no acknowledgement is unanswered: what is pending then, though it was settled, is so
+        because the server lost the acknowledgement, with the end of its append-only file.
+        """
         held = self._holdings
         with self._lock:
+            before = {p.number: held.ids(p.number) for p in self._who.stream.partitions}
+            are_lost = is_all_settled()  # asked after that: what is acknowledged from now on was held before
             mine = [(key, entry) for key, entry in self._pending() if entry.member == self._who.member]
-            lost = [(k, entry) for k, entry in mine if not held.holds(*k) and not held.is_settling(*k)]
+            lost = [
+                (k, entry)
+                for k, entry in mine
+                if not held.holds(*k)
+                and (not held.is_settling(*k) or (are_lost and k[2] not in before[k[0]].get(k[1], ())))
+            ]
             self._claim(lost, min_idle_ms=0)
 
     def count_turn(self, suspect: Claimed) -> None:

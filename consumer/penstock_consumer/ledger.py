@@ -29,12 +29,15 @@ def plan_acknowledgement(batch: Batch) -> dict[int, Due]:
     """Partition -> what is due for a batch that was trained on. Leases are counted down: call it once per batch."""
     plan: dict[int, Due] = {}
     for span in batch.spans:
-        lease = span.lease
+        lease = span.lease.current()
         due = plan.setdefault(lease.partition, Due())
         due.ranges.setdefault(lease.shard, []).append((span.lo, span.hi))
         lease.owed -= span.hi - span.lo
         if lease.owed == 0:
             due.ids.append(lease.entry_id)
+            # and its earlier batches' again: a server may have lost those bits with its last second, not the entry
+            due.ranges[lease.shard] += lease.acknowledged
+        lease.acknowledged.append((span.lo, span.hi))
     return plan
 
 
@@ -53,6 +56,9 @@ class Holdings:
             held = self._leases.setdefault((lease.partition, lease.epoch), {})
             if (former := held.get(lease.entry_id)) is not None:
                 former.is_lost = True
+                if former.kept:
+                    lease.owed += former.owed - 1
+                    former.heir = lease
             held[lease.entry_id] = lease
 
     def remove(self, partition: int, epoch: int, ids: list[bytes]) -> None:
@@ -74,6 +80,19 @@ class Holdings:
             for lease in lost:
                 lease.is_lost = True
             return len(lost)
+
+    def keep_place(self, lease: Lease, kept: list[tuple[int, int]]) -> None:
+        """Holds an entry that was dropped to be received anew, less what of it waits for a checkpoint."""
+        owed = sum(hi - lo for lo, hi in kept) + 1 if kept else 0  # one for what is to come: it is not settled before
+        place = Lease(lease.partition, lease.epoch, lease.shard, lease.entry_id, owed, kept=kept)
+        lease.heir = place if kept else None
+        self.add(place)
+
+    def kept(self, partition: int, epoch: int, shard: int) -> list[tuple[int, int]]:
+        """Offsets of a shard that are not to be handed out again though they are not settled."""
+        with self._lock:
+            held = self._leases.get((partition, epoch), {})
+            return [span for lease in held.values() if lease.shard == shard for span in lease.kept]
 
     def drop(self, lease: Lease) -> bool:
         """Gives up a lease, so that its entry can be received anew; False if it is settled or lost already."""

@@ -203,9 +203,15 @@ class Reading:
         self.run = None
         self.cursor = max(self.cursor, run.reader.epoch)
 
-    def hand_back(self, batches: Iterable[Batch]) -> None:
-        """Has batches that were handed out and never trained on handed out again, at the next iteration's start."""
+    def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
+        """Has batches that were handed out and never trained on handed out again, at the next iteration's start.
+
+        ``kept`` is what was trained on and waits for its checkpoint.
+        """
         raise NotImplementedError
+
+    def take_up(self) -> None:
+        """Finds what is left for this member to do in an epoch that it has read and that did not close."""
 
     def await_leases(self, wait: Wait) -> None:
         """Returns once what was received is known to be this member's still."""
@@ -247,6 +253,11 @@ class SharedReading(Reading):
         self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims)), *repaired])
         return super().next_epoch()
 
+    def take_up(self) -> None:
+        """What is pending here though it was acknowledged: a server that lost its last second forgot it."""
+        self.keeper.recover(self.place.is_all_settled)
+        self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims))])
+
     def await_leases(self, wait: Wait) -> None:
         """A process that stood still for a lease may hold what another one has taken over: renewing tells."""
         while not self.keeper.is_fresh:
@@ -260,13 +271,16 @@ class SharedReading(Reading):
         if self._unfinished:
             self._go_back()
 
-    def hand_back(self, batches: Iterable[Batch]) -> None:
-        """Gives leases up and claims their entries anew; what is fetched again is chosen by the ledger."""
+    def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
+        """Gives leases up and claims their entries anew; what is handed out of them says the ledger, and ``kept``."""
         self.place.flush()
+        spans: dict[Lease, list[tuple[int, int]]] = {}
+        for span in (span for batch in kept for span in batch.spans):
+            spans.setdefault(span.lease.current(), []).append((span.lo, span.hi))
         for lease in dict.fromkeys(span.lease for batch in batches for span in batch.spans):
             if self.place.holdings.drop(lease):
                 # held meanwhile, so that it is renewed; the reader's lease replaces this one
-                self.place.holdings.add(Lease(lease.partition, lease.epoch, lease.shard, lease.entry_id, owed=0))
+                self.place.holdings.keep_place(lease, spans.get(lease, []))
                 self.keeper.claims.append(Claimed(lease.partition, lease.epoch, lease.entry_id))
                 self._unfinished.add(lease.epoch)
         if self.run is None and self._unfinished:
@@ -306,7 +320,7 @@ class OrderedReading(Reading):
         super().__init__(place, pulse, read, prefetch_bytes=options.prefetch_bytes)
         self._remainder = options.remainder
 
-    def hand_back(self, batches: Iterable[Batch]) -> None:
+    def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
         """Reads every epoch again from the first of its batches."""
         size = self.place.order.world * self.place.order.batch
         for batch in batches:

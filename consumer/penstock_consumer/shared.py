@@ -310,7 +310,8 @@ class EpochReader:
         """Nothing undelivered: whether all that is unsettled is held here, handed, or by someone who proved to live."""
         self._assembler.flush()
         self._emit(self._assembler)
-        self.keeper.recover()  # what was delivered under this name and never arrived
+        # what was delivered under this name and never arrived, or was settled and lost by the server
+        self.keeper.recover(self.place.is_all_settled)
         began_ms = server_ms(self.place.client)
         while True:
             if self._has_claims():

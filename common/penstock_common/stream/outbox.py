@@ -62,6 +62,11 @@ class Outbox:
         except ServerUnavailable as error:
             self._send_again(error)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether every acknowledgement was answered."""
+        return not self._unanswered
+
     def flush(self) -> None:
         """Returns once every acknowledgement is on the server."""
         while self._unanswered:

@@ -31,6 +31,19 @@ class Lease:
     owed: int
     is_lost: bool = False
     """Someone else holds the entry now: what was not handed out of it must not be."""
+    acknowledged: list[tuple[int, int]] = field(default_factory=list)
+    """Offsets [lo, hi) of it that were settled batch by batch."""
+    kept: list[tuple[int, int]] = field(default_factory=list)
+    """Of an entry that is to be fetched again: what waits for its checkpoint, and is not to be handed out."""
+    heir: Lease | None = None
+    """The lease that took this one's place, and with it what is owed."""
+
+    def current(self) -> Lease:
+        """Where this entry is counted now."""
+        lease = self
+        while lease.heir is not None:
+            lease = lease.heir
+        return lease
 
 
 @dataclass(frozen=True, slots=True)
