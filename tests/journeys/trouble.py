@@ -72,7 +72,7 @@ def train(url: str, member: str = "m", epochs: str = "1", lease_s: str = "2", ou
 def _bear_outages_for(seconds: float) -> None:
     for module in list(sys.modules.values()):
         if hasattr(module, "OUTAGE_S"):
-            module.OUTAGE_S = seconds
+            setattr(module, "OUTAGE_S", seconds)  # noqa: B010  no type checker knows which modules
 
 
 def trained(lines: list[str]) -> Counter[tuple[int, int]]:
