@@ -102,6 +102,11 @@ class Handed:
             self._covered += len(ones)
             return [one.batch for one in ones]
 
+    def trained(self) -> list[Batch]:
+        """Trained on and not settled."""
+        with self._lock:
+            return [one.batch for one in self._trained.values()]
+
     def forget(self) -> None:
         """Reading goes on elsewhere: nothing of what was handed out is to be settled."""
         with self._lock:

@@ -104,7 +104,7 @@ class Settlement:
         if self.reading is not None:
             with self._lock:
                 self._held_up.clear()  # an ordered group reads all from the first of them on again
-                self.reading.hand_back(left)
+                self.reading.hand_back(left, self._handed.trained())
 
     def forget(self) -> None:
         """Reading goes on elsewhere: nothing of what was handed out is to be settled."""

@@ -41,4 +41,6 @@ class Where:
             self.place.client, self.partition, self.manifest.epoch, self.place.who.group, header.shard,
             header.first, header.end,
         )  # fmt: skip
+        for lo, hi in self.place.holdings.kept(self.partition.number, self.manifest.epoch, header.shard):
+            settled[max(lo - header.first, 0) : max(hi - header.first, 0)] = True
         return ~settled if settled.any() else None

@@ -52,6 +52,22 @@ def test_a_checkpoint_settles_what_reached_the_step_until_its_state_was_taken(na
     assert settled(any_url)
 
 
+def test_what_waits_for_a_checkpoint_is_not_handed_out_again_by_a_break(any_url: str) -> None:
+    """Entries span batches: of one that was trained on in part, a broken-off pass leaves the other part."""
+    produce(any_url, STREAM, SAMPLES, block_samples=50)
+    seen: list[int] = []
+    with loader_of(any_url, acknowledge="on_checkpoint") as loader:
+        source = dataset(loader)
+        for _ in range(3):
+            seen += [number for batch in source.prefetch(4).take(2) for number in batch["y"].numpy().tolist()]
+        seen += [number for batch in source for number in batch["y"].numpy().tolist()]
+        assert sorted(seen) == list(range(SAMPLES))
+        assert delivered(any_url) == [0]
+        loader.checkpointed()
+        assert delivered(any_url) == [SAMPLES]
+        assert settled(any_url)
+
+
 @pytest.mark.parametrize("policy", ["on_next", "on_checkpoint"])
 def test_what_a_buffer_holds_is_not_settled_by_what_overtook_it_in_an_ordered_group(policy: Any, any_url: str) -> None:
     """Ordered groups settle by position, and a shuffle buffer trains on later positions first."""
