@@ -22,7 +22,7 @@ from tests.contracts.ordered import (
     planned_writer,
     rank_of,
     read_ranks,
-    write_shard,
+    write_shards,
 )
 
 BAD = frozenset(random.Random(3).sample(range(700), 50))
@@ -55,7 +55,7 @@ class TestOrder:
         with planned_writer(any_url, 3) as one, planned_writer(any_url, 3) as two:
             epochs = [writer.epoch(0, sizes=list(SIZES)) for writer in (one, two)]
             threads = [
-                threading.Thread(target=lambda e=epoch, s=shards: [write_shard(e, n, SIZES, BAD) for n in s])
+                threading.Thread(target=write_shards, args=(epoch, shards, SIZES, BAD))
                 for epoch, shards in zip(epochs, [(5, 1, 3), (0, 6, 4, 2)], strict=True)
             ]
             with rank_of(any_url, 0, 2) as zero, rank_of(any_url, 1, 2) as other:

@@ -23,7 +23,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.ledger import forget_settled
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.positions import known_positions, report, rewind
-from penstock_common.stream.roster import Membership, Order, drop_group, join_group, load_roster, rank_member
+from penstock_common.stream.roster import QUIET_MS, Membership, Order, drop_group, join_group, load_roster, rank_member
 from penstock_common.stream.server import EmbeddedServer
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.batch import Batch
@@ -36,12 +36,12 @@ WIDE = {"x": ("uint8", (1000,)), "y": ("int64", ())}
 BUDGET = 200 * 1008
 
 
-def rank(client: Client, number: int, world: int = 2, batch: int = 8, **settings: int) -> Membership:
+def rank(client: Client, number: int, world: int = 2, batch: int = 8, quiet_ms: int = QUIET_MS) -> Membership:
     """A rank that joined 'g' of 't', under a new incarnation."""
     who = Membership(
         open_stream(client, "t"), "g", rank_member(number), secrets.token_hex(4), Order(number, world, batch)
     )
-    join_group(client, who, **settings)
+    join_group(client, who, quiet_ms=quiet_ms)
     return who
 
 
@@ -312,7 +312,7 @@ class TestRetention:
     def test_an_epoch_larger_than_the_budget_passes_through(self, any_url: str, any_client: Client) -> None:
         """Two ranks read while it is written; the last step is padded with the first samples all the same."""
         with Writer("t", url=any_url, spec=WIDE, block_bytes=2016, budget_bytes=BUDGET, partitions=2) as writer:
-            assert writer.stream
+            assert writer.stream.budget_bytes == BUDGET
         with rank_of(any_url, 0, 2, 3, group="g"):
             pass
         thread = threading.Thread(target=self.write, args=(any_url, 1000))

@@ -24,6 +24,12 @@ def write_shard(epoch: EpochWriter, number: int, sizes: Sequence[int], bad: froz
                 shard.write(sample(position))
 
 
+def write_shards(epoch: EpochWriter, numbers: Sequence[int], sizes: Sequence[int], bad: frozenset[int]) -> None:
+    """Several of them, in this order."""
+    for number in numbers:
+        write_shard(epoch, number, sizes, bad)
+
+
 def planned_writer(url: str, partitions: int = 1, block_samples: int = 7, **settings: Any) -> Writer:
     """A writer of 't'."""
     settings = {"spec": SPEC, "block_bytes": block_samples * SAMPLE_BYTES, "notify": lambda _: None, **settings}
@@ -38,8 +44,7 @@ def plan(
     with planned_writer(url, **settings) as writer:
         for _ in range(epochs):
             epoch = writer.epoch(sizes=list(sizes))
-            for number in turn or range(len(sizes)):
-                write_shard(epoch, number, sizes, bad)
+            write_shards(epoch, turn or range(len(sizes)), sizes, bad)
 
 
 def expected(total: int, bad: frozenset[int], lo: int, hi: int) -> list[int]:

@@ -11,6 +11,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.positions import known_positions
 from penstock_consumer.loader import Loader
+from penstock_consumer.settlement import Acknowledge
 from tests.contracts.feed import open_stream
 from tests.contracts.ordered import expected, interleaved, plan
 from tests.contracts.processes import Child, child
@@ -18,7 +19,7 @@ from tests.contracts.processes import Child, child
 SIZES, BAD = (200,) * 4, frozenset(range(5, 800, 14))
 
 
-def train(url: str, rank: str, world: str, stop: str, state: str = "", policy: str = "on_next") -> None:
+def train(url: str, rank: str, world: str, stop: str, state: str = "", policy: Acknowledge = "on_next") -> None:
     """Prints each batch after its step, and the state then; hangs in the middle of step ``stop``, if not -1."""
     with Loader(
         "t", group="g", batch_size=10, url=url, order="canonical", rank=int(rank), world_size=int(world), timeout_s=30,
