@@ -126,8 +126,8 @@ def _options(args: argparse.Namespace) -> Options:
     return Options(
         seed=args.seed if args.seed is not None else secrets.randbelow(1_000_000),
         minutes=args.minutes, partitions=args.partitions, sample_bytes=args.sample_bytes, members=args.members,
-        groups=args.groups, workers=args.workers, epoch_samples=args.epoch_samples, lease_s=args.lease,
-        pause_s=args.pause, server_kills=not args.no_server_kills, own_queue=args.own_queue,
+        groups=args.groups, ranks=args.ranks, workers=args.workers, epoch_samples=args.epoch_samples,
+        lease_s=args.lease, pause_s=args.pause, server_kills=not args.no_server_kills, own_queue=args.own_queue,
         patience_s=args.patience,
     )  # fmt: skip
 
@@ -144,6 +144,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--sample-bytes", type=int, default=default.sample_bytes, metavar="B", help="default: %(default)s")
     add("--members", type=int, default=default.members, metavar="M", help="of each group (default: %(default)s)")
     add("--groups", type=int, default=default.groups, metavar="G", help="default: %(default)s")
+    add(
+        "--ranks",
+        type=int,
+        default=default.ranks,
+        metavar="R",
+        help="of an ordered group, 0: none (default: 2)",
+    )
     add("--workers", type=int, default=default.workers, metavar="W", help="at least 2 (default: %(default)s)")
     add("--epoch-samples", type=int, default=0, metavar="N", help="default: some seconds of work")
     add("--lease", type=float, default=default.lease_s, metavar="S", help="seconds (default: %(default)s)")

@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
 
 from chaos.actor import Actor
 from chaos.agenda import Agenda
 from chaos.journal import read_journal
 from chaos.lives import FAILED
-from chaos.options import FEED, MAIN
+from chaos.options import FEED, MAIN, RANKS
 from chaos.stage import FEED_GROUP, Stage
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.stream.feeds import close_epoch
@@ -51,28 +52,32 @@ class Cast:
         self._start_host()
         self._start_feeder()
         for stream, group in self.groups():
-            for _ in range(self._stage.options.members):
+            for _ in range(self._stage.options.members_of(group)):
                 self.add_trainer(stream, group)
 
     def groups(self) -> list[tuple[str, str]]:
         """(stream, group) of all."""
-        return [*((MAIN, group) for group in self._stage.options.group_policies()), (FEED, FEED_GROUP)]
+        return [*((MAIN, group) for group in self._stage.options.groups_of_main()), (FEED, FEED_GROUP)]
 
     def living(self) -> list[Actor]:
         """All that run now."""
         return [actor for actor in self.everyone if actor.process.returncode is None]
 
-    def new_name(self) -> str:
-        """A member's name that nobody had."""
+    def new_name(self, group: str) -> str:
+        """A member's name that nobody had; of a rank the lowest number that is free."""
+        if group == RANKS:
+            taken = {actor.life.member for actor in self.trainers if actor.life.group == group}
+            return next(str(rank) for rank in count() if str(rank) not in taken)
         self._members += 1
         return f"m{self._members}"
 
     def add_trainer(self, stream: str, group: str, member: str = "") -> Actor:
         """One more, under a new name or under one that was there before."""
+        member = member or self.new_name(group)
         for other in self.trainers:
             if (other.life.group, other.life.member) == (group, member) and other.process.poll() is None:
                 other.life.replaced_ns = other.life.replaced_ns or time.monotonic_ns()
-        actor = self._appear(self._stage.start_trainer(stream, group, member or self.new_name()))
+        actor = self._appear(self._stage.start_trainer(stream, group, member))
         self.trainers.append(actor)
         return actor
 
@@ -82,13 +87,13 @@ class Cast:
 
     def refill(self, stream: str, group: str, member: str = "") -> None:
         """As `add_trainer`, unless the group has as many as it should have."""
-        if self.count(group) < self._stage.options.members:
+        if self.count(group) < self._stage.options.members_of(group):
             self.add_trainer(stream, group, member)
 
     def refill_all(self) -> None:
         """Every group has its members again."""
         for stream, group in self.groups():
-            while self.count(group) < self._stage.options.members:
+            while self.count(group) < self._stage.options.members_of(group):
                 self.add_trainer(stream, group)
 
     # --- looking after them ---

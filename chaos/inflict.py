@@ -11,6 +11,7 @@ from typing import TypeVar
 from chaos.actor import Actor, signal_if_there
 from chaos.agenda import Agenda
 from chaos.cast import Cast
+from chaos.options import RANKS
 from chaos.schedule import Fault
 from chaos.stage import Stage
 
@@ -132,13 +133,14 @@ class Inflictor:
     def _return(self, actor: Actor, fault: Fault) -> str:
         """Under its name at once, or under a new one, as a new container would, a little later."""
         life = actor.life
-        name = life.member if fault.coin else self._cast.new_name()
+        same = fault.coin or life.group == RANKS
+        name = life.member if same else self._cast.new_name(life.group)
         self._agenda.later(0.1 + 3 * fault.length, partial(self._cast.refill, life.stream, life.group, name))
         return name
 
     def _let_join(self, fault: Fault) -> str:
         stream, group = self._cast.groups()[int(fault.pick * len(self._cast.groups()))]
-        if self._cast.count(group) >= self._stage.options.members + MOST_EXTRA:
+        if group == RANKS or self._cast.count(group) >= self._stage.options.members + MOST_EXTRA:
             return ""
         return self._cast.add_trainer(stream, group).name
 

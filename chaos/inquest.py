@@ -8,16 +8,15 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from chaos.cast import Cast
 from chaos.journal import read_journal
 from chaos.lives import Diary, read_diary
-from chaos.options import FEED, MAIN, Options
+from chaos.options import FEED, MAIN, RANKS, Options
 from chaos.payload import feed_nonce, is_bad
+from chaos.ranks import PlannedEpoch, judge_ranks
 from chaos.rule import Rule
 from chaos.stage import Stage
-from chaos.verdict import Expected, GroupVerdict, judge
+from chaos.verdict import Expected, GroupVerdict, expect, judge
 from penstock.__main__ import main as penstock
 from penstock_common.stream.manifest import PRODUCED, retained_epochs
 from penstock_common.stream.streams import load_stream, read_counters
@@ -61,7 +60,8 @@ def hold(options: Options, stage: Stage, cast: Cast) -> Findings:
             }
             for epoch in retained_epochs(client, main)
         }
-    expected, bad = expect_epochs(options, findings.epochs)
+    planned = plan_epochs(options, findings.epochs)
+    expected, bad = expect_epochs(planned), {epoch.number: epoch.bad for epoch in planned}
     findings.samples, findings.bad = len(expected.nonces), sum(map(len, bad.values()))
     for epoch, offsets in quarantined.items():
         if offsets != bad[epoch]:
@@ -71,20 +71,28 @@ def hold(options: Options, stage: Stage, cast: Cast) -> Findings:
             )
     fed = expect_feed(options, [a.life.journal for a in cast.everyone if a.life.role == "feeder"])
     findings.feed_samples = len(fed.nonces)
-    _judge_groups(options, stage, cast, {MAIN: expected, FEED: fed}, findings)
+    _judge_groups(options, stage, cast, planned, {MAIN: expected, FEED: fed}, findings)
     for name in (MAIN, FEED):
         findings.violations += _audited(stage.url, name)
     return findings
 
 
 def _judge_groups(
-    options: Options, stage: Stage, cast: Cast, expected: dict[str, Expected], findings: Findings
+    options: Options,
+    stage: Stage,
+    cast: Cast,
+    planned: list[PlannedEpoch],
+    expected: dict[str, Expected],
+    findings: Findings,
 ) -> None:
     rule = Rule(int(options.lease_s * 1e9), stage.outages)
     for stream, group in cast.groups():
         lives = [actor.life for actor in cast.everyone if actor.life.group == group]
         diaries: list[Diary] = [read_diary(number, life) for number, life in enumerate(lives)]
-        verdict = judge(group, diaries, expected[stream], rule)
+        if group == RANKS:
+            verdict = judge_ranks(options, diaries, planned, rule)
+        else:
+            verdict = judge(group, diaries, expected[stream], rule)
         findings.groups.append(verdict)
         findings.violations += verdict.violations
     for stream in expected:
@@ -93,24 +101,29 @@ def _judge_groups(
             findings.violations.append(f"groups of {stream!r} differ in what an unfinished writer left")
 
 
-def expect_epochs(options: Options, epochs: int) -> tuple[Expected, dict[int, set[str]]]:
-    """The good samples of all epochs; and by epoch ``shard:offset`` of the bad ones. By seed and order alone."""
+def plan_epochs(options: Options, epochs: int) -> list[PlannedEpoch]:
+    """What all epochs must hold, by seed and order alone."""
     source = Dataset(range(options.samples), "chaos")
-    nonces: list[int] = []
-    numbers: list[int] = []
-    bad: dict[int, set[str]] = {}
-    for epoch in range(epochs):
-        order = EpochOrder(source, seed=options.seed, epoch=epoch, shuffle=True, shard_samples=options.shard_samples)
-        bad[epoch] = set()
+    planned = []
+    for number in range(epochs):
+        order = EpochOrder(source, seed=options.seed, epoch=number, shuffle=True, shard_samples=options.shard_samples)
+        epoch = PlannedEpoch(number, [], set())
         for shard in range(len(order.sizes)):
             for offset, index in enumerate(order.items(shard).tolist()):
                 if is_bad(options.seed, index):
-                    bad[epoch].add(f"{shard}:{offset}")
-                    continue
-                generator = sample_rng(options.seed, epoch, shard, offset).bit_generator
-                nonces.append(int(generator.random_raw()))
-                numbers.append(epoch)
-    return _expected(nonces, numbers, []), bad
+                    epoch.nonces.append(None)
+                    epoch.bad.add(f"{shard}:{offset}")
+                else:
+                    generator = sample_rng(options.seed, number, shard, offset).bit_generator
+                    epoch.nonces.append(int(generator.random_raw()))
+        planned.append(epoch)
+    return planned
+
+
+def expect_epochs(planned: list[PlannedEpoch]) -> Expected:
+    """The good samples of all epochs."""
+    good = [(nonce, epoch.number) for epoch in planned for nonce in epoch.nonces if nonce is not None]
+    return expect([nonce for nonce, _ in good], [number for _, number in good], [])
 
 
 def expect_feed(options: Options, journals: list[Path]) -> Expected:
@@ -130,13 +143,7 @@ def expect_feed(options: Options, journals: list[Path]) -> Expected:
         sure += [feed_nonce(options.seed, number) for number in range(first, committed)]
         open_ended += [feed_nonce(options.seed, number) for number in range(committed, announced)]
         first = announced
-    return _expected(sure, [-1] * len(sure), open_ended)
-
-
-def _expected(nonces: list[int], epochs: list[int], open_ended: list[int]) -> Expected:
-    array = np.array(nonces, np.uint64)
-    order = np.argsort(array)
-    return Expected(array[order], np.array(epochs, np.int64)[order], np.array(open_ended, np.uint64))
+    return expect(sure, [-1] * len(sure), open_ended)
 
 
 def _audited(url: str, stream: str) -> list[str]:

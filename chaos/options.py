@@ -12,6 +12,8 @@ MAIN, FEED = "main", "feed"
 """The stream that RQ workers fill with epochs, and the endless feed of a plain Writer."""
 POLICIES = ("on_next", "manual", "on_checkpoint")
 """Acknowledgement of the groups, in turn."""
+RANKS = "ranks"
+"""The ordered group, whose members are numbers."""
 LARGE_BYTES = 1 << 20
 """From here on an entry holds one sample."""
 
@@ -28,6 +30,8 @@ class Options:
     """Trainers in each group, the feed's included."""
     groups: int = 3
     """Groups that read the epochs; the feed has one of its own."""
+    ranks: int = 2
+    """Trainers of one more group, which reads the epochs in canonical order; 0: no such group."""
     workers: int = 3
     """RQ workers: one on a host of its own (`penstock worker`), the others `penstock produce`'s."""
     epoch_samples: int = 0
@@ -88,8 +92,16 @@ class Options:
         wanted = epoch // 2 if self.seed % 2 else epoch * 5 // 2
         return max(wanted, 12 * self.partitions * self.block_bytes)
 
+    def members_of(self, group: str) -> int:
+        """How many trainers a group should have."""
+        return self.ranks if group == RANKS else self.members
+
+    def groups_of_main(self) -> list[str]:
+        """All that read the epochs."""
+        return [*self.group_policies(), *([RANKS] if self.ranks else [])]
+
     def group_policies(self) -> dict[str, str]:
-        """Group -> how it acknowledges."""
+        """Shared group -> how it acknowledges."""
         return {f"group{number}": POLICIES[number % len(POLICIES)] for number in range(self.groups)}
 
     def environment(self) -> dict[str, str]:

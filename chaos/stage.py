@@ -13,10 +13,10 @@ import redis
 
 from chaos.actor import Actor
 from chaos.lives import Life
-from chaos.options import FEED, MAIN, Options
+from chaos.options import FEED, MAIN, RANKS, Options
 from chaos.payload import spec
 from penstock_common.stream.connection import connect
-from penstock_common.stream.roster import Membership, join_group
+from penstock_common.stream.roster import Membership, Order, join_group
 from penstock_common.stream.server import EmbeddedServer
 from penstock_producer.writer import Writer
 
@@ -48,14 +48,15 @@ class Stage:
 
     def _make_streams(self) -> None:
         options = self.options
-        groups = {MAIN: list(options.group_policies()), FEED: [FEED_GROUP]}
+        groups = {MAIN: options.groups_of_main(), FEED: [FEED_GROUP]}
         for name, members in groups.items():
             with Writer(
                 name, url=self.url, spec=spec(options.sample_bytes), partitions=options.partitions,
                 budget_bytes=options.budget_bytes, block_bytes=options.block_bytes,
             ) as writer:  # fmt: skip
                 for group in members:  # declared: what it has not read is kept also while no member is there
-                    join_group(writer.client, Membership(writer.stream, group, "", ""), declared=True)
+                    order = Order(0, 0, 0) if group == RANKS else None
+                    join_group(writer.client, Membership(writer.stream, group, "", "", order), declared=True)
 
     @property
     def url(self) -> str:

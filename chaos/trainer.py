@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from chaos.journal import Journal, note_stalls
-from chaos.options import Options, from_environment
+from chaos.options import RANKS, Options, from_environment
 from chaos.payload import prove
 from chaos.process import prepare
 from penstock_common.errors import GroupFinished, PenstockError
@@ -150,8 +150,9 @@ def main(url: str, stream: str, group: str, member: str, policy: str, path: str)
     note_stalls(journal, options.lease_s / 4)
     try:
         with Loader(
-            stream, group=group, batch_size=options.batch_size, url=url, member=member,
+            stream, group=group, batch_size=options.batch_size, url=url,
             acknowledge=policy, lease_s=options.lease_s, prefetch_bytes=options.prefetch_bytes,  # type: ignore[arg-type]
+            **_place(options, group, member),
         ) as loader:  # fmt: skip
             trainer = Trainer(loader, journal, options, policy)
             journal.note("B")
@@ -167,6 +168,13 @@ def main(url: str, stream: str, group: str, member: str, policy: str, path: str)
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 3
     return 0
+
+
+def _place(options: Options, group: str, member: str) -> dict[str, Any]:
+    """A member by name, or a rank by number."""
+    if group == RANKS:
+        return {"order": "canonical", "rank": int(member), "world_size": options.ranks}
+    return {"member": member}
 
 
 if __name__ == "__main__":

@@ -29,6 +29,13 @@ class Expected:
     """May be there or not, but for all groups alike: what a writer was killed with."""
 
 
+def expect(nonces: Sequence[int], epochs: Sequence[int], open_ended: Sequence[int]) -> Expected:
+    """From the epoch of each, in any order."""
+    array = np.array(nonces, np.uint64)
+    order = np.argsort(array)
+    return Expected(array[order], np.array(epochs, np.int64)[order], np.array(open_ended, np.uint64))
+
+
 @dataclass(slots=True)
 class GroupVerdict:
     """One group of one stream, in samples."""

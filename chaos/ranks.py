@@ -1,0 +1,71 @@
+"""The ordered group: every batch of every rank must be exactly the one that the canonical order says, by its payloads.
+
+A batch here is what a sample is in a shared group: delivered, lost, invented, or handed twice for a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import xxhash
+
+from chaos.lives import Diary, Handed
+from chaos.options import Options
+from chaos.rule import Rule
+from chaos.verdict import GroupVerdict, expect, judge
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEpoch:
+    """One epoch in canonical order."""
+
+    number: int
+    nonces: list[int | None]
+    """By position; None: bad on purpose."""
+    bad: set[str]
+    """``shard:offset`` of the bad ones."""
+
+
+def batches_of(epoch: PlannedEpoch, batch: int, ranks: int) -> list[tuple[int, ...]]:
+    """All batches of an epoch, rank after rank, step after step; in the place of a bad sample stands the next good one.
+
+    The last step is filled up with what comes first.
+    """
+    total = len(epoch.nonces)
+    good: list[int] = []
+    following = next(nonce for nonce in epoch.nonces if nonce is not None)
+    for nonce in reversed(epoch.nonces):
+        following = following if nonce is None else nonce
+        good.append(following)
+    good.reverse()
+    step = batch * ranks
+    filled = [good[position % total] for position in range(-(-total // step) * step)]
+    return [tuple(filled[start : start + batch]) for start in range(0, len(filled), batch)]
+
+
+def judge_ranks(
+    options: Options, diaries: Sequence[Diary], planned: Sequence[PlannedEpoch], rule: Rule
+) -> GroupVerdict:
+    """As `verdict.judge`, of batches. Nothing is leased here, so a stop excuses nothing."""
+    places: dict[tuple[int, ...], tuple[int, int]] = {}
+    for epoch in planned:
+        for place, nonces in enumerate(batches_of(epoch, options.batch_size, options.ranks)):
+            places[nonces] = (epoch.number, place)
+    names = {_name(*place): place for place in places.values()}
+    for diary in diaries:
+        diary.handed = [_named(batch, places, diary, options.ranks) for batch in diary.handed]
+    expected = expect(list(names), [epoch for epoch, _ in names.values()], [])
+    return judge("ranks", diaries, expected, replace(rule, lease_ns=1 << 62))
+
+
+def _named(batch: Handed, places: dict[tuple[int, ...], tuple[int, int]], diary: Diary, ranks: int) -> Handed:
+    """The batch under one name; one that is not as planned, or another rank's, under a name that nobody expects."""
+    place = places.get(batch.nonces)
+    is_own = place is not None and place[1] % ranks == int(diary.life.member)
+    name = _name(*place) if place is not None and is_own else xxhash.xxh3_64_intdigest(repr(batch).encode())
+    return replace(batch, nonces=(name,))
+
+
+def _name(epoch: int, place: int) -> int:
+    return (epoch << 32) + place
