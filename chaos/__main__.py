@@ -16,7 +16,7 @@ from typing import Any
 
 from chaos.conductor import BrokenOff, Conductor
 from chaos.inquest import Findings, hold
-from chaos.options import Options
+from chaos.options import RANKS, Options
 from chaos.stage import Stage
 
 SHOWN = 20
@@ -109,7 +109,8 @@ def told(result: dict[str, Any]) -> str:
     ]
     for name, group in result["groups"].items():
         twice = f"{group['handed_twice']} ({_counted(group['because'])})" if group["handed_twice"] else "0"
-        lines.append(f"group {name}: {group['delivered']} delivered, handed twice {twice}")
+        what = "batches " if name == RANKS else ""
+        lines.append(f"group {name}: {group['delivered']} {what}delivered, handed twice {twice}")
     violations = result["violations"]
     lines += [f"VIOLATION: {text}" for text in violations[:SHOWN]]
     if len(violations) > SHOWN:

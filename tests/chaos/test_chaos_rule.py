@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from chaos.journal import Journal
 from chaos.lives import FAILED, KILLED, LEFT, Diary, Handed, Life, read_diary
 from chaos.options import POLICIES, Options
 from chaos.payload import is_bad, prove, sample
+from chaos.ranks import PlannedEpoch, batches_of, judge_ranks
 from chaos.rule import Rule
 from chaos.schedule import WEIGHTS, faults
 from chaos.verdict import Expected, GroupVerdict, judge
@@ -127,6 +130,25 @@ def test_a_taken_name_excuses_both_holders() -> None:
     """Two processes with one name: the older stops as soon as it learns of it."""
     old, new = diary(0, {1: (1, [1]), 2: (7, [2])}, replaced_s=5), diary(1, {1: (6, [1, 2])})
     assert judged([old, new], [1, 2]).reasons == {"its trainer replaced": 1, "by one replaced": 1}
+
+
+def test_a_rank_is_held_to_the_very_batches_of_the_canonical_order() -> None:
+    """A wrong order, another rank's batch, or a bad sample's place left out would pass a mere count."""
+    options = Options(seed=1, minutes=1, ranks=2)
+    size, planned = options.batch_size, PlannedEpoch(0, [*range(1, 30), None, *range(31, 41)], {"0:29"})
+    first, second, third, fourth = batches_of(planned, size, 2)
+    assert first == tuple(range(1, 14))
+    assert third == (27, 28, 29, 31, *range(31, 40))  # 31 stands in for 30 as well
+    assert fourth == (40, *range(1, 13))  # the last step is filled up from the epoch's start
+    whole = [diary(0, {1: (1, first), 2: (2, third)}), diary(1, {1: (1, second), 2: (2, fourth)})]
+    for rank, one in enumerate(whole):
+        one.life.member = str(rank)
+    rule = Rule(LEASE_S * SECOND, [])
+    assert judge_ranks(options, deepcopy(whole), [planned], rule).violations == []
+    for wrong in (third[::-1], fourth, third[:-1], first):
+        hurt = deepcopy(whole)
+        hurt[0].handed[1] = replace(hurt[0].handed[1], nonces=wrong)
+        assert judge_ranks(options, hurt, [planned], rule).violations
 
 
 def test_a_damaged_payload_answers_to_no_name() -> None:

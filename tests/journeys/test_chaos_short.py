@@ -32,6 +32,7 @@ def require_all_delivered(result: dict[str, Any]) -> None:
     """The checker's own count, once more from outside: it must have had something to count."""
     groups = dict(result["groups"])
     assert groups.pop("feeders")["delivered"] >= result["feed_samples"] > 0
+    assert groups.pop("ranks")["delivered"] > 0
     assert {group["delivered"] for group in groups.values()} == {result["samples"]}
     assert result["samples"] > 0
     assert result["faults"]
