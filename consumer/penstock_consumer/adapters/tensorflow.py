@@ -37,8 +37,9 @@ def dataset(loader: Loader, *, select: Select = None) -> tf.data.Dataset:
 
     Elements are dicts ``name -> [n, *shape]``; ``select=("x", "y")`` makes them tuples, as ``fit`` wants, and
     ``select="x"`` bare tensors. Ragged tensors are ``tf.RaggedTensor``, ``bytes`` are ``tf.string``. Waits, saying for
-    what, until the stream has a spec. The loader keeps ``acknowledge='on_next'``, which here means: a batch is
-    acknowledged when the training step asks for the next one. What a transformation after it does:
+    what, until the stream has a spec. ``acknowledge='on_next'`` means here: a batch is acknowledged when the training
+    step asks for the next one. With ``'on_checkpoint'`` it then waits for `Loader.checkpointed`, which counts the
+    batch in the step's hands too, and which ``penstock.keras.ModelCheckpoint`` calls. What a transformation does:
 
     - ``map``, ``prefetch``, ``cache``, ``batch``, ``repeat``: acknowledged when the step is done with them.
     - ``filter``, ``skip``: a dropped batch counts as read, with the next batch that is not dropped or at the end.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from penstock_common.errors import BudgetFull
+from penstock_producer.writer import Writer
 from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of, settled
-from tests.contracts.feed import produce
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, produce, sample
 
 tf = pytest.importorskip("tensorflow")
 
@@ -88,3 +92,33 @@ def test_what_a_buffer_holds_is_not_settled_by_what_overtook_it_in_an_ordered_gr
     with loader_of(any_url, order="canonical") as loader:
         again = [number for batch in loader for number in batch["y"].tolist()]
     assert set(seen) | set(again) == set(range(SAMPLES))
+
+
+def test_a_fit_that_can_never_reach_its_checkpoint_ends_with_the_reason(
+    any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tf.data pulls in a thread of its own: its error must come out of the loop that waits."""
+    monkeypatch.setattr("penstock_consumer.settlement.ELSEWHERE_S", 4.0)
+    is_over = threading.Event()
+
+    def write() -> None:
+        settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 10 * SAMPLE_BYTES, "budget_bytes": 400 * SAMPLE_BYTES}
+        with Writer(STREAM, url=any_url, notify=lambda _: None, **settings) as writer, suppress(BudgetFull):
+            writer.should_stop = is_over.is_set
+            epoch = writer.epoch()
+            for number in range(1000):
+                epoch.write(sample(number))
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    try:
+        with loader_of(any_url, acknowledge="on_checkpoint") as loader:
+            loader._timeout_s = 30
+            with pytest.raises(
+                tf.errors.OpError, match=r"CheckpointOverdue.*loader\.checkpointed\(\) at least every 200"
+            ):
+                for _ in dataset(loader).prefetch(4):
+                    pass
+    finally:
+        is_over.set()
+        writing.join(20)
