@@ -76,6 +76,11 @@ class Options:
         return 3 if self.is_large else 13
 
     @property
+    def rank_batch(self) -> int:
+        """Of a rank: a step of all ranks, and some kept behind it, must fit a quarter of the budget."""
+        return 1 if self.is_large else self.batch_size
+
+    @property
     def prefetch_bytes(self) -> int:
         """A few batches, so that members share."""
         return 4 * self.batch_size * self.sample_bytes
@@ -90,7 +95,9 @@ class Options:
         """Two epochs and a half, or for every other seed half an epoch, which makes retention trim inside it."""
         epoch = self.samples * self.sample_bytes
         wanted = epoch // 2 if self.seed % 2 else epoch * 5 // 2
-        return max(wanted, 12 * self.partitions * self.block_bytes)
+        block = max(self.block_bytes, self.sample_bytes + 8)
+        steps = 3 * self.ranks * self.rank_batch * (self.sample_bytes + 8) + 3 * block if self.ranks else 0
+        return max(wanted, 12 * self.partitions * block, 4 * self.partitions * (steps + block))
 
     def members_of(self, group: str) -> int:
         """How many trainers a group should have."""

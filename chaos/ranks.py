@@ -50,7 +50,7 @@ def judge_ranks(
     """As `verdict.judge`, of batches. Nothing is leased here, so a stop excuses nothing."""
     places: dict[tuple[int, ...], tuple[int, int]] = {}
     for epoch in planned:
-        for place, nonces in enumerate(batches_of(epoch, options.batch_size, options.ranks)):
+        for place, nonces in enumerate(batches_of(epoch, options.rank_batch, options.ranks)):
             places[nonces] = (epoch.number, place)
     names = {_name(*place): place for place in places.values()}
     for diary in diaries:

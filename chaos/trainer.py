@@ -150,7 +150,7 @@ def main(url: str, stream: str, group: str, member: str, policy: str, path: str)
     note_stalls(journal, options.lease_s / 4)
     try:
         with Loader(
-            stream, group=group, batch_size=options.batch_size, url=url,
+            stream, group=group, url=url,
             acknowledge=policy, lease_s=options.lease_s, prefetch_bytes=options.prefetch_bytes,  # type: ignore[arg-type]
             **_place(options, group, member),
         ) as loader:  # fmt: skip
@@ -173,8 +173,9 @@ def main(url: str, stream: str, group: str, member: str, policy: str, path: str)
 def _place(options: Options, group: str, member: str) -> dict[str, Any]:
     """A member by name, or a rank by number."""
     if group == RANKS:
-        return {"order": "canonical", "rank": int(member), "world_size": options.ranks}
-    return {"member": member}
+        place = {"rank": int(member), "world_size": options.ranks, "batch_size": options.rank_batch}
+        return {"order": "canonical", **place}
+    return {"member": member, "batch_size": options.batch_size}
 
 
 if __name__ == "__main__":

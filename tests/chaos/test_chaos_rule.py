@@ -135,7 +135,7 @@ def test_a_taken_name_excuses_both_holders() -> None:
 def test_a_rank_is_held_to_the_very_batches_of_the_canonical_order() -> None:
     """A wrong order, another rank's batch, or a bad sample's place left out would pass a mere count."""
     options = Options(seed=1, minutes=1, ranks=2)
-    size, planned = options.batch_size, PlannedEpoch(0, [*range(1, 30), None, *range(31, 41)], {"0:29"})
+    size, planned = options.rank_batch, PlannedEpoch(0, [*range(1, 30), None, *range(31, 41)], {"0:29"})
     first, second, third, fourth = batches_of(planned, size, 2)
     assert first == tuple(range(1, 14))
     assert third == (27, 28, 29, 31, *range(31, 40))  # 31 stands in for 30 as well
