@@ -113,7 +113,6 @@ def test_a_fit_that_can_never_reach_its_checkpoint_ends_with_the_reason(
     writing.start()
     try:
         with loader_of(any_url, acknowledge="on_checkpoint") as loader:
-            loader._timeout_s = 30
             with pytest.raises(
                 tf.errors.OpError, match=r"CheckpointOverdue.*loader\.checkpointed\(\) at least every 200"
             ):
