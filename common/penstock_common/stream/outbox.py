@@ -79,6 +79,8 @@ class Outbox:
             self._channel = None
 
     def _read_one(self) -> None:
+        if self._channel is None:  # given up in an outage: nothing is under way on a new connection
+            self._send_again(None)
         try:
             reply = self._connected().read()
         except ServerUnavailable as error:
