@@ -80,8 +80,8 @@ class Place:
         if isinstance(start, int) and start not in roster.epochs and start < read_counters(self.client, self.stream)[0]:
             there = ", ".join(map(str, roster.epochs)) or "none"
             raise EpochNotFound(f"epoch {start} of {self.stream.name!r} is not retained; retained: {there}")
-        if self.who.group not in roster.groups:
-            return
+        if self.who.group not in roster.groups or roster.groups[self.who.group].kind != self.who.kind:
+            return  # nothing to reset, or not ours to reset: joining says so
         now = server_ms(self.client)
         others = [m for (g, m), seen in roster.members.items() if g == self.who.group and now - seen < ALIVE_MS]
         others = [member for member in others if member != self.who.member]

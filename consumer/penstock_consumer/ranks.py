@@ -67,8 +67,7 @@ class OrderedPlace(Place):
         self.first = self._enter(floor, force=force)
         if force:
             roster = load_roster(self.client, self.stream.partitions[0])
-            whole = [epoch for epoch in roster.epochs if epoch not in roster.trimmed]
-            self.rewind(start if isinstance(start, int) else min(whole, default=self.first), 0)
+            self.rewind(start if isinstance(start, int) else self._first_whole(roster), 0)
 
     def _enter(self, floor: int, *, force: bool) -> int:
         wait = Wait(self.notify, 2 * self.quiet_ms / 1000)

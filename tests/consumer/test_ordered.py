@@ -12,7 +12,9 @@ import pytest
 
 from penstock_common.errors import EpochIncomplete, OrderNeedsSizes, TooLarge, WaitTimeout
 from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.bad import retry_dead
 from penstock_common.stream.commands import Client
+from penstock_common.stream.roster import load_roster
 from penstock_producer.writer import Writer
 from tests.contracts.feed import entries, loader_of, numbers, open_stream, produce, replayed, sample
 from tests.contracts.ordered import (
@@ -136,6 +138,8 @@ class TestSteps:
         assert interleaved(ranks) == expected(140, bad, 0, 144)
         report = audit_stream(any_client, "t")
         assert (report.dead, report.lost, report.delivered) == (10, 0, {"g": 130})
+        assert retry_dead(any_client, open_stream(any_client, "t")) == []
+        assert load_roster(any_client, partition).closed == {("g", 0)}
 
 
 class TestWaits:

@@ -143,6 +143,15 @@ class TestJoining:
             ):
                 pass
 
+    def test_a_reset_by_a_loader_of_the_other_kind_takes_nothing(self, any_url: str, any_client: Client) -> None:
+        """A wrong argument must not cost a group its place."""
+        plan(any_url, [40])
+        with rank_of(any_url) as loader:
+            take(loader, 3)
+        with pytest.raises(GroupKindMismatch), loader_of(any_url, "g", start="earliest"):
+            pass
+        assert position_of(any_client, 0) == 24
+
     def test_another_batch_size_is_refused_with_the_right_one(self, any_url: str) -> None:
         """Positions are whole batches: with another size a rank would begin in the middle of another's."""
         plan(any_url, [20])

@@ -25,10 +25,8 @@ from penstock_common.stream.ledger import runs, uncovered
 from penstock_common.stream.lua_repairs import GIVE_UP, REOPEN, RETRY, SHOW
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, load_manifest, retained_epochs
 from penstock_common.stream.repairs import balance_bytes
-from penstock_common.stream.roster import close_for_group, load_roster, require_group, server_ms
+from penstock_common.stream.roster import ORDERED, SHARED, close_for_group, load_roster, require_group, server_ms
 from penstock_common.stream.streams import Stream
-
-SHARED = "shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +152,14 @@ def retry_dead(
 
 def _retry(client: Client, stream: Stream, letter: DeadLetter, *, must: bool) -> bool:
     manifest = load_manifest(client, stream, letter.epoch)
+    record = load_roster(client, stream.partitions[0]).groups.get(letter.group)
+    if record is not None and record.kind == ORDERED:
+        if must:
+            raise StreamConflict(
+                f"group {letter.group!r} reads in order: its ranks have gone on with other samples in the place of "
+                f"entry {letter.entry}; `penstock audit {stream.name} --repair` makes anew what is missing"
+            )
+        return False
     # first the epoch is owed again, everywhere: from then on no release can take what becomes pending
     for partition in stream.partitions:
         run_script(client, REOPEN, [partition.roster], [letter.group, letter.epoch])
@@ -353,7 +359,7 @@ def _groups(client: Client, stream: Stream, epoch: int, group: str | None) -> li
     if group is not None:
         require_group(client, stream, group)
     reading = {name: g for name, g in roster.groups.items() if g.first <= epoch and group in (None, name)}
-    ordered = [name for name, g in reading.items() if getattr(g, "kind", SHARED) != SHARED]
+    ordered = [name for name, g in reading.items() if g.kind != SHARED]
     if ordered:
         raise StreamConflict(
             f"group {ordered[0]!r} reads in order: it passes over nothing; `penstock audit {stream.name} --repair` "
