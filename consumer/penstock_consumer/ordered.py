@@ -129,8 +129,13 @@ class OrderedReader:
 
     def why_waiting(self, seconds: float) -> str:
         """Why there is no batch, said to the training loop's user."""
-        name = self.place.stream.name
+        name, total = self.place.stream.name, self._total
         step = self._planned // self.steps.batch
+        if total is not None and self._is_planned_out(total):
+            return (
+                f"the word that epoch {self.epoch} of {name!r} is complete: all {total} samples are there, but its "
+                f"producer has not said so. If it died: `penstock epochs close {name} {self.epoch}`"
+            )
         return (
             f"{self._walk.where()} of epoch {self.epoch} of {name!r}, which is next in order (step {step} ends at "
             f"position {self.steps.end_of(step)}); none came for {seconds:.0f} s. Is a producer running "

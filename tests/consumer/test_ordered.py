@@ -165,6 +165,19 @@ class TestWaits:
                 assert any("shard 0 from offset 17" in line for line in said)
             first.abort()
 
+    def test_a_producer_that_dies_before_its_last_word_is_said(self, any_url: str, any_client: Client) -> None:
+        """Everything is trained on, and still the epoch must not end as if more could not come."""
+        plan(any_url, [40])
+        any_client.hset(open_stream(any_client, "t").keys.manifest(0), "state", "sized")
+        found: list[int] = []
+        with (
+            rank_of(any_url, timeout_s=1) as loader,
+            pytest.raises(WaitTimeout, match=r"all 40 samples are there.*penstock epochs close t 0"),
+        ):
+            for batch in loader:
+                found += batch["y"].tolist()
+        assert found == list(range(40))
+
     def test_an_endless_feed_of_one_writer_has_an_order(self, any_url: str) -> None:
         """A simulator's stream is a sequence; its trainer may want it as one."""
         with planned_writer(any_url) as writer, rank_of(any_url) as loader:
