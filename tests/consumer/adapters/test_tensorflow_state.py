@@ -112,12 +112,12 @@ def test_a_fit_that_can_never_reach_its_checkpoint_ends_with_the_reason(
     writing = threading.Thread(target=write)
     writing.start()
     try:
-        with loader_of(any_url, acknowledge="on_checkpoint") as loader:
-            with pytest.raises(
-                tf.errors.OpError, match=r"CheckpointOverdue.*loader\.checkpointed\(\) at least every 200"
-            ):
-                for _ in dataset(loader).prefetch(4):
-                    pass
+        with (
+            loader_of(any_url, acknowledge="on_checkpoint") as loader,
+            pytest.raises(tf.errors.OpError, match=r"CheckpointOverdue.*loader\.checkpointed\(\) at least every 200"),
+        ):
+            for _ in dataset(loader).prefetch(4):
+                pass
     finally:
         is_over.set()
         writing.join(20)
