@@ -156,7 +156,8 @@ class Receiver:
             return self._accept(header)
         offsets = self._offsets(header)
         is_mask = self._wanted.dtype == np.bool_
-        rows = np.flatnonzero(self._wanted[offsets - header.first]) if is_mask else self._wanted
+        kept = np.flatnonzero(self._wanted[offsets - header.first]) if is_mask else self._wanted
+        rows = kept.astype(np.int64, copy=False)
         lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, len(rows))
         if lease.owed:
             spans = [Span(lease, lo, hi) for lo, hi in runs(offsets[rows])]
