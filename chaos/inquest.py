@@ -19,6 +19,7 @@ from chaos.stage import Stage
 from chaos.verdict import Expected, GroupVerdict, expect, judge
 from penstock.__main__ import main as penstock
 from penstock_common.stream.manifest import PRODUCED, retained_epochs
+from penstock_common.stream.roster import load_roster
 from penstock_common.stream.streams import load_stream, read_counters
 from penstock_producer.order import EpochOrder
 from penstock_producer.sources.dataset import Dataset
@@ -58,7 +59,7 @@ def hold(options: Options, stage: Stage, cast: Cast) -> Findings:
             epoch: {
                 field.decode() for partition in main.partitions for field in client.hkeys(partition.quarantine(epoch))
             }
-            for epoch in retained_epochs(client, main)
+            for epoch in load_roster(client, main.partitions[0]).epochs
         }
     planned = plan_epochs(options, findings.epochs)
     expected, bad = expect_epochs(planned), {epoch.number: epoch.bad for epoch in planned}
