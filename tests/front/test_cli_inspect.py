@@ -160,12 +160,27 @@ def test_a_declared_group_holds_data_until_it_is_dropped(told: Told, writer: pen
     said = "group 'vit' of 'train' declared: all from epoch 0 on is kept for it until it is dropped\n"
     assert told("groups", "declare", "train", "vit") == (0, said, "")
     assert "was declared before" in told("groups", "declare", "train", "vit")[1]
-    assert told("groups", "list", "train")[1].splitlines()[1].split() == ["vit", "yes", "yes", "0", "28", "0"]
+    assert told("groups", "list", "train")[1].splitlines()[1].split() == ["vit", "shared", "yes", "yes", "0", "28", "0"]
     assert (
         told("groups", "drop", "train", "vit")[1]
         == "group 'vit' of 'train' is dropped: nothing is kept for it any more\n"
     )
     assert told("groups", "list", "train")[1] == "stream 'train' has no groups yet\n"
+
+
+def test_where_each_rank_is_can_be_seen(told: Told, url: str, writer: penstock.Writer) -> None:
+    """The slowest rank holds all the others, and the data: who it is must not need a debugger."""
+    produced(writer)
+    assert told("groups", "declare", "train", "ddp", "--ordered")[0] == 0
+    with penstock.Loader(
+        "train", group="ddp", batch_size=4, url=url, order="canonical", rank=1, world_size=2
+    ) as loader:  # fmt: skip
+        next(iter(loader))
+    group = json.loads(told("inspect", "train", "--json")[1])["groups"][0]
+    assert (group["kind"], group["lag_samples"], group["pending_entries"]) == ("ordered", 28, 0)
+    assert [(one["rank"], one["epoch"], one["position"]) for one in group["ranks"]] == [(0, 0, 0), (1, 0, 8)]
+    rows = [line.split() for line in told("inspect", "train")[1].splitlines() if line.startswith("ddp")]
+    assert rows[-1] == ["ddp", "1", "0", "8", "of", str(group["ranks"][1]["planned"])]
 
 
 def test_a_group_with_living_members_is_dropped_only_by_force(told: Told, url: str, writer: penstock.Writer) -> None:
