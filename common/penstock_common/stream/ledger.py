@@ -99,9 +99,9 @@ def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) ->
     """(shard, lo, hi) of every range of the epoch that is neither acknowledged, nor dead, nor quarantined."""
     missing: list[tuple[int, int, int]] = []
     dead = {p.number: dead_letters(client, p, manifest.epoch, group) for p in stream.partitions}
-    record = load_roster(client, stream.partitions[0]).groups.get(group)
-    if record is not None and record.kind == ORDERED:
-        minimum = known_positions(client, stream, manifest.epoch, group).minimum(record.world)
+    known = load_roster(client, stream.partitions[0]).groups.get(group)
+    if known is not None and known.kind == ORDERED:
+        minimum = known_positions(client, stream, manifest.epoch, group).minimum(known.world)
         ends = {shard: (at, manifest.shard_size(shard)) for shard, at in starts_of(manifest, manifest.shards()).items()}
         return [(shard, max(minimum - at, 0), size) for shard, (at, size) in ends.items() if minimum < at + size]
     counts = _bit_counts(client, stream, manifest, group)
