@@ -90,7 +90,9 @@ def _fields() -> Iterator[Case]:
     yield case("meta-not-first", "the header after a payload", FIXED, [x, meta, y])
     yield case("meta-twice", "two headers", FIXED, [meta, meta, x, y])
     yield case("meta-upper-case", "names are case-sensitive", FIXED, [["META", meta[1]], x, y])
-    yield case("field-of-control-characters", "a name that would colour a terminal", FIXED, [meta, ["\x1b[31m\n", x[1]], y])
+    yield case(
+        "field-of-control-characters", "a name that would colour a terminal", FIXED, [meta, ["\x1b[31m\n", x[1]], y]
+    )
     yield case("field-not-ascii", "a name in another alphabet", FIXED, [meta, ["\u03c7", x[1]], y])
     yield payload("field-missing", "no payload for y", FIXED, lambda fields: fields.pop())
     yield payload("field-extra", "a payload nobody announced", FIXED, lambda fields: fields.append(["z", "00"]))

@@ -153,9 +153,7 @@ def _base_records(
         start = f"({page[-1][0].decode()}"
 
 
-def await_record(
-    client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int, block_ms: int
-) -> bool:
+def await_record(client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int, block_ms: int) -> bool:
     """Blocks until a record of the shard ends beyond ``after``, at most ``block_ms`` (> 0); whether one does."""
     return bool(client.xread({partition.index(epoch, shard): f"{after}-0"}, block=max(1, block_ms), count=1))
 
