@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from penstock_common.errors import BadEntry, UnsupportedVersion
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.roster import Membership
-from penstock_consumer.group import Place
 from penstock_consumer.pipeline.batch import Lease
 from penstock_consumer.receive import Received
+from penstock_consumer.shared.place import Place
 
 
 def is_newer(one: Received) -> bool:

@@ -18,16 +18,16 @@ from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.roster import Membership, Order
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, Wait
-from penstock_consumer.canonical import Steps
-from penstock_consumer.group import Place
-from penstock_consumer.keeper import Claimed, Keeper
-from penstock_consumer.ordered import OrderedReader
+from penstock_consumer.ordered.canonical import Steps
+from penstock_consumer.ordered.ranks import OrderedPlace, Pulse
+from penstock_consumer.ordered.reader import OrderedReader
 from penstock_consumer.overdue import Jam
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease
 from penstock_consumer.pipeline.prefetch import Prefetch
-from penstock_consumer.ranks import OrderedPlace, Pulse
-from penstock_consumer.shared import EpochReader
+from penstock_consumer.shared.keeper import Claimed, Keeper
+from penstock_consumer.shared.place import Place
+from penstock_consumer.shared.reader import EpochReader
 
 QUIET_PER_LEASE = 6
 """Ranks of another world size that were not seen for this part of a lease, five beats, are gone."""

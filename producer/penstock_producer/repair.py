@@ -12,8 +12,8 @@ from penstock_common.errors import PenstockError, SampleError
 from penstock_common.format.block import Block, BlockBuilder
 from penstock_common.format.limits import MAX_HOLES
 from penstock_common.format.wire import encode
-from penstock_common.stream.accounts import EpochAudit, MissingRange
 from penstock_common.stream.audit import audit_stream, survey_epoch
+from penstock_common.stream.audit.accounts import EpochAudit, MissingRange
 from penstock_common.stream.commands import Client
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, load_manifest

@@ -14,9 +14,9 @@ from penstock_common.format.block import Column
 from penstock_common.format.ragged import Ragged
 from penstock_common.format.spec import Spec
 from penstock_common.stream.ledger import runs
-from penstock_consumer.ledger import Holdings, plan_acknowledgement
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler, Batch, Lease, Span
+from penstock_consumer.shared.holdings import Holdings, plan_acknowledgement
 
 SPEC = Spec.of({"x": ("int64", (2,)), "r": ("int64", (None,))})
 

@@ -15,9 +15,9 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.bad import drop_bad, list_bad
 from penstock_common.stream.commands import Client
 from penstock_common.stream.roster import Membership, join_group
-from penstock_consumer.burials import HOPELESS_ENTRIES
-from penstock_consumer.keeper import MANY_DELIVERIES
 from penstock_consumer.loader import Loader
+from penstock_consumer.shared.burials import HOPELESS_ENTRIES
+from penstock_consumer.shared.keeper import MANY_DELIVERIES
 from penstock_producer.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, loader_of, numbers, open_stream, produce, sample
 from tests.contracts.processes import child

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock_consumer.ledger import Holdings
 from penstock_consumer.pipeline.batch import Lease
+from penstock_consumer.shared.holdings import Holdings
 
 
 def test_what_was_settled_just_now_is_renewed_until_the_server_must_have_heard_of_it() -> None:

@@ -155,7 +155,7 @@ class TestWaits:
             release_epoch(any_client, open_stream(any_client, "t"), 0)
             return uncovered(*arguments)
 
-        monkeypatch.setattr("penstock_consumer.group.uncovered", released)
+        monkeypatch.setattr("penstock_consumer.shared.place.uncovered", released)
         with loader_of(any_url) as loader:
             assert sorted(numbers(loader)) == list(range(40))
 

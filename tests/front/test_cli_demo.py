@@ -19,7 +19,7 @@ from penstock.demo.report import as_json, failures, tell
 from penstock.demo.session import Options, Outcome, goal_applies
 from penstock.demo.trainer import Task
 from penstock.demo.trainers import Trainer
-from penstock_common.stream.accounts import AuditReport, EpochAudit, GroupAudit
+from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit
 from penstock_producer.progress import Summary
 
 

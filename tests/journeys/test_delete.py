@@ -16,7 +16,7 @@ from penstock_common.stream import deletion, release
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.deletion import delete_stream
 from penstock_common.stream.keys import is_of_stream
-from penstock_common.stream.lua_epochs import RETIRE
+from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, open_epoch
 from penstock_common.stream.pins import pin_epoch
 from penstock_common.stream.roster import Membership, join_group

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock_common.stream.commands import Client, run_script
-from penstock_common.stream.lua_epochs import OPEN_EPOCH
+from penstock_common.stream.lua.epochs import OPEN_EPOCH
 from penstock_common.stream.streams import set_plan
 from penstock_consumer.loader import Loader
 from penstock_producer.writer import Writer

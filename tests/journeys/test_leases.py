@@ -15,8 +15,8 @@ import redis
 from penstock_common.errors import PenstockError
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.connection import connect
-from penstock_consumer.keeper import LOOKS_PER_LEASE
 from penstock_consumer.loader import Loader
+from penstock_consumer.shared.keeper import LOOKS_PER_LEASE
 from tests.contracts.feed import open_stream, produce
 from tests.contracts.processes import child
 from tests.journeys.trouble import Lines

@@ -16,7 +16,7 @@ from penstock_common.errors import EpochNotFound, EpochsReleased, ReplayTruncate
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import Record
 from penstock_common.stream.ledger import acknowledge
-from penstock_common.stream.lua_epochs import RETIRE
+from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.ranges import add_to_ranges, format_ranges, parse_ranges
 from penstock_common.stream.roster import GroupRecord, Membership, Roster, expire_silent, join_group, load_roster

@@ -15,14 +15,14 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import BadEntry, EntryNotFound, GroupNotFound, StreamConflict
 from penstock_common.format.header import parse_header
 from penstock_common.format.limits import MAX_HEADER_BYTES
-from penstock_common.stream.accounts import MissingRange
 from penstock_common.stream.audit import audit_stream, survey_epoch
+from penstock_common.stream.audit.accounts import MissingRange
 from penstock_common.stream.commands import Arg, Client, run_script
 from penstock_common.stream.dead import DeadNote, load_notes, write_note
 from penstock_common.stream.entries import Record, index_records, is_gone, list_pending
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import runs, uncovered
-from penstock_common.stream.lua_repairs import GIVE_UP, REOPEN, RETRY, SHOW
+from penstock_common.stream.lua.repairs import GIVE_UP, REOPEN, RETRY, SHOW
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, load_manifest, retained_epochs
 from penstock_common.stream.repairs import balance_bytes
 from penstock_common.stream.roster import ORDERED, SHARED, close_for_group, load_roster, require_group, server_ms

@@ -12,7 +12,7 @@ from penstock_common.errors import StreamNotFound
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import group_counts
 from penstock_common.stream.keys import LAST, StreamKeys, checked_name, is_of_stream, patterns_of_stream
-from penstock_common.stream.lua_streams import MARK_DELETING
+from penstock_common.stream.lua.streams import MARK_DELETING
 from penstock_common.stream.manifest import find_manifest, retained_epochs
 from penstock_common.stream.release import retire_epoch
 from penstock_common.stream.roster import load_roster, server_ms

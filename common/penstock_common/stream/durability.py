@@ -17,7 +17,7 @@ from penstock_common.errors import BadDurability, DurabilityLost, ServerUnsuitab
 from penstock_common.stream.channel import Command, Reply
 from penstock_common.stream.commands import Client
 from penstock_common.stream.failure import address, translate_reply
-from penstock_common.stream.lua import GO_ON
+from penstock_common.stream.lua.pieces import GO_ON
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, Wait
 

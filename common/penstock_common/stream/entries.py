@@ -18,7 +18,7 @@ from penstock_common.stream.channel import Command, Reply
 from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.failure import translate_reply
 from penstock_common.stream.keys import LAST, PartitionKeys
-from penstock_common.stream.lua_entries import CLAIM, COMMIT, TRIM
+from penstock_common.stream.lua.entries import CLAIM, COMMIT, TRIM
 
 _COMMIT = COMMIT.encode()
 """Sent in full: a digest the server forgot would fail inside EXEC, after the XADD, and leave an unindexed entry."""

@@ -164,7 +164,7 @@ def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnav
 
 
 def translate_reply(error: foreign.ResponseError, where: str | redis.Redis) -> PenstockError:
-    """The Penstock error for an error reply that a channel read: what may pass is ServerUnavailable, else ReplyError."""
+    """The error for an error reply that a channel read; what may pass is ServerUnavailable, else ReplyError."""
     return translate(error, where) or ReplyError(error, where if isinstance(where, str) else address(where))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from penstock_common.stream.audit.survey import EntryId
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import PAGE, group_counts, index_ends, index_records, is_gone, parse_id
 from penstock_common.stream.keys import PartitionKeys
@@ -19,7 +20,6 @@ from penstock_common.stream.manifest import Manifest, begun_shards, find_manifes
 from penstock_common.stream.positions import known_positions
 from penstock_common.stream.roster import ORDERED, GroupRecord, Roster, load_roster, server_ms
 from penstock_common.stream.streams import Stream, list_streams, load_stream, read_counters
-from penstock_common.stream.survey import EntryId
 
 FIRST_PAGE = 8
 """Index records read first: most groups are hardly behind."""

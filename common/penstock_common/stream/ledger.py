@@ -14,7 +14,7 @@ from penstock_common.stream.commands import Arg, Client, run_script
 from penstock_common.stream.dead import load_notes
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua_entries import ACK, BURY
+from penstock_common.stream.lua.entries import ACK, BURY
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
 from penstock_common.stream.positions import kept_head, known_positions, load_positions, settled_below, starts_of
 from penstock_common.stream.roster import ORDERED, GroupRecord, load_roster

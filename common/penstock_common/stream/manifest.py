@@ -17,8 +17,8 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import EpochAbandoned, EpochNotFound, StreamConflict
 from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 from penstock_common.stream.commands import Client, decoded, is_script_error, readable, run_script
-from penstock_common.stream.lua_epochs import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH
-from penstock_common.stream.lua_streams import RESERVE_EPOCH
+from penstock_common.stream.lua.epochs import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH
+from penstock_common.stream.lua.streams import RESERVE_EPOCH
 from penstock_common.stream.ranges import parse_ranges
 from penstock_common.stream.streams import Stream, announce, deleted, read_counters, require_there
 

@@ -17,7 +17,7 @@ from penstock_common.stream.connection import open_channel
 from penstock_common.stream.failure import translate_reply
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import Ranges, acknowledgement
-from penstock_common.stream.lua_entries import ACK
+from penstock_common.stream.lua.entries import ACK
 from penstock_common.stream.manifest import Manifest
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from penstock_common.errors import ReplayTruncated
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua_streams import PIN
+from penstock_common.stream.lua.streams import PIN
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.streams import Stream
 

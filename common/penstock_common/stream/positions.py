@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import GroupNotFound, MemberReplaced, PenstockError, ReplayTruncated
 from penstock_common.stream.commands import Arg, Client, decoded, is_script_error, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua_positions import REPORT, REWIND
+from penstock_common.stream.lua.positions import REPORT, REWIND
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.roster import GroupRecord, Membership
 from penstock_common.stream.streams import Stream

@@ -9,7 +9,7 @@ from redis.exceptions import WatchError
 
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua_epochs import RETIRE
+from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
 from penstock_common.stream.ranges import add_to_ranges
 from penstock_common.stream.roster import load_roster

@@ -14,15 +14,15 @@ from redis.exceptions import WatchError
 
 from penstock_common.errors import BadEntry, EpochAbandoned
 from penstock_common.format.wire import Fields, decode
-from penstock_common.stream.accounts import MissingRange
+from penstock_common.stream.audit.accounts import MissingRange
+from penstock_common.stream.audit.survey import Survey
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import Record, group_counts, index_record, overridden, repair_record
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua_repairs import BALANCE, REPAIR
+from penstock_common.stream.lua.repairs import BALANCE, REPAIR
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.roster import load_roster, server_ms
 from penstock_common.stream.streams import Stream
-from penstock_common.stream.survey import Survey
 
 ALIVE_MS = 30_000
 """A member that renewed within a lease may be training on an entry whose payload is gone."""

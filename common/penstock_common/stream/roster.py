@@ -22,7 +22,7 @@ from penstock_common.errors import (
 )
 from penstock_common.stream.commands import Arg, Client, decoded, is_script_error, readable, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua_groups import (
+from penstock_common.stream.lua.groups import (
     BEAT,
     CLOSE_FOR_GROUP,
     DROP_GROUP,
@@ -32,7 +32,7 @@ from penstock_common.stream.lua_groups import (
     REPLAY_LEASE,
     RESET_GROUP,
 )
-from penstock_common.stream.lua_streams import FORGET_CONSUMERS
+from penstock_common.stream.lua.streams import FORGET_CONSUMERS
 from penstock_common.stream.streams import Stream, require_there
 from penstock_common.stream.waiters import STALE_MS, Waiter, read_waiters
 

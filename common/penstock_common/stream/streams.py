@@ -17,7 +17,7 @@ from penstock_common.errors import StreamConflict, StreamDeleted, StreamNotFound
 from penstock_common.format.spec import Spec
 from penstock_common.stream.commands import Client, decoded, readable, run_script
 from penstock_common.stream.keys import ANY_META, PartitionKeys, StreamKeys, checked_name, name_in_meta_key, search_tags
-from penstock_common.stream.lua_streams import FIX_SPEC, SET_IF_THERE
+from penstock_common.stream.lua.streams import FIX_SPEC, SET_IF_THERE
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 DEFAULT_BLOCK_BYTES = 1_000_000

@@ -12,7 +12,7 @@ from typing import Literal
 
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua_room import NOTE_WAIT
+from penstock_common.stream.lua.room import NOTE_WAIT
 
 RENEW_S = 1.0
 """A writer that waits says so again this often."""

@@ -84,6 +84,11 @@ class Prefetch:
         with self._changed:
             return self._ended and not self._batches and self._error is None
 
+    @property
+    def holds_batches(self) -> bool:
+        """Whether `get` would return one at once."""
+        return bool(self._batches)
+
     def stop(self) -> None:
         """Tells the reader's thread to end."""
         with self._changed:

@@ -10,7 +10,7 @@ from penstock.cli import Parser, add_json, add_url, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.accounts import AuditReport, EpochAudit
+    from penstock_common.stream.audit.accounts import AuditReport, EpochAudit
     from penstock_common.stream.commands import Client
     from penstock_producer.sources.config import SourceConfig
 

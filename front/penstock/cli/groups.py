@@ -129,7 +129,7 @@ def _drop(client: Client, args: argparse.Namespace, console: Console) -> int:
 def _refuse_living(client: Client, args: argparse.Namespace) -> None:
     from penstock_common.errors import GroupBusy
     from penstock_common.stream.inspection import inspect_stream
-    from penstock_consumer.group import ALIVE_MS
+    from penstock_consumer.shared.place import ALIVE_MS
 
     group = next(group for group in inspect_stream(client, args.stream).groups if group.name == args.name)
     seen = {m["name"]: m["seen_s"] for m in group.members if m["seen_s"] is not None and m["seen_s"] * 1000 < ALIVE_MS}

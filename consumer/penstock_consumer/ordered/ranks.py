@@ -1,6 +1,6 @@
 """A rank's place in an ordered group, and the thread that shows that it lives: positions in the stead of leases.
 
-Which batches a rank reads is ``canonical``'s; the roster, closing and waiting are those of every member (``group``).
+Which batches a rank reads is ``canonical``'s; the roster, closing and waiting are those of a member (``shared.place``).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from penstock_common.stream.entries import index_records
 from penstock_common.stream.failure import ReplyError
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import behind
-from penstock_common.stream.lua_positions import REPORT
+from penstock_common.stream.lua.positions import REPORT
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.positions import known_positions, refusal_of, report, report_arguments, rewind
 from penstock_common.stream.roster import QUIET_MS, Membership, Order, beat, close_for_group, join_group, load_roster
 from penstock_common.stream.streams import read_counters
 from penstock_common.waiting import Outage, Wait
-from penstock_consumer.group import Place
 from penstock_consumer.overdue import Jam
 from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.shared.place import Place
 
 BEATS_PER_LEASE = 30
 JOIN_EVERY_S = 0.2

@@ -14,8 +14,8 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import bury, uncovered
 from penstock_common.stream.manifest import Manifest
 from penstock_common.waiting import Notify
-from penstock_consumer.group import Place
-from penstock_consumer.keeper import Claimed
+from penstock_consumer.shared.place import Place
+from penstock_consumer.shared.keeper import Claimed
 from penstock_consumer.pipeline.batch import Lease
 
 HOPELESS_ENTRIES = 100

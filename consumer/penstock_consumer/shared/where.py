@@ -12,7 +12,7 @@ from penstock_common.format.header import Header
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import settled_bits
 from penstock_common.stream.manifest import Manifest
-from penstock_consumer.group import Place
+from penstock_consumer.shared.place import Place
 from penstock_consumer.receive import check_identity
 
 

@@ -5,7 +5,7 @@ Called by ``entries``, ``ledger`` and ``outbox``.
 
 from __future__ import annotations
 
-from penstock_common.stream.lua import GO_ON, MARK_LOST
+from penstock_common.stream.lua.pieces import GO_ON, MARK_LOST
 
 COMMIT = """
 -- KEYS entries index roster | ARGV epoch end first count bytes holes : runs right after the XADD in one MULTI.

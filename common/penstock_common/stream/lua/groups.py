@@ -5,7 +5,7 @@ Who calls it, and how its replies read, is ``roster``'s.
 
 from __future__ import annotations
 
-from penstock_common.stream.lua import GO_ON, MINIMUM
+from penstock_common.stream.lua.pieces import GO_ON, MINIMUM
 
 JOIN_GROUP = (
     GO_ON

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from penstock_common.stream.accounts import AuditReport, EpochAudit, GroupAudit
+from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit
+from penstock_common.stream.audit.judgement import judge_epoch
+from penstock_common.stream.audit.survey import Survey, survey_partition
 from penstock_common.stream.commands import Client
-from penstock_common.stream.judgement import judge_epoch
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, load_manifest, retained_epochs
 from penstock_common.stream.positions import starts_of
 from penstock_common.stream.streams import Stream, load_stream, read_counters
-from penstock_common.stream.survey import Survey, survey_partition
 
 __all__ = ["AuditReport", "EpochAudit", "GroupAudit", "audit_stream", "survey_epoch"]
 

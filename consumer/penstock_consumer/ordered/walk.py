@@ -1,6 +1,6 @@
 """An epoch's index records in canonical order, as far as they are committed; what comes next may be waited for.
 
-What they mean for a batch is ``canonical``'s, payloads are fetched by ``ordered``.
+What they mean for a batch is ``canonical``'s, payloads are fetched by ``reader``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock_common.stream.entries import Record, await_record, index_records
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards
 from penstock_common.stream.positions import starts_of
 from penstock_common.stream.streams import Stream
-from penstock_consumer.canonical import Piece
+from penstock_consumer.ordered.canonical import Piece
 
 
 class Walk:

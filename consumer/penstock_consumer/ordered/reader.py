@@ -27,15 +27,15 @@ from penstock_common.stream.positions import HEAD_STEPS
 from penstock_common.stream.roster import load_roster
 from penstock_common.stream.suitability import require_step_fits
 from penstock_common.waiting import Notify, Outage
-from penstock_consumer.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
-from penstock_consumer.expected import Discard, Expected
 from penstock_consumer.newer import too_old
+from penstock_consumer.ordered.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
+from penstock_consumer.ordered.expected import Discard, Expected
+from penstock_consumer.ordered.ranks import OrderedPlace, Pulse
+from penstock_consumer.ordered.walk import Walk, shards_in_order
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
-from penstock_consumer.ranks import OrderedPlace, Pulse
 from penstock_consumer.receive import Received, Receiver
-from penstock_consumer.walk import Walk, shards_in_order
 
 AHEAD_BYTES = 4_000_000
 """Payload asked for before the first of it arrives: it hides round trips."""

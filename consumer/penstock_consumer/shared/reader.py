@@ -19,15 +19,15 @@ from penstock_common.stream.manifest import Manifest, find_manifest, load_manife
 from penstock_common.stream.roster import load_roster, server_ms
 from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify, Outage
-from penstock_consumer.burials import Burials, suspicion
-from penstock_consumer.group import Place
-from penstock_consumer.keeper import Claimed, Keeper
+from penstock_consumer.shared.burials import Burials, suspicion
+from penstock_consumer.shared.place import Place
+from penstock_consumer.shared.keeper import Claimed, Keeper
 from penstock_consumer.newer import is_newer, refuse_newer
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
 from penstock_consumer.receive import Received, Receiver
-from penstock_consumer.where import Where
+from penstock_consumer.shared.where import Where
 
 AHEAD = 2
 """Requests under way at once: the server prepares the next reply while this one is received."""

@@ -5,7 +5,7 @@ Called by ``streams``, ``manifest``, ``pins`` and ``roster``, which say what the
 
 from __future__ import annotations
 
-from penstock_common.stream.lua import GO_ON
+from penstock_common.stream.lua.pieces import GO_ON
 
 _IS_THERE = """
 local found = redis.call('HMGET', KEYS[1], 'id', 'deleting')

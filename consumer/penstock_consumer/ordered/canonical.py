@@ -71,6 +71,8 @@ class Steps:
     world: int
     batch: int
     remainder: str
+    share: tuple[int, int] = (0, 1)
+    """(i, n): this reader takes every n-th step, beginning with the i-th; steps are counted among its own."""
 
     @property
     def size(self) -> int:
@@ -79,16 +81,23 @@ class Steps:
 
     def end_of(self, step: int) -> int:
         """Position after a step."""
-        return self.start + (step + 1) * self.size
+        return self.start + (self._whole(step) + 1) * self.size
 
     def count(self, total: int) -> int:
         """Steps from ``start`` to the end of an epoch of ``total`` positions."""
         left = max(total - self.start, 0)
-        return left // self.size if self.remainder == "drop" else -(-left // self.size)
+        steps = left // self.size if self.remainder == "drop" else -(-left // self.size)
+        first, every = self.share
+        return max(0, -(-(steps - first) // every))
+
+    def _whole(self, step: int) -> int:
+        """Which step it is among those of all shares."""
+        first, every = self.share
+        return first + step * every
 
     def mine(self, step: int, total: int | None) -> tuple[int, int]:
         """Positions [lo, hi) of this rank's batch, beyond ``total`` where it is padded."""
-        lo = self.start + step * self.size + self.rank * self.batch
+        lo = self.start + self._whole(step) * self.size + self.rank * self.batch
         hi = lo + self.batch
         return (lo, hi) if total is None or self.remainder != "keep" else (lo, min(hi, total))
 

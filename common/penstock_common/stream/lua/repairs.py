@@ -5,7 +5,7 @@ Called by ``repairs`` and ``bad``. Ids, counters and bits, never a payload.
 
 from __future__ import annotations
 
-from penstock_common.stream.lua import GO_ON
+from penstock_common.stream.lua.pieces import GO_ON
 
 REPAIR = """
 -- KEYS entries target roster | ARGV epoch record_id first count bytes holes found : runs right after the XADD in one

@@ -5,7 +5,7 @@ Called by ``manifest``, ``feeds`` and ``release``, which say what the replies me
 
 from __future__ import annotations
 
-from penstock_common.stream.lua import GO_ON, MARK_LOST
+from penstock_common.stream.lua.pieces import GO_ON, MARK_LOST
 
 OPEN_EPOCH = """
 -- KEYS roster state entries | ARGV epoch manifest_id : registers first, then makes every (epoch, group) pair at 0

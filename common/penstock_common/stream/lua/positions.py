@@ -1,11 +1,11 @@
 """The Lua of ordered groups: reporting how far a rank is, and taking one back. Positions only.
 
-Joining is ``lua_groups``'; who calls these, and what their replies mean, is ``positions``'.
+Joining is ``groups``'; who calls these, and what their replies mean, is ``stream.positions``'.
 """
 
 from __future__ import annotations
 
-from penstock_common.stream.lua import MINIMUM
+from penstock_common.stream.lua.pieces import MINIMUM
 
 _REQUIRE_RANK = """
 local function refusal(roster, group, rank, incarnation)

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from penstock_common.format.header import Header
 from penstock_common.format.limits import MAX_SHARD_SAMPLES
-from penstock_common.stream.accounts import EpochAudit, GroupAudit, MissingRange
+from penstock_common.stream.audit.accounts import EpochAudit, GroupAudit, MissingRange
+from penstock_common.stream.audit.survey import GroupSurvey, Held, Survey
 from penstock_common.stream.entries import Record, parse_id
 from penstock_common.stream.ledger import runs
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest
-from penstock_common.stream.survey import GroupSurvey, Held, Survey
 
 Mask = NDArray[np.bool_]
 RANGES_NAMED = 5

@@ -1,6 +1,6 @@
 """A member's place in its group: joining, finding the next epoch, acknowledging, closing epochs, leaving.
 
-Everything the training loop's thread asks of the server; receiving is ``shared``'s, renewing ``keeper``'s.
+Everything the training loop's thread asks of the server; receiving is ``reader``'s, renewing ``keeper``'s.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock_common.stream.roster import (
 )
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_common.waiting import Notify, to_stderr
-from penstock_consumer.ledger import Holdings, plan_acknowledgement
+from penstock_consumer.shared.holdings import Holdings, plan_acknowledgement
 from penstock_consumer.overdue import Jam
 from penstock_consumer.pipeline.batch import Batch
 

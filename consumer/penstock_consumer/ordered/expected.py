@@ -1,6 +1,6 @@
 """What ordered reading expects of an entry that it asked for by id, and how it lets go of one it no longer wants.
 
-Used by ``ordered``'s receivers; no Redis here.
+Used by ``reader``'s receivers; no Redis here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock_common.format.header import Header
 from penstock_common.stream.channel import SKIP, Skip
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
-from penstock_consumer.canonical import Take
+from penstock_consumer.ordered.canonical import Take
 from penstock_consumer.receive import check_identity
 
 

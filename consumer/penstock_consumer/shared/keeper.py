@@ -16,9 +16,9 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Pending, claim, list_pending
 from penstock_common.stream.roster import Membership, beat, load_roster
 from penstock_common.waiting import Notify, Outage
-from penstock_consumer.ledger import Holdings
+from penstock_consumer.shared.holdings import Holdings
 from penstock_consumer.pipeline.batch import Lease
-from penstock_consumer.reclaim import Key, Sighting, plan_reclaim
+from penstock_consumer.shared.reclaim import Key, Sighting, plan_reclaim
 
 BEATS_PER_LEASE = 30
 """Renewals are cheap, and their rhythm is how soon others see that a member lives."""

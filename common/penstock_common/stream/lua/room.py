@@ -5,7 +5,7 @@ Who calls it, and what the note means, is ``waiters``'s.
 
 from __future__ import annotations
 
-from penstock_common.stream.lua import GO_ON
+from penstock_common.stream.lua.pieces import GO_ON
 
 NOTE_WAIT = (
     GO_ON

@@ -1,5 +1,4 @@
-"""Pieces that several Lua scripts begin with. The scripts: ``lua_groups``, ``lua_epochs``, ``lua_entries``,
-``lua_positions``.
+"""Pieces that several Lua scripts begin with. The scripts themselves lie beside this file.
 
 All are short, move ids and counters only, and name only keys they are given.
 """
