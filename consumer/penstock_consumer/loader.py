@@ -112,7 +112,7 @@ class Loader:
         self.member = rank_member(rank) if ranked else checked_name("member", member or default_member())
         self.batch_size = batch_size
         self._settlement = Settlement(acknowledge, self.name, notify)
-        self._timeout_s, self._notify = timeout_s, notify
+        self._timeout_s, self._notify, self._url = timeout_s, notify, url or settings.url
         self._options = Options(
             start=start,
             batch_size=batch_size,
@@ -123,7 +123,7 @@ class Loader:
             order=ranked,
             remainder=remainder or ("keep" if world_size == 1 else "pad"),
         )
-        self._client: Client = connect(url or settings.url, bears_outages=notify)
+        self._client: Client = connect(self._url, bears_outages=notify)
         self._client.patience.seconds = min(OUTAGE_S, timeout_s or OUTAGE_S)
         self._reading: Reading | None = None
         self._life = secrets.token_hex(8)
@@ -204,6 +204,11 @@ class Loader:
         return self._reading
 
     # --- iterating ---
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next batch of the epoch being read has arrived."""
+        return self._reading is not None and self._reading.is_ready
 
     def __iter__(self) -> Iterator[Batch]:
         """One epoch. Going on after a ``break`` gives the rest of it. Of an endless feed: everything, for ever."""
@@ -307,8 +312,7 @@ class Loader:
         limit = STARTUP_S if fresh and self._timeout_s is None else None
         while True:
             try:
-                epoch = self._look_for_epoch(reading, wait, limit)
-                if epoch is not None:
+                if (epoch := self._look_for_epoch(reading, wait, limit)) is not None:
                     return epoch
             except GroupFinished as error:
                 if fresh or self._is_told_finished or not is_empty:
@@ -335,10 +339,10 @@ class Loader:
         while True:
             queued = run.queue.get(POLL_S)
             reading.raise_error()
-            if queued is None:
-                self._settlement.flush()  # one that was lost with its connection would keep its entry from everyone
             if queued is not None:
                 reading.await_leases(wait)
+            else:
+                self._settlement.flush()  # one that was lost with its connection would keep its entry from everyone
             batch = None if queued is None else queued.without_lost()
             if batch is not None:
                 self.stats.waited_s += time.perf_counter() - began
@@ -385,8 +389,6 @@ class Loader:
         if self._reading is not None and (run := self._reading.run) is not None:
             self._reading.place.unclosed.add(run.reader.epoch)
         self._closing()
-        if self._reading is not None:
-            self._reading.run = None
 
     def __enter__(self) -> Loader:
         return self

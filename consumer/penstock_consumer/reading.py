@@ -183,6 +183,11 @@ class Reading:
         self.cursor = -1
         """The last epoch iterated to its end here."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next batch of the epoch being read has arrived."""
+        return self.run is not None and self.run.queue.holds_batches
+
     def next_epoch(self) -> int | None:
         """The next epoch to read; None if there is none yet. Only reads: may be called again after any failure."""
         return self.place.next_epoch(self.cursor)

@@ -43,6 +43,7 @@ def _end_reading(reading: Reading) -> None:
     if (run := reading.run) is not None:
         run.queue.stop()
         run.thread.join(timeout=JOIN_S)
+        reading.run = None
     reading.keeper.stop()
     place = reading.place
     place.hurry(LEAVE_S)

@@ -108,6 +108,16 @@ class Feed:
         finally:
             iteration.is_over = True
 
+    @property
+    def running(self) -> Iteration | None:
+        """The pass under way; not the same object any more once another one took over."""
+        return self._current
+
+    def break_off(self) -> None:
+        """Ends the pass under way; the next one begins where the loader then is."""
+        self.settle()
+        self._current = None
+
     def arrive(self, tokens: Sequence[int]) -> None:
         """An element made of these batches (none: nobody knows) goes to the step."""
         with self._lock:

@@ -1,0 +1,225 @@
+"""A loader as an iterable of ``jax.Array`` batches, placed by a sharding, acknowledged from the training step.
+
+What counts as proof that a step is done is ``settling``'s; which tensors are given ``selection``'s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.errors import SpecMismatch
+from penstock_consumer.adapters.selection import Select, chosen, refuse_ragged, shaped
+from penstock_consumer.adapters.settling import Feed
+from penstock_consumer.loader import Loader
+from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.state import State
+
+PREFETCH = 2
+"""Batches on the device beside the one in the step: one that is ready, one whose transfer is under way."""
+
+Sharding = Any
+"""A ``jax.sharding.Sharding`` or a device for all tensors, one for each by name, or None: JAX's default device."""
+
+
+def dataset(
+    loader: Loader,
+    *,
+    select: Select = None,
+    sharding: Sharding | Mapping[str, Sharding] = None,
+    prefetch: int = PREFETCH,
+    remainder: Literal["keep", "pad", "drop"] | None = None,
+    map: Callable[[Batch], Mapping[str, Any]] | None = None,
+) -> Dataset:
+    """The loader's batches on JAX's devices: each iteration is the group's next epoch, or the rest of a broken-off one.
+
+    Elements are dicts ``name -> [n, *shape]``; ``select=("x", "y")`` makes them tuples, ``select="x"`` bare arrays.
+    ``map`` is called with each batch in numpy before that. Ragged tensors are refused unless ``map`` makes arrays of
+    them. Without JAX's x64 mode 64-bit types become the 32-bit ones, and integers that do not fit raise SpecMismatch.
+    On CPU an array is the batch's own memory, never written again while JAX refers to it.
+
+    ``acknowledge='on_next'`` means here: a batch is acknowledged when the loop asks for the next one, however many
+    lie on the device already (``prefetch``, of those that have arrived; nothing waits for it to be full).
+
+    ``remainder`` says what becomes of an epoch's last batch where it is smaller: 'keep' gives it as it is, 'pad'
+    fills it with its own first rows, 'drop' counts it as read. The default is 'pad' where ``sharding`` cuts batches
+    into pieces, and 'keep' otherwise. A ``sharding`` over several processes needs ``Loader(order='canonical')``, this
+    process's rank giving its part of each global array. Raises ValueError for what cannot be.
+    """
+    return Dataset(loader, select, sharding, prefetch, remainder, map)
+
+
+class Dataset:
+    """What `dataset` returns; iterate it."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        select: Select,
+        sharding: Sharding | Mapping[str, Sharding],
+        prefetch: int,
+        remainder: str | None,
+        map: Callable[[Batch], Mapping[str, Any]] | None,
+    ) -> None:
+        if prefetch < 0 or remainder not in (None, "keep", "pad", "drop"):
+            raise ValueError(
+                f"prefetch={prefetch}, remainder={remainder!r}: expected 0 or more batches, and 'keep', 'pad' or 'drop'"
+            )
+        self._feed = Feed.of(loader)
+        self._loader, self._select, self._prefetch, self._map = loader, select, prefetch, map
+        if map is None:
+            refuse_ragged(loader.spec, chosen(loader.spec.names, select), "JAX")
+        self._sharding = sharding
+        self._remainder = remainder or ("pad" if self._checked_cuts() else "keep")
+
+    def __len__(self) -> int:
+        """Batches of an epoch, in ordered reading; a TypeError where it is not known."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in self._feed.passes(is_ordered=True, is_drained=True):
+            yield from self._one_pass()
+
+    def state_dict(self) -> State:
+        """The loader's: the position of what was given to the loop, not of what lies ready on the device."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The loader's; the next iteration goes on there, one that is under way ends. Raises StateMismatch."""
+        self._loader.load_state_dict(state)
+        self._feed.break_off()
+
+    # --- one pass ---
+
+    def _one_pass(self) -> Iterator[Any]:
+        mine, source = self._feed.running, self._feed.batches()
+        ahead: deque[tuple[Any, int]] = deque()
+        while self._feed.running is mine:
+            self._fill(source, ahead)
+            if not ahead:
+                return
+            element, token = ahead.popleft()
+            self._feed.arrive([token])
+            yield element
+            del element  # the memory is free as soon as the loop lets go of it
+            if self._feed.running is mine:
+                self._feed.settle()  # before waiting: a writer may wait for just this room
+
+    def _fill(self, source: Iterator[tuple[Batch, int]], ahead: deque[tuple[Any, int]]) -> None:
+        """Waits for a batch only if there is none; puts on the device what can be had without waiting."""
+        while len(ahead) <= self._prefetch and (not ahead or self._loader.is_ready):
+            batch, token = next(source, (None, 0))
+            if batch is None:
+                return
+            element = self._element(batch)
+            batch.clear()  # JAX holds what it reads from
+            if element is not None:
+                ahead.append((element, token))
+
+    def _element(self, batch: Batch) -> Any:
+        """One batch on the devices; None if it is dropped."""
+        size = batch.size
+        made: Mapping[str, Any] = self._map(batch) if self._map is not None else batch
+        names = chosen(tuple(made), self._select)
+        arrays = {name: _narrowed(name, made[name]) for name in names}
+        if size < self._loader.batch_size and self._remainder != "keep":
+            if self._remainder == "drop":
+                return None
+            arrays = {name: _padded(array, self._loader.batch_size) for name, array in arrays.items()}
+        return shaped(self._placed(arrays), self._select)
+
+    # --- where arrays go ---
+
+    def _of(self, name: str) -> Sharding:
+        if not isinstance(self._sharding, Mapping):
+            return self._sharding
+        if name not in self._sharding:
+            raise ValueError(f"sharding= has nothing for tensor {name!r}; give it one, or leave it out with select=")
+        return self._sharding[name]
+
+    def _placed(self, arrays: dict[str, Any]) -> dict[str, jax.Array]:
+        shardings = {name: self._of(name) for name in arrays}
+        if any(_spans_processes(sharding) for sharding in shardings.values()):
+            return {
+                name: jax.make_array_from_process_local_data(shardings[name], array) for name, array in arrays.items()
+            }
+        for name, array in arrays.items():
+            _check_cut(name, shardings[name], array.shape)
+        if len({id(sharding) for sharding in shardings.values()}) == 1:
+            placed: dict[str, jax.Array] = jax.device_put(arrays, next(iter(shardings.values())))
+            return placed
+        return {name: jax.device_put(array, shardings[name]) for name, array in arrays.items()}
+
+    def _checked_cuts(self) -> bool:
+        """Whether a sharding cuts batches. Raises ValueError where it can be known that it cannot."""
+        given = self._sharding.values() if isinstance(self._sharding, Mapping) else [self._sharding]
+        if any(_spans_processes(sharding) for sharding in given):
+            _refuse_unequal_steps(self._loader)
+        elif self._map is None:
+            for name in chosen(self._loader.spec.names, self._select):
+                shape = (self._loader.batch_size, *(dim or 0 for dim in self._loader.spec[name].shape))
+                _check_cut(name, self._of(name), shape)
+        return any(isinstance(one, jax.sharding.Sharding) and not one.is_fully_replicated for one in given)
+
+
+def _refuse_unequal_steps(loader: Loader) -> None:
+    try:
+        len(loader)
+    except TypeError as error:
+        raise ValueError(
+            f"this sharding spans several processes, which must all have the same steps: {error}; give the Loader "
+            "order='canonical', rank=jax.process_index(), world_size=jax.process_count()"
+        ) from None
+
+
+def _spans_processes(sharding: Sharding) -> bool:
+    return isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_addressable
+
+
+def _check_cut(name: str, sharding: Sharding, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one device's piece; raises ValueError where the devices do not share evenly."""
+    if not isinstance(sharding, jax.sharding.Sharding):
+        return shape
+    try:
+        piece: tuple[int, ...] = sharding.shard_shape(shape)
+    except (ValueError, IndexError) as error:  # IndexError: the sharding names more dimensions than there are
+        raise ValueError(
+            f"tensor {name!r} of shape {shape} cannot be cut into equal pieces: choose a batch_size that the devices "
+            f"divide and remainder='pad' or 'drop' ({str(error).splitlines()[0]:.200})"
+        ) from None
+    return piece
+
+
+# --- what JAX can hold ------------------------------------------------------------------------------------------------
+
+
+def _narrowed(name: str, value: Any) -> Any:
+    """A value as an array of a dtype that JAX keeps: without x64 mode it would cut 64 bits to 32 without a word."""
+    if isinstance(value, jax.Array):
+        return value
+    if not isinstance(value, np.ndarray):
+        raise SpecMismatch(name, f"a {type(value).__name__}", "a numpy or JAX array from map", "pad what is ragged")
+    kept = np.dtype(jax.dtypes.canonicalize_dtype(value.dtype))
+    if kept == value.dtype:
+        return value
+    if kept.kind in "iu" and value.size:
+        low, high, limits = value.min(), value.max(), np.iinfo(kept)
+        if low < limits.min or high > limits.max:
+            raise SpecMismatch(
+                name,
+                f"{value.dtype} values from {low} to {high}",
+                f"what {kept} can hold",
+                "JAX has no 64-bit types unless jax_enable_x64 is set (JAX_ENABLE_X64=1); set it, or change the values "
+                "with map=",
+            )
+    return value.astype(kept)
+
+
+def _padded(array: Any, size: int) -> NDArray[Any]:
+    values: NDArray[Any] = np.asarray(array)
+    return values[np.arange(size) % len(values)]

@@ -1,0 +1,37 @@
+"""Which tensors of a stream a dataset gives, and in what shape: dicts, tuples, bare tensors. No framework here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock_common.format.spec import Spec
+
+Select = str | tuple[str, ...] | None
+"""None: dicts of all tensors; a tuple of names: tuples; one name: the bare tensor."""
+
+
+def chosen(names: tuple[str, ...], select: Select) -> tuple[str, ...]:
+    """The names selected; raises ValueError for one that is not there."""
+    found = names if select is None else (select,) if isinstance(select, str) else tuple(select)
+    if not found or any(name not in names for name in found):
+        raise ValueError(f"select={select!r}: the stream has {', '.join(names)}")
+    return found
+
+
+def shaped(values: Mapping[str, Any], select: Select) -> Any:
+    """The values selected, as ``select`` asks for them."""
+    if select is None:
+        return dict(values)
+    return values[select] if isinstance(select, str) else tuple(values[name] for name in select)
+
+
+def refuse_ragged(spec: Spec, names: tuple[str, ...], framework: str) -> None:
+    """Raises ValueError if one of these tensors is ragged: ``framework`` has nothing to hold it."""
+    for tensor in (spec[name] for name in names):
+        if tensor.is_ragged:
+            raise ValueError(
+                f"tensor {str(tensor)!r} is ragged, and {framework} wants arrays of one shape; pad it with "
+                f"map=lambda batch: {{**batch, {tensor.name!r}: batch[{tensor.name!r}].padded()}}, "
+                "or leave it out with select="
+            )

@@ -1,0 +1,347 @@
+"""`penstock.jax`: the adapters' promises, and what is JAX's own: shared memory, shardings, 64 bits, donation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock_common.errors import SpecMismatch, StateMismatch, WaitTimeout
+from penstock_consumer.loader import Loader
+from penstock_producer.writer import Writer
+from tests.contracts.adapter import (
+    BATCH,
+    GROUP,
+    MEMBER,
+    SAMPLES,
+    STREAM,
+    AdapterContract,
+    delivered,
+    loader_of,
+    settled,
+)
+from tests.contracts.feed import produce
+from tests.contracts.processes import child
+
+jax = pytest.importorskip("jax")
+
+from penstock.jax import dataset  # noqa: E402 - only where JAX is
+
+BATCHES = -(-SAMPLES // BATCH)
+DEVICES = 4
+
+
+def train_until_killed(url: str) -> None:
+    """Trains for ever, reading ahead; each step's labels are a line."""
+    loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, member=MEMBER)
+    for batch in dataset(loader, prefetch=6):
+        sys.stdout.write(" ".join(map(str, batch["y"].tolist())) + "\n")
+        sys.stdout.flush()
+
+
+class TestJax(AdapterContract):
+    """jax.Array batches."""
+
+    def dataset(self, loader: Loader) -> Any:
+        """With dicts as elements."""
+        return dataset(loader)
+
+    def read_ahead(self, batches: Any, count: int) -> Any:
+        """On the device before they are asked for."""
+        return dataset(batches._loader, prefetch=count)
+
+    def as_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
+        """Without a copy."""
+        return np.asarray(tensor)
+
+    train_until_killed = staticmethod(train_until_killed)
+
+    def test_every_dtype_arrives_bit_for_bit(self, any_url: str) -> None:
+        """With x64 mode, which is JAX's word for having 64-bit types at all."""
+        with jax.enable_x64(True):
+            super().test_every_dtype_arrives_bit_for_bit(any_url)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_array_is_the_batchs_own_memory_on_cpu(any_url: str) -> None:
+    """Half of a loader's cost would be a copy; JAX takes what is 64-byte aligned as it is."""
+    produce(any_url, STREAM, SAMPLES)
+    there: list[int] = []
+    with loader_of(any_url) as loader:
+        batches = dataset(loader, select="x", prefetch=0, map=lambda batch: _noting(batch, there))
+        assert [x.unsafe_buffer_pointer() for x in batches] == there
+
+
+def test_arrays_kept_over_many_batches_stay_while_others_memory_is_used_again(any_url: str) -> None:
+    """Sharing memory is safe only if whatever JAX still refers to is left alone, over any number of batches."""
+    produce(any_url, STREAM, 50 * SAMPLES, epochs=2)
+    there: list[int] = []
+    kept: list[tuple[Any, Any]] = []
+    with loader_of(any_url, prefetch_bytes=1) as loader:
+        batches = dataset(loader, map=lambda batch: _noting(batch, there))
+        for _ in range(2):
+            kept += [(batch["x"][1:], batch["x"]) for step, batch in enumerate(batches) if step % 25 == 0]
+    assert len(set(there)) < len(there) / 4  # memory is used again
+    assert len({whole.unsafe_buffer_pointer() for _, whole in kept}) == len(kept)
+    for step, (part, whole) in enumerate(kept):
+        first = step % (len(kept) // 2) * 25 * BATCH
+        expected = np.repeat(np.arange(first, first + BATCH, dtype=np.float32)[:, None], 4, axis=1)
+        assert np.array_equal(whole, expected)
+        assert np.array_equal(part, expected[1:])
+
+
+def test_a_step_that_still_computes_reads_its_own_batch(any_url: str) -> None:
+    """JAX returns before it has computed: the loop may be batches further, with no name left for what is read."""
+    produce(any_url, STREAM, 20 * SAMPLES)
+
+    @jax.jit
+    def slow(x: Any) -> Any:
+        tall = jax.numpy.tile(x, (64, 1))
+        square = tall @ tall.T
+        for _ in range(3):
+            square = square @ square / (1 + jax.numpy.abs(square).max())
+        return x.sum() + 0 * square.sum()
+
+    with loader_of(any_url, prefetch_bytes=1) as loader:
+        sums = [slow(batch) for batch in dataset(loader, select="x")]
+    assert [float(value) for value in sums] == [
+        4.0 * sum(range(first, first + BATCH)) for first in range(0, 20 * SAMPLES, BATCH)
+    ]
+
+
+def test_a_donated_batch_is_not_written_into(any_url: str) -> None:
+    """`donate_argnums` lets XLA put its result into an argument's memory; this memory is the loader's."""
+    produce(any_url, STREAM, SAMPLES)
+    kept: list[np.ndarray[Any, Any]] = []
+    add = jax.jit(lambda x: x + 1000, donate_argnums=0)
+    own = jax.numpy.zeros((BATCH, 4))
+    place = own.unsafe_buffer_pointer()
+    assert add(own).unsafe_buffer_pointer() == place  # donating does something here
+
+    def keep(batch: Any) -> Any:
+        kept.append(batch["x"])
+        return dict(batch)
+
+    with loader_of(any_url) as loader:
+        for step, x in enumerate(dataset(loader, select="x", map=keep)):
+            first = step * BATCH
+            assert np.asarray(add(x))[:, 0].tolist() == [1000 + n for n in range(first, min(first + BATCH, SAMPLES))]
+            assert x.is_deleted()
+    assert [n for x in kept for n in x[:, 3].tolist()] == list(range(SAMPLES))
+
+
+def _noting(batch: Any, there: list[int]) -> Any:
+    there.append(batch["x"].ctypes.data)
+    return dict(batch)
+
+
+# --- reading ahead, and its end ---------------------------------------------------------------------------------------
+
+
+def test_what_has_arrived_is_put_on_the_device_ahead_and_not_more(any_url: str) -> None:
+    """A transfer should run beside a step; nobody should wait for batches that a step does not need yet."""
+    produce(any_url, STREAM, SAMPLES)
+    pulled: list[int] = []
+    with loader_of(any_url) as loader:
+        batches = iter(dataset(loader, prefetch=3, map=lambda batch: _noting(batch, pulled)))
+        next(batches)
+        run = loader._joined().run
+        assert run is not None
+        run.thread.join(20)  # all has arrived
+        next(batches)
+        assert len(pulled) == 2 + 3
+
+
+def test_a_step_is_acknowledged_before_the_loop_waits_for_the_next_batch(any_url: str) -> None:
+    """A writer may be waiting for the room of just that batch."""
+    with (
+        Writer(STREAM, url=any_url, notify=lambda _: None) as writer,
+        Loader(STREAM, group=GROUP, batch_size=BATCH, url=any_url, timeout_s=1, notify=lambda _: None) as loader,
+        writer.epoch() as epoch,
+    ):
+        epoch.write_batch({"y": np.arange(BATCH)})
+        epoch.flush()
+        batches = iter(dataset(loader))
+        next(batches)
+        with pytest.raises(WaitTimeout):
+            next(batches)
+        loader._joined().place.flush()
+        assert delivered(any_url) == [BATCH]
+
+
+def test_of_two_iterations_the_older_ends(any_url: str) -> None:
+    """What it had read ahead is the newer one's: handed to both it would be trained on twice."""
+    produce(any_url, STREAM, SAMPLES)
+    with loader_of(any_url) as loader:
+        older = iter(dataset(loader, select="y"))
+        seen = next(older).tolist()
+        newer = iter(dataset(loader, select="y"))
+        seen += next(newer).tolist()
+        assert list(older) == []
+        seen += [number for y in newer for number in y.tolist()]
+    assert sorted(seen) == list(range(SAMPLES))
+    assert settled(any_url)
+
+
+# --- 64 bits ----------------------------------------------------------------------------------------------------------
+
+
+def test_labels_of_64_bits_become_32_without_a_word(any_url: str) -> None:
+    """It is JAX's default and everybody's case: a warning at each batch would only be switched off."""
+    produce(any_url, STREAM, BATCH)
+    with loader_of(any_url) as loader:
+        (y,) = dataset(loader, select="y")
+    assert (y.dtype, y.tolist()) == (np.int32, list(range(BATCH)))
+
+
+@pytest.mark.parametrize(("kind", "value"), [("int64", -(2**31) - 1), ("uint64", 2**32)])
+def test_numbers_that_do_not_fit_into_32_bits_are_refused(kind: str, value: int, any_url: str) -> None:
+    """JAX itself would cut them off: an id becomes another id, and nobody is told."""
+    with Writer(STREAM, url=any_url, spec={"id": (kind, ())}, notify=lambda _: None) as writer, writer.epoch() as epoch:
+        epoch.write({"id": value})
+    with loader_of(any_url) as loader:
+        with pytest.raises(SpecMismatch, match=f"'id'.*{value}.*JAX_ENABLE_X64"):
+            next(iter(dataset(loader)))
+        with jax.enable_x64(True):
+            assert [batch["id"].tolist() for batch in dataset(loader)] == [[value]]
+
+
+# --- what is given ----------------------------------------------------------------------------------------------------
+
+
+def test_ragged_tensors_are_refused_with_what_to_write_and_that_works(any_url: str) -> None:
+    """JAX has arrays of one shape only; which length is right for padding is the user's to say."""
+    spec = {"t": ("int32", (None,)), "y": ("int32", ())}
+    with Writer(STREAM, url=any_url, spec=spec, notify=lambda _: None) as writer:
+        for _ in range(2):
+            with writer.epoch() as epoch:
+                for length in (3, 1, 2):
+                    epoch.write({"t": np.arange(length, dtype=np.int32), "y": length})
+    with loader_of(any_url) as loader:
+        with pytest.raises(ValueError, match=r"'t: int32\[\?\]' is ragged.*padded\(\).*select=") as refused:
+            dataset(loader)
+        assert len(str(refused.value).splitlines()) == 1
+        (padded,) = dataset(loader, map=lambda batch: {**batch, "t": batch["t"].padded()})
+        assert padded["t"].tolist() == [[0, 1, 2], [0, 0, 0], [0, 1, 0]]
+        with pytest.raises(SpecMismatch, match="a Ragged"):
+            next(iter(dataset(loader, map=dict)))
+        assert [y.tolist() for y in dataset(loader, select="y")] == [[3, 1, 2]]
+
+
+def test_select_and_map_shape_the_elements(any_url: str) -> None:
+    """uint8 travels and floats are made here; a step takes (x, y)."""
+    produce(any_url, STREAM, BATCH)
+    with loader_of(any_url) as loader:
+        with pytest.raises(ValueError, match="the stream has x, y"):
+            dataset(loader, select=("x", "z"))
+        ((half, x),) = dataset(loader, select=("half", "x"), map=lambda batch: {**batch, "half": batch["x"] / 2})
+    assert isinstance(half, jax.Array)
+    assert np.array_equal(half * 2, x)
+
+
+@pytest.mark.parametrize(("remainder", "sizes"), [("keep", [4]), ("pad", [8]), ("drop", [])])
+def test_a_smaller_last_batch_is_what_was_asked_for_and_settled(remainder: Any, sizes: list[int], any_url: str) -> None:
+    """Another shape is another compilation, or fits no sharding; whatever is done, the epoch ends."""
+    produce(any_url, STREAM, SAMPLES)
+    with loader_of(any_url) as loader:
+        batches = [y.tolist() for y in dataset(loader, select="y", remainder=remainder)]
+    assert [len(y) for y in batches] == [BATCH] * (SAMPLES // BATCH) + sizes
+    if remainder == "pad":
+        assert batches[-1] == [96, 97, 98, 99] * 2
+    assert settled(any_url)
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def ordered(url: str, group: str) -> Iterator[Loader]:
+    """A rank alone in its group."""
+    with Loader(
+        STREAM, group=group, batch_size=BATCH, url=url, timeout_s=10, order="canonical", notify=lambda _: None
+    ) as loader:
+        yield loader
+
+
+def test_a_state_is_of_what_the_loop_had_and_goes_on_exactly_there(any_url: str) -> None:
+    """What lies ready on the device was not trained on: a state of it would leave a hole in the epoch."""
+    produce(any_url, STREAM, SAMPLES, epochs=2)
+    with ordered(any_url, GROUP) as loader:
+        batches = dataset(loader, select="y", prefetch=4)
+        assert len(batches) == BATCHES
+        running = iter(batches)
+        for _ in range(5):
+            next(running)
+        state = batches.state_dict()
+        whole = [y.tolist() for y in running]
+        batches.load_state_dict(state)
+        again = iter(batches)
+        assert [next(again).tolist() for _ in range(2)] == whole[:2]
+        batches.load_state_dict(state)
+        assert list(again) == []  # an iteration from before ends
+        assert [y.tolist() for y in batches] == whole
+        with pytest.raises(StateMismatch):
+            batches.load_state_dict({**state, "stream_id": "another"})
+
+
+def test_a_checkpoint_covers_what_the_loop_had(any_url: str) -> None:
+    """With on_checkpoint, what was only on the device comes again after a crash."""
+    produce(any_url, STREAM, SAMPLES)
+    with loader_of(any_url, acknowledge="on_checkpoint") as loader:
+        batches = iter(dataset(loader, prefetch=4))
+        for _ in range(3):
+            next(batches)
+        loader.checkpointed()
+        assert delivered(any_url) == [3 * BATCH]
+        next(batches)
+    with loader_of(any_url) as loader:
+        assert sum(len(y) for y in dataset(loader, select="y")) == SAMPLES - 3 * BATCH
+    assert settled(any_url)
+
+
+# --- shardings --------------------------------------------------------------------------------------------------------
+
+
+def train_on_several_devices(url: str) -> None:
+    """Data parallel over the CPU devices that the environment asked for; asserts everything, then says so."""
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    assert jax.device_count() == DEVICES
+    cut = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    whole = NamedSharding(cut.mesh, PartitionSpec())
+    add = jax.jit(lambda x: x.sum(axis=1))
+    seen: list[int] = []
+    with Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, timeout_s=10, notify=lambda _: None) as loader:
+        with pytest.raises(ValueError, match=r"'y' of shape \(8,\).*batch_size"):
+            dataset(loader, sharding=NamedSharding(cut.mesh, PartitionSpec(None, ("data",))), select=("x", "y"))
+        for batch in dataset(loader, sharding=cut):
+            assert batch["x"].sharding == batch["y"].sharding == cut
+            assert [piece.data.shape for piece in batch["x"].addressable_shards] == [(BATCH // DEVICES, 4)] * DEVICES
+            assert np.array_equal(add(batch["x"]), 4 * np.asarray(batch["y"]))
+            seen += batch["y"].tolist()
+        for batch in dataset(loader, sharding={"x": cut, "y": whole}):
+            assert (batch["x"].sharding, batch["y"].sharding) == (cut, whole)
+        with pytest.raises(ValueError, match="nothing for tensor 'y'"):
+            dataset(loader, sharding={"x": cut})
+    padding = BATCH - SAMPLES % BATCH
+    assert sorted(seen[:-padding]) == list(range(SAMPLES))
+    assert len(seen) % BATCH == 0
+    sys.stdout.write("sharded\n")
+
+
+def test_batches_are_cut_for_several_devices_and_the_last_is_made_whole(
+    any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch's end of another size would end a data-parallel training an hour in."""
+    produce(any_url, STREAM, SAMPLES, epochs=2)
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={DEVICES}")
+    with child(train_on_several_devices, any_url) as trainer:
+        assert trainer.finish(90) == ["sharded"], trainer.errors()
+    assert delivered(any_url) == [SAMPLES] * 2
+    assert settled(any_url)
