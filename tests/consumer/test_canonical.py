@@ -101,6 +101,13 @@ def test_a_run_of_rows_is_one_fetch() -> None:
     assert next(resolve(pieces, 10, 20, 0, 20, lambda _: False)).is_whole
 
 
+def test_entries_of_two_partitions_that_are_called_alike_are_two_fetches() -> None:
+    """Ids count milliseconds, in each partition for itself: taken for one entry, a batch held rows of another shard."""
+    pieces = [Piece(4 * shard, shard, Record(4, b"7-0", 0, 4, 4, ())) for shard in (0, 1)]
+    takes = list(joined(resolve(pieces, 2, 6, 0, 8, lambda _: False)))
+    assert [(take.piece.shard, take.rows.tolist()) for take in takes] == [(0, [2, 3]), (1, [0, 1])]
+
+
 def test_an_epoch_without_a_good_sample_is_said() -> None:
     """Nothing can stand in where nothing is good: an endless search would be a silent hang."""
     with pytest.raises(NoGoodSample):

@@ -150,10 +150,13 @@ def _rows(record: Record, lo: int, hi: int) -> tuple[Rows, int, int]:
 
 
 def joined(takes: Iterable[Take]) -> Iterator[Take]:
-    """Neighbours from one entry as one: an entry is fetched once for a run of rows."""
+    """Neighbours from one entry as one: an entry is fetched once for a run of rows.
+
+    Ids are unique in a partition only: entries that two of them took in the same millisecond are called alike.
+    """
     last: Take | None = None
     for take in takes:
-        if last is not None and last.piece.record.entry_id == take.piece.record.entry_id:
+        if last is not None and _entry_of(last) == _entry_of(take):
             last = Take(last.piece, np.concatenate([last.rows, take.rows]), last.first, last.filled + take.filled)
             continue
         if last is not None:
@@ -161,3 +164,7 @@ def joined(takes: Iterable[Take]) -> Iterator[Take]:
         last = take
     if last is not None:
         yield last
+
+
+def _entry_of(take: Take) -> tuple[int, bytes]:
+    return take.piece.shard, take.piece.record.entry_id
