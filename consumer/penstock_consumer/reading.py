@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock_common.errors import PenstockError
 from penstock_common.format.spec import Spec
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import find_manifest
@@ -97,7 +96,7 @@ class AnyKeeper(Protocol):
 
     horizon: int
     """The epoch being read here."""
-    error: PenstockError | None
+    error: Exception | None
     """Why it ended by itself: the loop raises it."""
 
     def start(self) -> None:

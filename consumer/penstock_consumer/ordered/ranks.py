@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from penstock_common.errors import (
     EpochNotFound,
     GroupBusy,
-    PenstockError,
     ReplayTruncated,
     ServerUnavailable,
     WaitTimeout,
@@ -240,8 +239,8 @@ class Pulse:
         self._who, self._beat_s = who, lease_s / BEATS_PER_LEASE
         self.horizon = -1
         """The epoch being read here."""
-        self.error: PenstockError | None = None
-        """Why it ended by itself (another process took the rank): the loader raises it."""
+        self.error: Exception | None = None
+        """Why it ended by itself (another process took the rank, or whatever else): the loader raises it."""
         self._outage = Outage(lambda _: None, doing="renewing")  # others say it
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-pulse-{who.group}", daemon=True)
@@ -268,7 +267,7 @@ class Pulse:
             except ServerUnavailable as error:
                 if not self._is_borne(error):
                     return
-            except PenstockError as error:
+            except Exception as error:  # whatever it is: others take a rank that is not heard of for dead
                 self.error = error
                 return
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.errors import ServerUnavailable
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Pending, claim, list_pending
 from penstock_common.stream.roster import Membership, beat, load_roster
@@ -63,8 +63,8 @@ class Keeper:
         self.claims: deque[Claimed] = deque()
         self.horizon = -1
         """The epoch being read here: what others left of later ones is not taken yet."""
-        self.error: PenstockError | None = None
-        """Why the keeper ended by itself (another process took the name): the loader raises it."""
+        self.error: Exception | None = None
+        """Why the keeper ended by itself (another process took the name, or whatever else): the loader raises it."""
         self._renewed_s = clock()
         self._outage = Outage(lambda _: None, doing="renewing leases", clock=clock)  # others say it
         self._thread = threading.Thread(target=self._run, name=f"penstock-keeper-{who.group}", daemon=True)
@@ -128,7 +128,7 @@ class Keeper:
                 self._seen.clear()  # a stopped server ages every lease at once
                 if not self._is_borne(error):
                     return
-            except PenstockError as error:
+            except Exception as error:  # whatever it is: a loop that went on would train on what others take over
                 self.error = error
                 return
 

@@ -1,0 +1,58 @@
+"""The threads beside a training loop: whatever ends one of them reaches the loop, or leases lapse with nobody told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+import penstock_consumer.ordered.ranks
+import penstock_consumer.shared.keeper
+from penstock_consumer.loader import Loader
+from tests.contracts.feed import loader_of, produce
+from tests.contracts.ordered import plan, rank_of
+
+PATIENCE_S = 20.0
+
+
+def breaks(*_: Any) -> None:
+    """What no author of the thread has thought of."""
+    raise ZeroDivisionError("nobody expects this")
+
+
+def train_until_told(loader: Loader) -> None:
+    """Steps a little at a time, for as long as there is anything to train on."""
+    deadline = time.monotonic() + PATIENCE_S
+    batches: Iterator[Any] = iter(loader)
+    for _ in batches:
+        time.sleep(0.02)
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    ("module", "opened", "made"),
+    [
+        (penstock_consumer.shared.keeper, lambda url: loader_of(url, lease_s=0.6, batch_size=1), produce),
+        (penstock_consumer.ordered.ranks, lambda url: rank_of(url, batch=1, lease_s=0.6), None),
+    ],
+    ids=["keeper", "pulse"],
+)
+def test_whatever_ends_the_thread_that_renews_reaches_the_training_loop(
+    any_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    opened: Callable[[str], AbstractContextManager[Loader]],
+    made: Callable[..., Any] | None,
+) -> None:
+    """A thread that died in silence would let every lease lapse under a loop that goes on."""
+    if made is not None:
+        produce(any_url, "t", 2000)
+    else:
+        plan(any_url, [2000])
+    with pytest.raises(ZeroDivisionError, match="nobody expects"), opened(any_url) as loader:
+        next(iter(loader))
+        monkeypatch.setattr(module, "beat", breaks)
+        train_until_told(loader)
