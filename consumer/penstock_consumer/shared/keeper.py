@@ -16,8 +16,8 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Pending, claim, list_pending
 from penstock_common.stream.roster import Membership, beat, load_roster
 from penstock_common.waiting import Notify, Outage
-from penstock_consumer.shared.holdings import Holdings
 from penstock_consumer.pipeline.batch import Lease
+from penstock_consumer.shared.holdings import Holdings
 from penstock_consumer.shared.reclaim import Key, Sighting, plan_reclaim
 
 BEATS_PER_LEASE = 30
