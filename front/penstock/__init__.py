@@ -29,7 +29,7 @@ _HOMES = {
     "produce": "penstock_producer.notebook",
 }
 
-_ADAPTERS = ("jax", "keras", "tensorflow")
+_ADAPTERS = ("jax", "keras", "tensorflow", "torch")
 """``penstock.tensorflow.dataset`` without an import of its own; who does not use it has no framework loaded."""
 
 

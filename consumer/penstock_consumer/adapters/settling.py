@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock_common.errors import PenstockError
@@ -77,9 +77,7 @@ class Feed:
             with self._pulling:
                 batch = next(batches, None) if self._current is iteration else None
                 if batch is not None:
-                    token = next(self._tokens)
-                    with self._lock:
-                        self._owed[token] = batch
+                    token = self.pulled(batch)
                 if self._current is not iteration:
                     return  # whoever took over hands out again what was pulled here
             if batch is None:
@@ -89,9 +87,16 @@ class Feed:
             yield batch, token
             batch.clear()  # the framework has the arrays; only the identities are needed from here on
 
+    def pulled(self, batch: Batch) -> int:
+        """A batch is on its way; the token to report it by."""
+        with self._lock:
+            token = next(self._tokens)
+            self._owed[token] = batch
+        return token
+
     # --- the step's end ---
 
-    def passes(self, *, is_ordered: bool, is_drained: bool) -> Iterator[int]:
+    def passes(self, *, is_ordered: bool, is_drained: bool) -> Generator[int, None, None]:
         """Drives one pass: asked for the next number whenever everything the last one gave has reached the step.
 
         A pass in which nothing arrived goes on into the next epoch, as iterating the loader does.

@@ -65,8 +65,12 @@ class OrderedReader:
         start: int,
         notify: Notify,
         fast: bool | None = None,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
-        """``start`` is where the rank's first step begins. Raises OrderNeedsSizes, TooLarge."""
+        """``start`` is where the rank's first step begins; of its steps this reader takes a share (`Steps.share`).
+
+        Raises OrderNeedsSizes, TooLarge.
+        """
         self.place, self.keeper, self.epoch, self.queue = place, keeper, epoch, queue
         self._notify, self._fast = notify, fast
         self._outage = Outage(notify, doing="reading")
@@ -78,7 +82,7 @@ class OrderedReader:
         self._require_room()
         self._manifest = load_manifest(place.client, place.stream, epoch)
         begun = shards_in_order(place.client, place.stream, self._manifest)
-        self.steps = Steps(start, order.rank, order.world, order.batch, remainder)
+        self.steps = Steps(start, order.rank, order.world, order.batch, remainder, share)
         self._walk = Walk(place.client, place.stream, self._manifest, begun, self.steps.start)
         self._head: Walk | None = None
         """The epoch from its first position, for what runs on beyond its end."""

@@ -1,0 +1,329 @@
+"""A loader as a PyTorch IterableDataset of batches, acknowledged from the training process and its step.
+
+How arrays become tensors, and reach a device, is ``torch_tensors``'; what worker processes read is ``shares``'.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from penstock_common.errors import PenstockError
+from penstock_consumer.adapters.selection import Select, chosen, shaped
+from penstock_consumer.adapters.settling import Feed
+from penstock_consumer.adapters.torch_tensors import RaggedAs, mapped, nbytes_of, value_of
+from penstock_consumer.loader import Loader
+from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.shares import Part, Shares, read_share, runs_on
+from penstock_consumer.state import State
+
+UNSEEN = (
+    "batches are read in worker processes, and nothing here sees which of them the training process is done with: "
+    "iterate penstock.torch.acknowledging(DataLoader(...)), or use num_workers=0, which is the fast way"
+)
+Token = tuple[int, int]
+"""The feed's token of a batch, and its epoch."""
+
+
+def dataset(loader: Loader, *, select: Select = None, ragged: RaggedAs = "list") -> Dataset:
+    """The loader's batches as tensors: each iteration is the group's next epoch, or the rest of a broken-off one.
+
+    Iterate it as it is, or through ``DataLoader(ds, batch_size=None)`` or torchdata's StatefulDataLoader: elements are
+    batches already, and the loader reads ahead in a thread, so ``num_workers=0`` is the fast way. Elements are dicts
+    ``name -> [n, *shape]``; ``select=("x", "y")`` makes them tuples, ``select="x"`` bare tensors. A tensor is the
+    batch's own memory, never written again while anything refers to it. Ragged: a list of n tensors, or with
+    ``ragged='padded'`` one tensor filled up with zeros; ``bytes``: a list of n. Waits until the stream has a spec.
+
+    ``acknowledge='on_next'`` means here: a batch is acknowledged when the loop asks for the next one. With
+    ``num_workers`` above 0, only for ``order='canonical'``, iterate `acknowledging` of the DataLoader.
+    """
+    return Dataset(loader, select, ragged)
+
+
+@dataclass(slots=True)
+class Carried:
+    """A batch on its way out of a worker process."""
+
+    element: Any
+    epoch: int
+    position: int
+    size: int
+    nbytes: int
+
+    def pin_memory(self) -> Carried:
+        """DataLoader(pin_memory=True) asks for this."""
+        return replace(self, element=mapped(self.element, torch.Tensor.pin_memory))
+
+
+class Dataset(IterableDataset):
+    """What `dataset` returns."""
+
+    def __init__(self, loader: Loader, select: Select, ragged: RaggedAs) -> None:
+        """Raises ValueError for tensors that are not there, and for a loader that acknowledges by hand."""
+        if ragged not in ("list", "padded"):
+            raise ValueError(f"ragged is {ragged!r}, expected 'list' or 'padded'")
+        chosen(loader.spec.names, select)
+        self.loader, self.feed = loader, Feed.of(loader)
+        """Only of the training process: a copy in a worker process leaves them alone."""
+        self._select, self._ragged = select, ragged
+        self.waiting: deque[Token] = deque()
+        """Pulled, and not said to have arrived."""
+        self.is_led = False
+        """Whether somebody else says what arrives: `Acknowledging`."""
+        self._epoch: int | None = None
+        """The epoch of the last batch that arrived, while its pass lasts."""
+        self._is_at_end = False
+        """Whether of the pass that a state was taken in nothing is left."""
+        self.part: Part | None = None
+        """What worker processes are to read."""
+        self.identity: State = {}
+        """Whose state they give."""
+        self._done = 0
+        """In a worker process: batches of its share that were given."""
+        self._is_over = False
+
+    def __len__(self) -> int:
+        """Batches of an epoch, in ordered reading; a TypeError where it is not known."""
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        return self._pass() if worker is None else self._share(worker.id, worker.num_workers)
+
+    def _element(self, batch: Batch) -> Any:
+        names = chosen(tuple(batch), self._select)
+        return shaped({name: value_of(batch[name], self._ragged) for name in names}, self._select)
+
+    # --- in the training process ---
+
+    def _pass(self) -> Iterator[Any]:
+        if self.is_told_of_the_end():
+            return
+        feed = self.feed
+        rounds = feed.passes(is_ordered=True, is_drained=False)
+        next(rounds)
+        mine, batches = feed.running, feed.batches()
+        self.waiting.clear()
+        try:
+            while feed.running is mine:
+                if not self.is_led:
+                    feed.settle()  # before waiting: a writer may wait for just this room
+                batch, token = next(batches, (None, 0))
+                if batch is None:
+                    break
+                self.waiting.append((token, batch.epoch))
+                if not self.is_led:
+                    self.arrive(self.waiting.popleft())
+                yield self._element(batch)
+            if not self.is_led:
+                self.finish()
+        finally:
+            rounds.close()
+
+    def arrive(self, token: Token) -> None:
+        """A batch goes to the step."""
+        self.feed.arrive([token[0]])
+        self._epoch = token[1]
+
+    def finish(self) -> None:
+        """The loop has seen the end of the pass."""
+        self.feed.settle()
+        self._epoch = None
+
+    def is_told_of_the_end(self) -> bool:
+        """Whether this pass is what was left, nothing, of the one a state was taken in."""
+        was, self._is_at_end = self._is_at_end, False
+        return was
+
+    def state_dict(self) -> State:
+        """The loader's: of what was given to the step. With it, whether the pass under way has given its last batch."""
+        if get_worker_info() is not None:
+            return self._share_state()
+        state = self.loader.state_dict()
+        epoch = self._epoch
+        ended = epoch is not None and "position" in state and state["epoch"] > epoch and not runs_on(self.loader, epoch)
+        return {**state, "is_at_end": self._is_at_end or ended}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next pass is what was left of the one the state was taken in. Raises StateMismatch, ReplayTruncated."""
+        if get_worker_info() is not None:
+            self._load_share_state(state)
+            return
+        self.loader.load_state_dict(state)
+        self.feed.break_off()
+        self._epoch, self._is_at_end = None, bool(state.get("is_at_end"))
+
+    # --- in a worker process ---
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker process that is not forked: it shares no connection either."""
+        return {**self.__dict__, "loader": None, "feed": None, "waiting": deque()}
+
+    def _share(self, number: int, workers: int) -> Iterator[Carried]:
+        if self.part is None:
+            raise PenstockError(UNSEEN)
+        for batch in read_share(self.part.after(self._done * workers), (number, workers)):
+            element = self._element(batch)
+            self._done += 1
+            yield Carried(element, batch.epoch, batch.position, batch.size, nbytes_of(element))
+        self._is_over = True
+
+    def _share_state(self) -> State:
+        if self.part is None:
+            return {}
+        epoch, start = self.part.epoch, self.part.start
+        return {
+            "of": self.identity, "epoch": epoch, "start": start, "done": self._done, "is_over": self._is_over,
+        }  # fmt: skip
+
+    def _load_share_state(self, state: Mapping[str, Any]) -> None:
+        if self.part is not None and state:
+            self.part = replace(self.part, epoch=state["epoch"], start=state["start"])
+            self._done, self._is_over = state["done"], state["is_over"]
+
+
+# --- saying what arrives ----------------------------------------------------------------------------------------------
+
+
+def acknowledging(batches: Any) -> Acknowledging:
+    """The same batches, acknowledged from here: needed around a DataLoader with worker processes.
+
+    ``batches`` is what `dataset` returned, or a DataLoader or StatefulDataLoader of it with ``batch_size=None``. Worker
+    processes only read: each opens a connection of its own and takes every n-th batch of this rank, so that the order
+    is the same for any number of them; the rank itself is this process, which acknowledges a batch when the loop asks
+    for the next one (or at `Loader.checkpointed`). What lies in queues is read again after a crash. Raises ValueError
+    for a shared group with workers, and for what would break the order: ``persistent_workers``, ``in_order=False``.
+    """
+    return Acknowledging(batches)
+
+
+class Acknowledging:
+    """What `acknowledging` returns: iterate it, and save and load its state."""
+
+    def __init__(self, batches: Any) -> None:
+        batches = batches.batches if isinstance(batches, Acknowledging) else batches
+        found = batches if isinstance(batches, Dataset) else getattr(batches, "dataset", None)
+        if not isinstance(found, Dataset):
+            raise TypeError(
+                f"got a {type(batches).__name__}, expected what penstock.torch.dataset returned, or a DataLoader of it"
+            )
+        self.batches: Any = batches
+        self.dataset = found
+        self._shares = Shares(found.loader) if _checked_workers(batches) else None
+        self._begun: tuple[Part, int] | None = None
+        """A pass prepared for a state that was asked for before the first batch."""
+
+    def __len__(self) -> int:
+        """As of what it was made of."""
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        for element, token in self.elements():
+            self.dataset.arrive(token)
+            yield element
+            del element
+            self.dataset.feed.settle()
+        self.dataset.finish()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next batch comes without waiting; False where that is not known."""
+        return self._shares is None and self.dataset.loader.is_ready
+
+    def elements(self) -> Iterator[tuple[Any, Token]]:
+        """One pass, each batch with the token to say its arrival by; nothing arrives by itself."""
+        if self._shares is not None:
+            yield from self._shared_out(self._shares)
+            return
+        self.dataset.is_led = True
+        try:
+            for element in self.batches:
+                yield element, self.dataset.waiting.popleft()
+        finally:
+            self.dataset.is_led = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the DataLoader if it has one, else of the dataset: the last batch the loop was given."""
+        if not hasattr(self.batches, "state_dict"):
+            return self.dataset.state_dict()
+        if self._shares is not None and self.dataset.part is None:
+            self._begun = self._begin(self._shares, is_first=True)
+        found: dict[str, Any] = self.batches.state_dict()
+        return found
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next pass is what was left of the one the state was taken in. Raises StateMismatch, ReplayTruncated."""
+        (self.batches if hasattr(self.batches, "load_state_dict") else self.dataset).load_state_dict(state)
+
+    # --- worker processes ---
+
+    def _shared_out(self, shares: Shares) -> Iterator[tuple[Any, Token]]:
+        feed = self.dataset.feed
+        rounds = feed.passes(is_ordered=True, is_drained=False)
+        next(rounds)
+        mine, is_empty = feed.running, True
+        try:
+            while not self.dataset.is_told_of_the_end():
+                begun, self._begun = self._begun or self._begin(shares, is_first=is_empty), None
+                if begun is None:
+                    return
+                part, last = begun
+                is_resumed = last != part.start
+                for carried in self.batches:
+                    if feed.running is not mine:
+                        return
+                    token = feed.pulled(shares.take(part, carried))
+                    last, is_empty = carried.position, False
+                    yield carried.element, (token, part.epoch)
+                goes_on = shares.end(part, last)
+                if not goes_on and (is_resumed or not is_empty):
+                    return
+        finally:
+            self.dataset.part = None
+            rounds.close()
+
+    def _begin(self, shares: Shares, *, is_first: bool) -> tuple[Part, int] | None:
+        """What the workers are to read, and the position up to which it was read when a state was taken."""
+        state = _share_states(getattr(self.batches, "next_iter_state", None))
+        part, position = self._resumed(shares, state) if state else (None, 0)
+        if part is None:
+            part = shares.begin(is_first=is_first)
+            position = 0 if part is None else part.start
+        self.dataset.part, self.dataset.identity = part, shares.identity
+        return None if part is None else (part, position)
+
+    def _resumed(self, shares: Shares, states: list[Mapping[str, Any]]) -> tuple[Part | None, int]:
+        """The part whose shares these states are of; None where they had reached its end."""
+        epoch, start = int(states[0]["epoch"]), int(states[0]["start"])
+        steps = sum(int(state["done"]) for state in states)
+        is_over = all(state["is_over"] for state in states)
+        position = start + steps * shares.step
+        where = {"epoch": epoch + 1, "position": 0} if is_over else {"epoch": epoch, "position": position}
+        self.dataset.loader.load_state_dict({**states[0]["of"], **where})
+        return (None, 0) if is_over else (shares.part(epoch, start), position)
+
+
+def _checked_workers(batches: Any) -> int:
+    """Worker processes of a DataLoader."""
+    workers = int(getattr(batches, "num_workers", 0))
+    if getattr(batches, "batch_size", None) is not None:
+        raise ValueError("elements are batches already: DataLoader(ds, batch_size=None)")
+    if workers and batches.persistent_workers:
+        raise ValueError("persistent_workers=True would go on where workers had read ahead, not where training is")
+    if workers and not getattr(batches, "in_order", True):
+        raise ValueError("in_order=False would break the order that positions are acknowledged in")
+    return workers
+
+
+def _share_states(state: Any) -> list[Mapping[str, Any]]:
+    """What worker processes put into a StatefulDataLoader's state, wherever that keeps it."""
+    if not isinstance(state, Mapping):
+        return []
+    if "of" in state and "is_over" in state:
+        return [state]
+    return [found for value in state.values() for found in _share_states(value)]

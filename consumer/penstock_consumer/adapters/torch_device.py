@@ -1,0 +1,117 @@
+"""Elements on their way to a device, ahead of the step that wants them: `prefetch_to_device`.
+
+What is acknowledged, and when, is ``torch``'s: being sent ahead is not being trained on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+
+from penstock_consumer.adapters.torch import Acknowledging, Token, acknowledging
+from penstock_consumer.adapters.torch_tensors import mapped
+
+AHEAD = 2
+"""Batches on the device: the step's, and one whose copy runs beside it."""
+Sent = tuple[Any, Any]
+"""An element on the device, and the event after its copy."""
+
+
+def prefetch_to_device(batches: Any, device: Any) -> Any:
+    """The same batches on ``device``; on CUDA, copied from pinned memory on a side stream while the step before runs.
+
+    ``batches`` as for `acknowledging`, which this is as well; on other devices than CUDA it is that alone, each
+    batch moved there when it is asked for. Nothing waits for a batch only to have it early.
+    """
+    source, to = acknowledging(batches), torch.device(device)
+    if to.type == "cpu":
+        return source
+    return OnDevice(source, SideStream(to) if to.type == "cuda" else _Plain(to))
+
+
+class _Plain:
+    """Moves elements to a device without streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def send(self, element: Any) -> Any:
+        return mapped(element, lambda tensor: tensor.to(self._device))
+
+    def hand(self, sent: Any) -> Any:
+        return sent
+
+
+class OnDevice:
+    """Batches sent ahead of the step: acknowledged when the step is done with them, not when they were sent."""
+
+    def __init__(self, source: Acknowledging, side: Side) -> None:
+        self.source, self._side = source, side
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[Any]:
+        dataset, elements = self.source.dataset, self.source.elements()
+        sent: deque[tuple[Any, Token]] = deque()
+        while True:
+            while len(sent) < AHEAD and (not sent or self.source.is_ready):
+                pair = next(elements, None)
+                if pair is None:
+                    break
+                sent.append((self._side.send(pair[0]), pair[1]))
+                del pair
+            if not sent:
+                break
+            element, token = sent.popleft()
+            dataset.arrive(token)
+            yield self._side.hand(element)
+            del element
+            dataset.feed.settle()
+        dataset.finish()
+
+
+class Side(Protocol):
+    """Moves elements beside the step."""
+
+    def send(self, element: Any) -> Any:
+        """Begins to."""
+
+    def hand(self, sent: Any) -> Any:
+        """For the step."""
+
+
+class SideStream:
+    """Copies elements to a CUDA device beside the step, from pinned memory, on a stream of its own.
+
+    The pattern of PyTorch's documentation: ``non_blocking`` copies are asynchronous from pinned memory only; the step's
+    stream waits for the copy; ``record_stream`` keeps the memory until that stream is done with it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+
+    def send(self, element: Any) -> Sent:
+        """Starts the copy; the batch's own memory is free when this returns."""
+        with torch.cuda.stream(self._stream):
+            sent = mapped(element, self._copied)
+        return sent, self._stream.record_event()
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+        return pinned.to(self._device, non_blocking=True)
+
+    def hand(self, sent: Sent) -> Any:
+        """Gives a sent element to the current stream."""
+        element, copied = sent
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(copied)
+
+        def recorded(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(current)
+            return tensor
+
+        return mapped(element, recorded)

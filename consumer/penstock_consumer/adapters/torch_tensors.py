@@ -1,0 +1,63 @@
+"""Batches as PyTorch tensors without a copy. Which batch is given, and what is acknowledged, is ``torch``'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock_common.format.dtypes import BFLOAT16
+from penstock_common.format.ragged import Ragged
+
+RaggedAs = Literal["list", "padded"]
+
+
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """The array's own memory as a tensor; bfloat16, which numpy does not know, through 16-bit integers."""
+    if not array.flags.writeable:  # PyTorch has no read-only tensors; only what never was a batch's own array is
+        array = array.copy()
+    if array.dtype.name == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def value_of(value: Any, ragged: RaggedAs) -> Any:
+    """One entry of a batch: a tensor ``[n, *shape]``; of byte strings a list of bytes.
+
+    Ragged: a list of n tensors, views of one flat one, or with 'padded' one tensor filled up with zeros.
+    """
+    if not isinstance(value, Ragged):
+        return tensor_of(value)
+    if value.is_bytes:
+        return list(value)
+    if ragged == "padded":
+        return tensor_of(value.padded())
+    flat = tensor_of(value.values)
+    sizes = np.prod(value.shapes, axis=1).tolist()
+    return [part.view(shape) for part, shape in zip(flat.split(sizes), value.shapes.tolist(), strict=True)]
+
+
+def mapped(element: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same element with every tensor changed."""
+    if isinstance(element, torch.Tensor):
+        return change(element)
+    if isinstance(element, dict):
+        return {name: mapped(value, change) for name, value in element.items()}
+    if isinstance(element, list | tuple):
+        return type(element)(mapped(value, change) for value in element)
+    return element
+
+
+def nbytes_of(element: Any) -> int:
+    """Bytes of all its tensors."""
+    sizes: list[int] = []
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    mapped(element, count)
+    return sum(sizes)

@@ -1,0 +1,208 @@
+"""An ordered loader whose batches other processes read, each a share of the steps: a framework's worker processes.
+
+The loader's own process stays the rank: it says where a pass begins, takes what arrives and acknowledges. Readers
+belong to no group, hold no lease and share no connection; what they read ahead is lost with them and read again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock_common.errors import StateMismatch
+from penstock_common.stream.connection import connect
+from penstock_common.stream.feeds import FEED
+from penstock_common.stream.manifest import find_manifest
+from penstock_common.stream.roster import Membership, Order, rank_member
+from penstock_common.stream.streams import load_stream
+from penstock_common.waiting import Notify, Wait, to_stderr
+from penstock_consumer.loader import POLL_S, Loader
+from penstock_consumer.ordered.ranks import OrderedPlace, Pulse
+from penstock_consumer.ordered.reader import OrderedReader
+from penstock_consumer.pipeline.batch import Batch, Lease, Span
+from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.reading import Options, OrderedReading
+from penstock_consumer.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of an epoch one pass is to read: values, so that it can be given to another process."""
+
+    url: str
+    stream: str
+    stream_id: str
+    group: str
+    order: Order
+    epoch: int
+    start: int
+    """Position where the rank's first step begins."""
+    batch_size: int
+    remainder: str
+    prefetch_bytes: int
+    lease_s: float
+    fast: bool | None
+    timeout_s: float | None
+
+    def after(self, steps: int) -> Part:
+        """The same, without that many first steps of the rank."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return Part(**{**values, "start": self.start + steps * self.order.world * self.order.batch})
+
+
+# --- in the process that reads ----------------------------------------------------------------------------------------
+
+
+def read_share(part: Part, share: tuple[int, int]) -> Iterator[Batch]:
+    """Every n-th batch of the part, beginning with the i-th, on a connection of its own; ``share`` is (i, n).
+
+    Raises WaitTimeout, and whatever ends ordered reading.
+    """
+    notify: Notify = to_stderr if share[0] == 0 else _silent  # all of them wait for the same
+    client = connect(part.url, bears_outages=notify)
+    try:
+        yield from _batches(part, share, client, notify)
+    finally:
+        client.close()
+
+
+def _batches(part: Part, share: tuple[int, int], client: object, notify: Notify) -> Iterator[Batch]:
+    stream = load_stream(client, part.stream)
+    if stream.id != part.stream_id:
+        raise StateMismatch("stream_id", stream.id, part.stream_id, "the stream was deleted and made again meanwhile")
+    who = Membership(stream, part.group, rank_member(part.order.rank), "", part.order)
+    limit = max(1, part.prefetch_bytes // share[1])
+    options = Options(
+        start="resume", batch_size=part.batch_size, prefetch_bytes=limit, lease_s=part.lease_s, fast=part.fast,
+        notify=notify, order=part.order, remainder=part.remainder,
+    )  # fmt: skip
+    assert stream.spec is not None
+    queue = Prefetch(limit)
+    reader = OrderedReader(  # place and pulse of one that never joined: only the rank itself reports and lives
+        OrderedPlace(client, who, notify=notify, fast=part.fast), Pulse(client, who, part.lease_s), part.epoch, queue,
+        options.arena(stream.spec), start=part.start, remainder=part.remainder, notify=notify, fast=part.fast,
+        share=share,
+    )  # fmt: skip
+    thread = threading.Thread(target=reader.run, name="penstock-share", daemon=True)
+    thread.start()
+    try:
+        yield from _taken(queue, reader, notify, part.timeout_s)
+    finally:
+        queue.stop()
+        thread.join(timeout=5)
+
+
+def _taken(queue: Prefetch, reader: OrderedReader, notify: Notify, timeout_s: float | None) -> Iterator[Batch]:
+    while True:
+        wait = Wait(notify, timeout_s)
+        while (batch := queue.get(POLL_S)) is None:
+            if queue.is_over:
+                return
+            wait.because("batch", lambda: reader.why_waiting(wait.seconds))  # noqa: B023  called at once
+        yield batch
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+# --- in the process that trains ---------------------------------------------------------------------------------------
+
+
+class Carried(Protocol):
+    """What is known of a batch that another process has read."""
+
+    epoch: int
+    position: int
+    size: int
+    nbytes: int
+
+
+class Shares:
+    """The rank's side of reading by shares: a loader that is told of batches instead of reading them."""
+
+    def __init__(self, loader: Loader) -> None:
+        """Raises ValueError for a loader of a shared group."""
+        if loader._options.order is None:
+            raise ValueError(
+                "worker processes cannot read for a member of a shared group: what it was given is its own, and could "
+                "not be acknowledged from here; use num_workers=0, which is the fast way (batches arrive decoded, and "
+                "the loader reads ahead in a thread), or a Loader with order='canonical'"
+            )
+        self._loader = loader
+
+    @property
+    def identity(self) -> State:
+        """What a state of this loader is compared by."""
+        return self._loader._identity()
+
+    @property
+    def step(self) -> int:
+        """Positions from one batch of the rank to its next."""
+        order = self._loader._options.order
+        assert order is not None
+        return order.world * order.batch
+
+    def begin(self, *, is_first: bool) -> Part | None:
+        """The next pass: the rest of a broken-off epoch or the next one, waited for; None where there is none."""
+        loader, reading = self._loader, self._reading
+        loader._settlement.flush()
+        reading.stop()
+        epoch = loader._await_epoch(reading, is_first)
+        if epoch is None:
+            return None
+        last, _ = loader._settlement.frontier()
+        again = reading._again.pop(epoch, None)
+        start = reading.place.position(epoch) if again is None else again
+        if last is not None and last.epoch == epoch:
+            start = last.position  # trained on, though perhaps not acknowledged yet
+        return self.part(epoch, start)
+
+    def part(self, epoch: int, start: int) -> Part:
+        """The rest of an epoch."""
+        loader, options = self._loader, self._loader._options
+        assert options.order is not None
+        reading = self._reading
+        reading.keeper.horizon = epoch
+        return Part(
+            url=loader._url, stream=loader.name, stream_id=loader.stream.id, group=loader.group, order=options.order,
+            epoch=epoch, start=start, batch_size=options.batch_size, remainder=options.remainder,
+            prefetch_bytes=options.prefetch_bytes, lease_s=options.lease_s, fast=options.fast,
+            timeout_s=loader._timeout_s,
+        )  # fmt: skip
+
+    def take(self, part: Part, carried: Carried) -> Batch:
+        """A batch that was read elsewhere goes to the framework, as if it had been read here."""
+        self._reading.raise_error()
+        lease = Lease(0, part.epoch, 0, b"", carried.size)
+        batch = Batch({"": carried}, carried.epoch, [Span(lease, 0, carried.size)], carried.position)
+        self._loader._settlement.hand(batch)
+        stats = self._loader.stats
+        stats.batches, stats.samples, stats.bytes = (
+            stats.batches + 1, stats.samples + carried.size, stats.bytes + carried.nbytes,
+        )  # fmt: skip
+        return batch
+
+    def end(self, part: Part, last: int) -> bool:
+        """The pass was read to its end, the last batch's position given; whether it goes on into the next (a feed)."""
+        loader, reading = self._loader, self._reading
+        manifest = find_manifest(loader._client, loader.stream, part.epoch)
+        reading.place.ended(part.epoch, last, (manifest.samples if manifest is not None else None) or 0)
+        reading.cursor = max(reading.cursor, part.epoch)
+        loader._steps = reading.steps(part.epoch)
+        loader._settlement.end_epoch(part.epoch)
+        return runs_on(loader, part.epoch)
+
+    @property
+    def _reading(self) -> OrderedReading:
+        reading = self._loader._joined()
+        assert isinstance(reading, OrderedReading)
+        return reading
+
+
+def runs_on(loader: Loader, epoch: int) -> bool:
+    """Whether an iteration goes on behind this epoch: one of an endless feed."""
+    manifest = find_manifest(loader._client, loader.stream, epoch)
+    return manifest is not None and manifest.kind == FEED

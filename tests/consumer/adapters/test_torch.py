@@ -1,0 +1,189 @@
+"""`penstock.torch`: the adapters' promises, tensors without copies, and DataLoaders of PyTorch and torchdata."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from penstock_consumer.loader import Loader
+from penstock_producer.writer import Writer
+from tests.contracts.adapter import (
+    BATCH,
+    GROUP,
+    MEMBER,
+    SAMPLES,
+    STREAM,
+    AdapterContract,
+    delivered,
+    loader_of,
+    settled,
+)
+from tests.contracts.feed import produce
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader  # noqa: E402 - only where PyTorch is
+
+from penstock.torch import acknowledging, dataset, prefetch_to_device  # noqa: E402 - only where PyTorch is
+from penstock_consumer.adapters.torch_device import OnDevice  # noqa: E402 - only where PyTorch is
+
+
+def train_until_killed(url: str) -> None:
+    """Trains for ever, one batch sent ahead; each step's labels are a line."""
+    loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, member=MEMBER)
+    for batch in OnDevice(acknowledging(DataLoader(dataset(loader), batch_size=None)), Nowhere()):
+        sys.stdout.write(" ".join(map(str, batch["y"].tolist())) + "\n")
+        sys.stdout.flush()
+
+
+class Nowhere:
+    """A device of which it is only seen what is sent."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def send(self, element: Any) -> Any:
+        """Counts."""
+        self.sent += 1
+        return element
+
+    def hand(self, sent: Any) -> Any:
+        """As it is."""
+        return sent
+
+
+class Eager:
+    """A look-ahead as long as there are batches: as `OnDevice`, however slow they come."""
+
+    def __init__(self, batches: Any, count: int) -> None:
+        self.source, self.count = acknowledging(batches), count
+
+    def __iter__(self) -> Iterator[Any]:
+        elements = self.source.elements()
+        ahead: list[Any] = []
+        while True:
+            while len(ahead) < self.count and (pair := next(elements, None)) is not None:
+                ahead.append(pair)
+            if not ahead:
+                break
+            element, token = ahead.pop(0)
+            self.source.dataset.arrive(token)
+            yield element
+            self.source.dataset.feed.settle()
+        self.source.dataset.finish()
+
+
+class TestTorch(AdapterContract):
+    """IterableDataset, iterated as it is."""
+
+    def dataset(self, loader: Loader) -> Any:
+        """With dicts as elements."""
+        return dataset(loader)
+
+    def read_ahead(self, batches: Any, count: int) -> Any:
+        """What `prefetch_to_device` does, further ahead."""
+        return Eager(batches, count)
+
+    def as_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
+        """Without a copy."""
+        if tensor.dtype == torch.bfloat16:
+            bits: np.ndarray[Any, Any] = tensor.view(torch.int16).numpy()
+            return bits.view(ml_dtypes.bfloat16)
+        values: np.ndarray[Any, Any] = tensor.numpy()
+        return values
+
+    train_until_killed = staticmethod(train_until_killed)
+
+
+class TestDataLoader(TestTorch):
+    """The same through PyTorch's DataLoader without worker processes."""
+
+    def dataset(self, loader: Loader) -> Any:
+        """What everybody writes."""
+        return DataLoader(dataset(loader), batch_size=None)
+
+
+def test_a_tensor_is_the_batchs_own_memory(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of each batch costs as much as receiving it."""
+    produce(any_url, STREAM, SAMPLES)
+    pulled: list[dict[str, int]] = []
+    hand = Loader._next_batch
+
+    def watched(self: Loader, *arguments: Any) -> Any:
+        batch = hand(self, *arguments)
+        pulled.append({name: array.ctypes.data for name, array in (batch or {}).items()})
+        return batch
+
+    monkeypatch.setattr(Loader, "_next_batch", watched)
+    with loader_of(any_url) as loader:
+        batches = DataLoader(dataset(loader), batch_size=None)
+        given = [{name: tensor.data_ptr() for name, tensor in batch.items()} for batch in batches]
+    assert given == pulled[:-1]
+
+
+def test_ragged_tensors_and_bytes(any_url: str) -> None:
+    """Text and boxes: a list of views of one flat tensor, or one padded tensor; byte strings stay what they are."""
+    spec: Any = {"boxes": ("bfloat16", (None, 2)), "name": ("bytes", ()), "y": ("int64", ())}
+    with Writer(STREAM, url=any_url, spec=spec, notify=lambda _: None) as writer:
+        for _ in range(2):
+            with writer.epoch() as epoch:
+                for n in range(3):
+                    epoch.write({"boxes": np.full((n, 2), n, ml_dtypes.bfloat16), "name": b"n" * n, "y": n})
+    with loader_of(any_url) as loader:
+        (batch,) = dataset(loader, select=("boxes", "name"))
+        (padded,) = dataset(loader, select="boxes", ragged="padded")
+    boxes, names = batch
+    assert names == [b"", b"n", b"nn"]
+    assert [tuple(box.shape) for box in boxes] == [(0, 2), (1, 2), (2, 2)]
+    assert boxes[2].dtype == torch.bfloat16
+    assert boxes[2].tolist() == [[2, 2], [2, 2]]
+    assert boxes[1].untyped_storage().data_ptr() == boxes[2].untyped_storage().data_ptr()
+    assert padded.tolist() == [[[0, 0], [0, 0]], [[1, 1], [0, 0]], [[2, 2], [2, 2]]]
+
+
+def test_what_is_sent_ahead_of_the_step_is_not_acknowledged(any_url: str) -> None:
+    """Two batches on the device, one of them in the step: a crash must bring the other one again."""
+    produce(any_url, STREAM, SAMPLES, epochs=2)
+    side = Nowhere()
+    with loader_of(any_url) as loader:
+        batches = OnDevice(acknowledging(DataLoader(dataset(loader), batch_size=None)), side)
+        for steps, _ in enumerate(batches, 1):
+            if not loader.is_ready and side.sent == steps:
+                continue  # nothing waits for a batch only to have it early
+            loader._joined().place.flush()
+            assert delivered(any_url)[0] == (steps - 1) * BATCH
+        assert side.sent > steps - 1
+        numbers = [number for batch in batches for number in batch["y"].tolist()]
+    assert sorted(numbers) == list(range(SAMPLES))
+    assert settled(any_url)
+
+
+def test_a_cpu_needs_no_copies(any_url: str) -> None:
+    """One line serves hosts with and without a GPU."""
+    produce(any_url, STREAM, SAMPLES)
+    with loader_of(any_url) as loader:
+        numbers = [n for batch in prefetch_to_device(dataset(loader), "cpu") for n in batch["y"].tolist()]
+    assert sorted(numbers) == list(range(SAMPLES))
+    assert settled(any_url)
+
+
+def test_mistakes_are_named(any_url: str) -> None:
+    """Batches of batches, another dataset, tensors that are not there: each a sentence instead of a wrong shape."""
+    produce(any_url, STREAM, SAMPLES)
+    with loader_of(any_url) as loader:
+        batches = dataset(loader)
+        with pytest.raises(ValueError, match="batch_size=None"):
+            acknowledging(DataLoader(batches))
+        with pytest.raises(TypeError, match=r"penstock\.torch\.dataset"):
+            acknowledging([1, 2])
+        with pytest.raises(ValueError, match="the stream has x, y"):
+            dataset(loader, select="z")
+        with pytest.raises(ValueError, match="'padded'"):
+            dataset(loader, ragged="nested")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"num_workers=0.*order='canonical'"):
+            acknowledging(DataLoader(batches, batch_size=None, num_workers=1))
