@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -345,3 +347,45 @@ def test_batches_are_cut_for_several_devices_and_the_last_is_made_whole(
         assert trainer.finish(90) == ["sharded"], trainer.errors()
     assert delivered(any_url) == [SAMPLES] * 2
     assert settled(any_url)
+
+
+def train_as_one_of_two_processes(url: str, coordinator: str, rank: str) -> None:
+    """One process of a JAX job of two; prints its own rows of each step's global array, and the sum over all."""
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(coordinator, num_processes=2, process_id=int(rank))
+    rows = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    total = jax.jit(lambda y: y.sum(), out_shardings=NamedSharding(rows.mesh, PartitionSpec()))
+    settings: dict[str, Any] = {"batch_size": BATCH, "url": url, "timeout_s": 20, "notify": lambda _: None}
+    with (
+        Loader(STREAM, group="shared", **settings) as shared,
+        pytest.raises(ValueError, match="order='canonical', rank=jax.process_index"),
+    ):
+        dataset(shared, sharding=rows)
+    with Loader(STREAM, group=GROUP, order="canonical", rank=int(rank), world_size=2, **settings) as loader:
+        for y in dataset(loader, select="y", sharding=rows):
+            assert y.shape == (2 * BATCH,)
+            own = [number for piece in y.addressable_shards for number in np.asarray(piece.data).tolist()]
+            sys.stdout.write(f"step {total(y)} {own}\n")
+
+
+def test_processes_give_their_parts_of_one_global_array(any_url: str) -> None:
+    """Training over several hosts: each rank reads its own part, and all have the same steps."""
+    produce(any_url, STREAM, SAMPLES)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    with (
+        child(train_as_one_of_two_processes, any_url, coordinator, 0) as first,
+        child(train_as_one_of_two_processes, any_url, coordinator, 1) as second,
+    ):
+        lines = [one.rest(90) for one in (first, second)]
+    ends = [[line.split(" ", 2)[1:] for line in told if line.startswith("step ")] for told in lines]  # Gloo talks too
+    steps = -(-SAMPLES // (2 * BATCH))
+    assert [len(told) for told in ends] == [steps] * 2
+    for step, ((total, own), (other_total, others)) in enumerate(zip(*ends, strict=True)):
+        together = json.loads(own) + json.loads(others)
+        assert int(total) == int(other_total) == sum(together)
+        assert together == [n % SAMPLES for n in range(step * 2 * BATCH, (step + 1) * 2 * BATCH)]
+    assert delivered(any_url) == [SAMPLES]
