@@ -101,7 +101,8 @@ class Dispatcher:
         """(what, why) of the first of these jobs that failed for good."""
         for job_id in self._queue.failed_job_registry.get_job_ids(cleanup=False):
             if job_id in job_ids and (job := self._fetch(job_id)) and job.get_status(refresh=False) == JobStatus.FAILED:
-                return str(job.description), str(job.meta.get("error", "it failed"))
+                assert isinstance(job, ShardJob)
+                return str(job.description), str(job.meta.get("error") or job.why_lost())
         return None
 
     def reports(self, job_ids: Iterable[str]) -> Reports:

@@ -23,7 +23,8 @@ from penstock_producer.workbench import Made, SourceChanged, Workbench
 FUNCTION = "penstock_producer.jobs.produce_shard"
 """The name every job carries."""
 RETRIES = 4
-"""Runs beyond the first, for what another try may mend: a lost connection, a dead worker, a host without files."""
+"""Runs beyond the first, for what another try may mend: a lost connection, a dead worker, a host without files. A run
+that commits something gives the job all of them again: what counts is how many in a row got nowhere."""
 PAUSES_S = (0.0, 0.5, 2.0, 5.0)
 """Before a failed job goes back to the queue; rq's own intervals would need its scheduler process."""
 MENDED_BY_RETRY = (ServerUnavailable, SourceError, OSError, MemoryError)
@@ -53,7 +54,7 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
     made = Made()
     note = _Note(job)
     try:
-        _bench.produce(task, made, note.waits, lambda: note.keep(made), _Yielding(job, _bench, task))
+        _bench.produce(task, made, note.waits, lambda: note.keep(made), _Yielding(job, _bench, task), note.is_at)
     except BudgetFull as error:
         if _bench.is_stopping:
             raise Stopped from None  # back to the front: it did not give up its turn
@@ -98,15 +99,35 @@ def _queue_of(job: Job) -> Queue:
 
 
 class _Note:
-    """What the dispatcher wants to know of a job, in the job's meta: who did it, how many bytes, what it waits for."""
+    """What the dispatcher wants to know of a job, in the job's meta: who did it, how many bytes, what it waits for.
+
+    And how far its shard was when a run last showed that it gets on.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._is_told = False
+        """This run has shown that it gets on."""
+        self._began_at: int | None = None
         job.meta["workers"] = sorted({*job.meta.get("workers", []), job.worker_name})
         _save_meta(job)
 
     def waits(self, text: str) -> None:
         self._job.meta["waits"] = text
+        _save_meta(self._job)
+
+    def is_at(self, committed: int) -> None:
+        """So much of the shard is committed; the first time in a run that this is news, it is noted."""
+        if self._is_told or committed == self._began_at:
+            return
+        self._is_told, self._began_at = self._began_at is not None, committed
+        before: int | None = self._job.meta.get("at")
+        if before is not None and committed <= before:
+            return
+        self._job.meta["at"] = committed
+        if before is not None:  # some run got on since this was last noted, be it this one or one that was killed
+            self._job.retries_left = RETRIES
+            self._job.connection.hset(self._job.key, "retries_left", RETRIES)
         _save_meta(self._job)
 
     def keep(self, made: Made) -> None:
@@ -153,6 +174,13 @@ class ShardJob(Job):
 
     def send_webhooks(self, *_: Any, **__: Any) -> None:
         """None whatever the job says."""
+
+    def why_lost(self, reason: str = "its worker was not heard of any more") -> str:
+        """Why it fails for good, where workers died of it: what befell the last one, and where all got no further."""
+        return (
+            f"{reason}, the last of {RETRIES + 1} in a row that got no further than sample {self.meta.get('at', 0)} of "
+            "this shard: see what kills them (memory? a crash in the transform?)"
+        )
 
     def judge(self, error: BaseException) -> None:
         """Notes why a run failed, and whether another run may help; rq then does what ``retries_left`` says."""

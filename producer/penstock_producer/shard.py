@@ -54,6 +54,11 @@ class ShardWriter:
         """Offset of the next sample; after a restart, where to go on."""
         return self._next
 
+    @property
+    def committed(self) -> int:
+        """Offset after the last sample that is known to be committed."""
+        return self._committer.position
+
     def write(self, sample: Mapping[str, Any]) -> None:
         """Adds the next sample, name -> array, scalar or bytes; its arrays may be reused at once.
 

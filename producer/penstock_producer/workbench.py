@@ -62,6 +62,7 @@ class Workbench:
         self._writer: Writer | None = None
         self._source: tuple[str, AnySource] | None = None
         self._notify: Notify = to_stderr
+        self._is_at: Callable[[int], None] = lambda committed: None
 
     @property
     def is_stopping(self) -> bool:
@@ -75,13 +76,15 @@ class Workbench:
         notify: Notify,
         before_finish: Callable[[], None],
         should_yield: Callable[[], bool] = lambda: False,
+        is_at: Callable[[int], None] = lambda committed: None,
     ) -> None:
         """Writes what is missing of the task's shard. ``before_finish`` is called when all is committed.
 
-        ``should_yield`` is asked while it waits for room, and may end that wait.
+        ``should_yield`` is asked while it waits for room, and may end that wait. ``is_at`` is told before each sample
+        how many are committed.
         Raises Outdated, SourceChanged, TooManyBad, SpecMismatch, BudgetFull, Stopped and what the writer raises.
         """
-        self._notify = notify
+        self._notify, self._is_at = notify, is_at
         try:
             writer, manifest = self._planned(task)
             writer.should_stop = lambda: self._should_stop() or should_yield()
@@ -186,6 +189,13 @@ class Workbench:
             writer.require_spec(first_good(source, items, seed, task.shard))
         shard = writer.open_shard(manifest, task.shard)
         try:
+            self._is_at(shard.committed)
+
+            def looked() -> bool:
+                self._is_at(shard.committed)
+                return self._should_stop()
+
+            watch.should_stop = looked
             fill = fill_batches if source.unit == "batch" else fill_samples
             fill(source, items, shard, task.shard, seed, watch)
             shard.settle()
@@ -223,6 +233,7 @@ class Workbench:
         current = self._begun(writer, manifest, len(done))
         filler.begin_at(done, current)
         skip = sum(done) + (current.position if current else 0)
+        self._is_at(skip)
         if skip:
             self._tell(f"{skip} samples are committed; the iterator begins anew and as many are left out")
         try:

@@ -252,14 +252,14 @@ def return_jobs(queue: Queue, worker_name: str, reason: str) -> int:
             job = ShardJob.fetch(job_id, connection=queue.connection, serializer=JSONSerializer)
         except (ValueError, NoSuchJobError):
             continue
-        if execution.worker_name == worker_name:
+        if execution.worker_name == worker_name and isinstance(job, ShardJob):
             _return(queue, job, execution, reason)
             returned += 1
     return returned
 
 
-def _return(queue: Queue, job: Job, execution: Execution, reason: str) -> None:
-    job.meta["error"] = reason
+def _return(queue: Queue, job: ShardJob, execution: Execution, reason: str) -> None:
+    job.meta["error"] = reason if job.should_retry else job.why_lost(reason)
     with queue.connection.pipeline() as pipe:
         execution.delete(job, pipe)
         if job.should_retry:

@@ -93,3 +93,10 @@ def holds_up_the_first(number: int) -> dict[str, Any]:
 def wide(number: int) -> dict[str, Any]:
     """A megabyte."""
     return {"x": np.full(1 << 20, number, np.uint8)}
+
+
+def always_kills_its_worker(number: int) -> dict[str, Any]:
+    """Kills every process that makes number 60."""
+    if number == SAMPLES // 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return with_pid(number)

@@ -49,12 +49,13 @@ def produce(
     *,
     workers: int = 2,
     each: Callable[[Progress], None] = lambda look: None,
+    patience_s: float = PATIENCE_S,
     **plan: Any,
 ) -> Summary:
     """One production with forked workers (they start fast), to its end."""
     asked = ProductionPlan(stream="train", source=source, **plan)
     with Production(asked, options_of(url), workers=workers) as production:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s
         for look in production.run():
             each(look)
             assert time.monotonic() < deadline, look
