@@ -55,18 +55,23 @@ def unlink_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str) -
 def _remember_released(client: Client, stream: Stream, epoch: int) -> None:
     """Adds one number to the ranges in meta, also when others do so at the same time."""
     while True:
-        with client.pipeline() as pipe:
-            pipe.watch(stream.keys.meta)
-            stream_id, released = pipe.hmget(stream.keys.meta, "id", "released")
-            if stream_id != stream.id.encode():
-                return  # deleted meanwhile: its meta must not come back
-            pipe.multi()
-            pipe.hset(stream.keys.meta, "released", add_to_ranges((released or b"").decode(), epoch))
-            try:
-                pipe.execute()
-            except WatchError:
-                continue
+        try:
+            _add_released(client, stream, epoch)
             return
+        except WatchError:  # others did, or the connection broke: looked at anew it is right in any case
+            continue
+
+
+def _add_released(client: Client, stream: Stream, epoch: int) -> None:
+    """Raises WatchError where it has to be done again."""
+    with client.pipeline() as pipe:
+        pipe.watch(stream.keys.meta)
+        stream_id, released = pipe.hmget(stream.keys.meta, "id", "released")
+        if stream_id != stream.id.encode():
+            return  # deleted meanwhile: its meta must not come back
+        pipe.multi()
+        pipe.hset(stream.keys.meta, "released", add_to_ranges((released or b"").decode(), epoch))
+        pipe.execute()
 
 
 def _keys_of(

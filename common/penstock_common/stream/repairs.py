@@ -57,41 +57,48 @@ def commit_patch(
     So two repairs at once, or one that is started again, put everything back once. ``groups`` forget what they noted
     of the entry that is replaced. Raises EpochAbandoned.
     """
+    while True:
+        try:
+            return _commit_once(client, stream, manifest, lost, patch, groups)
+        except WatchError:  # somebody wrote meanwhile, or the connection broke: what is there says whether it is done
+            continue
+
+
+def _commit_once(
+    client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, patch: Patch, groups: Iterable[str]
+) -> bool:
+    """One attempt; raises WatchError where it has to be made again."""
     partition, epoch = stream.partition_of(lost.shard), manifest.epoch
     entries, index = partition.entries(epoch), partition.index(epoch, lost.shard)
     repairs, state = partition.repairs(epoch, lost.shard), partition.state(epoch)
-    while True:
-        with client.pipeline() as pipe:
-            pipe.watch(index, repairs, state)
-            if pipe.get(state) != manifest.live_state.encode():
-                raise EpochAbandoned(f"epoch {epoch} of {stream.name!r} was abandoned or released: nothing to repair")
-            base = [index_record(record_id, fields) for record_id, fields in pipe.xrange(index)]
-            standing = overridden(base, [repair_record(fields) for _, fields in pipe.xrange(repairs)])
-            if not _is_missing(standing, lost, patch):
-                return False
-            newest = _newest_id(pipe, index) if pipe.exists(index) else 0
-            at_end = patch.first >= max((record.end for record in base), default=0) and patch.end > newest
-            pipe.multi()
-            if patch.fields:
-                flat = [part for field in patch.fields for part in field]
-                pipe.execute_command("XADD", entries, "NOMKSTREAM", "*", *flat)
-            holes = json.dumps(patch.holes, separators=(",", ":"))
-            pipe.eval(
-                REPAIR, 3, entries, index if at_end else repairs, partition.roster, epoch,
-                f"{patch.end}-0" if at_end else "*", patch.first, patch.count, patch.nbytes, holes, patch.found,
-            )  # fmt: skip
-            if patch.bad:
-                named = {f"{lost.shard}:{o}": json.dumps({"why": why[:500]}) for o, why in patch.bad.items()}
-                pipe.hset(partition.quarantine(epoch), mapping=named)
-            if lost.entry:
-                for group in groups:
-                    pipe.xack(entries, group, lost.entry)
-                    pipe.hdel(partition.dead(epoch, group), lost.entry)
-            try:
-                pipe.execute()
-            except WatchError:
-                continue
-            return True
+    with client.pipeline() as pipe:
+        pipe.watch(index, repairs, state)
+        if pipe.get(state) != manifest.live_state.encode():
+            raise EpochAbandoned(f"epoch {epoch} of {stream.name!r} was abandoned or released: nothing to repair")
+        base = [index_record(record_id, fields) for record_id, fields in pipe.xrange(index)]
+        standing = overridden(base, [repair_record(fields) for _, fields in pipe.xrange(repairs)])
+        if not _is_missing(standing, lost, patch):
+            return False
+        newest = _newest_id(pipe, index) if pipe.exists(index) else 0
+        at_end = patch.first >= max((record.end for record in base), default=0) and patch.end > newest
+        pipe.multi()
+        if patch.fields:
+            flat = [part for field in patch.fields for part in field]
+            pipe.execute_command("XADD", entries, "NOMKSTREAM", "*", *flat)
+        holes = json.dumps(patch.holes, separators=(",", ":"))
+        pipe.eval(
+            REPAIR, 3, entries, index if at_end else repairs, partition.roster, epoch,
+            f"{patch.end}-0" if at_end else "*", patch.first, patch.count, patch.nbytes, holes, patch.found,
+        )  # fmt: skip
+        if patch.bad:
+            named = {f"{lost.shard}:{o}": json.dumps({"why": why[:500]}) for o, why in patch.bad.items()}
+            pipe.hset(partition.quarantine(epoch), mapping=named)
+        if lost.entry:
+            for group in groups:
+                pipe.xack(entries, group, lost.entry)
+                pipe.hdel(partition.dead(epoch, group), lost.entry)
+        pipe.execute()
+        return True
 
 
 def _newest_id(client: Client, index: str) -> int:

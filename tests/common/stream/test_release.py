@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import redis
+from redis.client import Pipeline
 
 import penstock
+from penstock_common.stream.connection import connect
 from penstock_common.stream.entries import index_records, trim_entries
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.release import release_epoch
@@ -42,3 +45,23 @@ def test_an_epoch_that_holds_no_bytes_is_released(url: str, client: redis.Redis)
     assert retained_epochs(client, stream) == {}
     left = {key.decode().rpartition(":")[2] for key in client.scan_iter(match="*")}
     assert left == {"meta", "events", "roster"}
+
+
+def test_a_connection_cut_while_a_release_is_noted_ends_neither_writer_nor_release(
+    url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note is made under WATCH; redis-py told of the cut as if another had written, and that ended the writer."""
+    stream, cut = made(url, client, good=3), []
+    watch = Pipeline.watch
+
+    def watch_and_cut(pipe: Pipeline, *names: str) -> object:
+        watched = watch(pipe, *names)
+        if not cut:
+            cut.append(client.client_kill_filter(_id=pipe.client_id()))
+        return watched
+
+    monkeypatch.setattr(Pipeline, "watch", watch_and_cut)
+    assert release_epoch(connect(url), stream, 0)
+    assert cut == [1]
+    assert client.hget(stream.keys.meta, "released") == b"0"
+    assert retained_epochs(client, stream) == {}
