@@ -6,11 +6,12 @@ Appending is the committer's. A shard that was begun before goes on at `position
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock_common.errors import ShardMismatch
-from penstock_common.format.block import BlockBuilder, check_rows
+from penstock_common.format.block import Block, BlockBuilder, check_rows
 from penstock_common.format.limits import MAX_HOLES, MAX_SHARD_SAMPLES
 from penstock_common.format.spec import Spec
 from penstock_producer.commit import Committer
@@ -45,6 +46,8 @@ class ShardWriter:
         self._clock = clock
         self._first = self._next = committer.position
         self._bad: dict[int, str] = {}
+        self._uncommitted: deque[tuple[Block, dict[int, str]]] = deque()
+        """Ended, and refused by a committer that found no room or no server: kept, or the shard would have a gap."""
         self._began = clock()
         self.bytes_written = 0
         """Payload bytes handed to the committer by this writer."""
@@ -96,13 +99,19 @@ class ShardWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what is gathered; trainers can have it from now on."""
+        """Sends what is gathered; trainers can have it from now on.
+
+        What it raises takes nothing away: the samples are sent again by the next flush.
+        """
         if self._next > self._first:
             block = self._builder.finish(self._first, list(self._bad))
             bad, self._bad = self._bad, {}
             self.bytes_written += block.nbytes
             self._first = self._next
-            self._committer.commit(block, bad)
+            self._uncommitted.append((block, bad))
+        while self._uncommitted:
+            self._committer.commit(*self._uncommitted[0])
+            self._uncommitted.popleft()
         self._began = self._clock()
 
     def settle(self) -> None:
@@ -119,6 +128,12 @@ class ShardWriter:
                 "write or quarantine every one"
             )
         self._finish(self._next)
+        self._committer.close()
+
+    def close_as_committed(self) -> None:
+        """Declares the shard complete with what is committed, for a writer that ends by an error; the rest is lost."""
+        self._committer.settle()
+        self._finish(self._committer.position)
         self._committer.close()
 
     def abort(self) -> None:

@@ -161,9 +161,9 @@ class Writer:
         return is_sealed(self._client, self.stream, self._feed_epoch)
 
     def _end_feed(self) -> None:
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            feed.close()
+        if self._feed is not None:
+            self._feed.close()  # where it fails the feed stays: its epoch would never end, nor what it holds be sent
+            self._feed = None
 
     # --- used by the parts ---
 
@@ -223,10 +223,18 @@ class Writer:
         if kind is not None and self._feed is not None:
             feed, self._feed = self._feed, None
             try:  # what was written stands, and its epoch must end: trainers would wait for it for ever
-                feed.close()
+                _end_somehow(feed)
             except PenstockError:
                 feed.abort()
         self.close()
+
+
+def _end_somehow(feed: ShardWriter) -> None:
+    """With all that was written, or, where that cannot be committed now, with what is."""
+    try:
+        feed.close()
+    except PenstockError:
+        feed.close_as_committed()
 
 
 MAX_STEP = 1 << 16

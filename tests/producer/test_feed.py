@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock_common.errors import BudgetFull
 from penstock_common.stream.commands import Client
-from penstock_common.stream.manifest import load_manifest
+from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_consumer.loader import Loader
+from penstock_producer.writer import Writer
 from tests.contracts.feed import (
     SPEC,
+    loader_of,
     numbers,
     open_stream,
     replayed,
@@ -74,3 +78,46 @@ class TestFeed:
             raise ZeroDivisionError
         assert load_manifest(any_client, open_stream(any_client, "t"), 0).state == "produced"
         assert replayed(any_url) == list(range(5))
+
+
+class TestRefusedBlocks:
+    """What a feed wrote while there was no room for it."""
+
+    SETTINGS: dict[str, Any] = {"spec": SPEC, "block_bytes": 100, "budget_bytes": 2000, "room_wait_s": 0.05}  # noqa: RUF012
+
+    def fill(self, writer: Writer) -> int:
+        """Writes until there is no room; how many samples were given to it, the one that was refused included."""
+        with pytest.raises(BudgetFull):
+            for given in count(1):
+                writer.write(sample(given - 1))
+        return given
+
+    def test_a_block_that_found_no_room_is_committed_by_the_next_write(self, any_url: str) -> None:
+        """It was lost, and the samples behind it were refused as if the server had lost data."""
+        with writer_of(any_url, **self.SETTINGS) as writer, loader_of(any_url, batch_size=1) as loader:
+            batches = iter(loader)
+            given = self.fill(writer)
+            found = [int(next(batches)["y"][0]) for _ in range(40)]
+            loader._joined().place.flush()
+            for number in range(given, given + 10):
+                writer.write(sample(number))
+            writer.close()
+            found += [int(next(batches)["y"][0]) for _ in range(given - 30)]
+        assert sorted(found) == list(range(given + 10))
+
+    def test_a_writer_that_ends_by_a_full_budget_ends_its_epoch_as_committed(
+        self, any_url: str, any_client: Client
+    ) -> None:
+        """Its epoch claimed samples that were never committed: every group met a gap that nobody could fill."""
+        with pytest.raises(BudgetFull), writer_of(any_url, **self.SETTINGS) as writer:
+            for number in count():
+                writer.write(sample(number))
+        stream = open_stream(any_client, "t")
+        epochs = retained_epochs(any_client, stream)
+        committed = sum(stored(any_client, "t", epoch).total() for epoch in epochs)
+        assert sum(load_manifest(any_client, stream, epoch).samples or 0 for epoch in epochs) == committed > 0
+        found = 0
+        with loader_of(any_url, timeout_s=0.5) as loader, pytest.raises(TimeoutError):
+            for batch in loader:
+                found += batch.size
+        assert found == committed
