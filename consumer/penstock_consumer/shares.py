@@ -19,6 +19,7 @@ from penstock_common.stream.roster import Membership, Order, rank_member
 from penstock_common.stream.streams import load_stream
 from penstock_common.waiting import Notify, Wait, to_stderr
 from penstock_consumer.loader import POLL_S, Loader
+from penstock_consumer.ordered.canonical import Steps
 from penstock_consumer.ordered.ranks import OrderedPlace, Pulse
 from penstock_consumer.ordered.reader import OrderedReader
 from penstock_consumer.pipeline.batch import Batch, Lease, Span
@@ -206,3 +207,12 @@ def runs_on(loader: Loader, epoch: int) -> bool:
     """Whether an iteration goes on behind this epoch: one of an endless feed."""
     manifest = find_manifest(loader._client, loader.stream, epoch)
     return manifest is not None and manifest.kind == FEED
+
+
+def is_last(loader: Loader, part: Part, position: int) -> bool:
+    """Whether no batch of the rank begins at this position or behind it."""
+    manifest, order = find_manifest(loader._client, loader.stream, part.epoch), part.order
+    if manifest is None or manifest.samples is None:
+        return False
+    steps = Steps(part.start, order.rank, order.world, order.batch, part.remainder)
+    return position >= steps.end_of(steps.count(manifest.samples) - 1)

@@ -19,7 +19,7 @@ from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.adapters.torch_tensors import RaggedAs, mapped, nbytes_of, value_of
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.batch import Batch
-from penstock_consumer.shares import Part, Shares, read_share, runs_on
+from penstock_consumer.shares import Part, Shares, is_last, read_share, runs_on
 from penstock_consumer.state import State
 
 UNSEEN = (
@@ -144,8 +144,9 @@ class Dataset(IterableDataset):
         """The loader's: of what was given to the step. With it, whether the pass under way has given its last batch."""
         if get_worker_info() is not None:
             return self._share_state()
-        state = self.loader.state_dict()
-        epoch = self._epoch
+        state, part, epoch = self.loader.state_dict(), self.part, self._epoch
+        if part is not None and state["epoch"] == part.epoch and is_last(self.loader, part, state["position"]):
+            state = {**state, "epoch": part.epoch + 1, "position": 0}  # the loader does not see what others read
         ended = epoch is not None and "position" in state and state["epoch"] > epoch and not runs_on(self.loader, epoch)
         return {**state, "is_at_end": self._is_at_end or ended}
 

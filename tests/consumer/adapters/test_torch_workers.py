@@ -1,0 +1,190 @@
+"""`penstock.torch` with worker processes, and under torchdata's StatefulDataLoader: the same batches in the same order.
+
+Worker processes only read; the training process is the rank and acknowledges.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock_common.errors import StateMismatch
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.connection import connect
+from tests.contracts.ordered import plan, rank_of
+
+torch = pytest.importorskip("torch")
+stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+from torch.utils.data import DataLoader  # noqa: E402 - only where PyTorch is
+
+from penstock.torch import acknowledging, dataset, prefetch_to_device  # noqa: E402 - only where PyTorch is
+
+# torchdata 0.11 sets one of PyTorch's vitals, which 2.13 warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+SIZES, BAD = (40, 33, 30), frozenset({3, 4, 50, 102})
+"""103 samples: 13 batches of 8 for one rank, the last one of 7; 5 steps for each of three."""
+
+
+def labels(batches: Any) -> list[list[int]]:
+    """What each batch holds."""
+    return [batch["y"].tolist() for batch in batches]
+
+
+def made(loader: Any, workers: int = 0, kind: Any = DataLoader, **settings: Any) -> Any:
+    """What a training script has."""
+    return acknowledging(kind(dataset(loader), batch_size=None, num_workers=workers, **settings))
+
+
+def positions(url: str, group: str = "g") -> list[int]:
+    """Settled samples of each epoch."""
+    client = connect(url)
+    try:
+        return [one.groups[group].delivered if group in one.groups else 0 for one in audit_stream(client, "t").epochs]
+    finally:
+        client.close()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # it counts this machine's cores
+def test_any_number_of_workers_gives_the_same_batches_in_the_same_order(any_url: str) -> None:
+    """num_workers is a matter of speed: who changes it must not change what is trained on."""
+    plan(any_url, SIZES, BAD, epochs=2)
+    found = {}
+    for workers in (0, 1, 2, 4):
+        with rank_of(any_url, group=f"g{workers}") as loader:
+            batches = made(loader, workers)
+            found[workers] = labels(batches) + labels(batches)
+            assert len(batches) == 13
+        assert positions(any_url, f"g{workers}") == [sum(SIZES) - len(BAD)] * 2
+    assert [len(one) for one in found[0]] == ([8] * 12 + [7]) * 2
+    assert found[1] == found[2] == found[4] == found[0]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_of_ranks_pad_as_the_rank_does(workers: int, any_url: str) -> None:
+    """A rank with one batch more than the others hangs all of them at its last step."""
+    plan(any_url, SIZES, BAD)
+    for rank in range(3):
+        with rank_of(any_url, rank, 3, group="plain") as loader:
+            expected = labels(loader)
+        with rank_of(any_url, rank, 3, group="workers") as loader:
+            assert labels(made(loader, workers)) == expected
+        assert len(expected) == 5
+
+
+def test_what_lies_in_the_queues_of_workers_is_not_acknowledged(any_url: str) -> None:
+    """Four batches are read ahead at least; a break brings them again, in their place."""
+    plan(any_url, SIZES)
+    with rank_of(any_url) as loader:
+        batches = made(loader, 2)
+        seen = []
+        for steps, batch in enumerate(batches, 1):
+            seen.append(batch["y"].tolist())
+            loader._joined().place.flush()
+            assert positions(any_url) == [(steps - 1) * 8]
+            if steps == 5:
+                break
+        seen += labels(batches)
+    assert [number for one in seen for number in one] == list(range(sum(SIZES)))
+    assert positions(any_url) == [sum(SIZES)]
+
+
+def test_a_checkpoint_covers_what_the_loop_was_given(any_url: str) -> None:
+    """With workers too: `checkpointed` settles the batches of the step, and the next pass goes on behind them."""
+    plan(any_url, SIZES)
+    with rank_of(any_url, acknowledge="on_checkpoint") as loader:
+        batches = made(loader, 2)
+        for steps, _ in enumerate(batches, 1):
+            if steps == 3:
+                assert positions(any_url) == [0]
+                loader.checkpointed()
+                assert positions(any_url) == [24]
+            if steps == 5:
+                break
+        assert labels(batches)[0] == list(range(40, 48))
+        loader.checkpointed()
+    assert positions(any_url) == [sum(SIZES)]
+
+
+def test_workers_whose_batches_nobody_would_acknowledge_are_refused(any_url: str) -> None:
+    """Training would go well until the next start, which would begin at the first sample."""
+    plan(any_url, SIZES)
+    with rank_of(any_url) as loader:
+        with pytest.raises(Exception, match=r"penstock\.torch\.acknowledging"):
+            next(iter(DataLoader(dataset(loader), batch_size=None, num_workers=1)))
+        with pytest.raises(ValueError, match="persistent_workers"):
+            made(loader, 1, persistent_workers=True)
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [DataLoader, stateful.StatefulDataLoader], ids=["DataLoader", "StatefulDataLoader"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_goes_on_exactly_where_it_was_taken(kind: Any, workers: int, any_url: str) -> None:
+    """In a new process, whatever was trained on after the checkpoint; at the start, in the middle, at both ends."""
+    plan(any_url, SIZES, BAD, epochs=3)
+    with rank_of(any_url, group="whole") as loader:
+        whole = [labels(loader), labels(loader)]
+    states: dict[int, Any] = {}
+    with rank_of(any_url) as loader:
+        batches = made(loader, workers, kind)
+        states[0] = batches.state_dict()
+        for steps, _ in enumerate(batches, 1):
+            states[steps] = json.loads(json.dumps(batches.state_dict()))
+        states[14] = batches.state_dict()  # after the loop has seen the end
+    for steps in (0, 1, 6, 13, 14):
+        assert len(json.dumps(states[steps])) < 4096
+        with rank_of(any_url) as loader:
+            batches = made(loader, workers, kind)
+            batches.load_state_dict(states[steps])
+            assert batches.state_dict().keys() == states[steps].keys()
+            rest = [whole[0][steps:]] if steps < 14 else []
+            assert [labels(batches) for _ in range(len(rest) + 1)] == [*rest, whole[1]]
+
+
+def test_a_state_of_a_dataset_fits_any_number_of_workers(any_url: str) -> None:
+    """A run that goes on on another host has another number of cores."""
+    plan(any_url, SIZES, BAD)
+    with rank_of(any_url) as loader:
+        batches = made(loader, 2)
+        first = []
+        for batch in batches:
+            first.append(batch["y"].tolist())
+            if len(first) == 4:
+                state = batches.dataset.state_dict()
+                break
+    with rank_of(any_url) as loader:
+        batches = made(loader, 1)
+        batches.dataset.load_state_dict(state)
+        rest = labels(batches)
+    with rank_of(any_url, group="whole") as loader:
+        assert first + rest == labels(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_of_another_stream_is_refused(workers: int, any_url: str) -> None:
+    """A checkpoint applied to another dataset trains on, silently, somewhere in it."""
+    plan(any_url, SIZES)
+    with rank_of(any_url, group="g") as loader:
+        batches = made(loader, workers, stateful.StatefulDataLoader)
+        next(iter(batches))
+        state = batches.state_dict()
+    with rank_of(any_url, group="h") as loader:
+        batches = made(loader, workers, stateful.StatefulDataLoader)
+        with pytest.raises(StateMismatch, match="group"):
+            batches.load_state_dict(state)
+            next(iter(batches))
+
+
+def test_batches_of_workers_reach_a_device_by_the_same_line(any_url: str) -> None:
+    """prefetch_to_device is what acknowledges, then."""
+    plan(any_url, SIZES)
+    with rank_of(any_url) as loader:
+        source = DataLoader(dataset(loader, select="y"), batch_size=None, num_workers=2)
+        numbers = [number for y in prefetch_to_device(source, "cpu") for number in y.tolist()]
+    assert numbers == list(range(sum(SIZES)))
+    assert positions(any_url) == [sum(SIZES)]
