@@ -360,7 +360,7 @@ def train_as_one_of_two_processes(url: str, coordinator: str, rank: str) -> None
     settings: dict[str, Any] = {"batch_size": BATCH, "url": url, "timeout_s": 20, "notify": lambda _: None}
     with (
         Loader(STREAM, group="shared", **settings) as shared,
-        pytest.raises(ValueError, match="order='canonical', rank=jax.process_index"),
+        pytest.raises(ValueError, match=r"order='canonical', rank=jax\.process_index"),
     ):
         dataset(shared, sharding=rows)
     with Loader(STREAM, group=GROUP, order="canonical", rank=int(rank), world_size=2, **settings) as loader:
