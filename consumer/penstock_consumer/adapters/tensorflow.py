@@ -15,12 +15,12 @@ import tensorflow as tf
 
 from penstock_common.format.dtypes import BYTES
 from penstock_common.format.ragged import Ragged
-from penstock_common.format.spec import Spec, TensorSpec
+from penstock_common.format.spec import TensorSpec
+from penstock_consumer.adapters.selection import Select
+from penstock_consumer.adapters.selection import chosen as names_of
 from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.batch import Batch
-
-Select = str | tuple[str, ...] | None
 
 _SAME_BATCHES = ("skip", "shuffle", "prefetch", "repeat", "cache", "with_options", "batch", "ragged_batch")
 """Elements go through whole, so their tokens go with them."""
@@ -50,7 +50,7 @@ def dataset(loader: Loader, *, select: Select = None) -> tf.data.Dataset:
     """
     feed = Feed.of(loader)
     spec = loader.spec
-    chosen = _chosen(spec, select)
+    chosen = [spec[name] for name in names_of(spec.names, select)]
     _no_alarm_at_the_end()
 
     def shaped(values: list[Any]) -> Any:
@@ -206,14 +206,6 @@ def _no_alarm_at_the_end() -> None:
 
 
 # --- batches as flat tensors, and back --------------------------------------------------------------------------------
-
-
-def _chosen(spec: Spec, select: Select) -> list[TensorSpec]:
-    names = spec.names if select is None else (select,) if isinstance(select, str) else tuple(select)
-    unknown = [name for name in names if name not in spec.names]
-    if unknown or not names:
-        raise ValueError(f"select={select!r}: the stream has {', '.join(spec.names)}")
-    return [spec[name] for name in names]
 
 
 def _tf_dtype(tensor: TensorSpec) -> tf.DType:
