@@ -195,9 +195,12 @@ class Cast:
 
 
 def _is_fair(actor: Actor, error: str) -> bool:
-    """Whether a process may end like that. Who has begun outlives every outage of a run, but for what rq is part of."""
+    """Whether a process may end like that.
+
+    Who has begun outlives every outage of a run, but for what rq is part of. Who was asked to leave does not wait long.
+    """
     if error == ServerUnavailable.__name__:
-        return actor.life.role in ("dispatcher", "host") or not actor.has_begun
+        return actor.life.role in ("dispatcher", "host") or not actor.has_begun or actor.is_leaving
     return error == "MemberReplaced" and actor.life.replaced_ns > 0
 
 

@@ -4,7 +4,9 @@ A line is one ``write`` to a file opened with O_APPEND: it is the kernel's as so
 monotonic clock, which all processes of a host share. The letters:
 
     B                 the loader, or the writer, is there
-    H seq epoch ids   a batch was handed to the training loop; ids are nonces, proved from the payloads; before the step
+    H seq epoch ids position
+                      a batch was handed to the training loop; ids are nonces, proved from the payloads (- if none was
+                      good); position: in ordered reading, where its step ends; before the step
     X seq what        a sample in it was corrupt
     D seq             its step is done
     A seq             the call that acknowledged it returned

@@ -42,6 +42,8 @@ class Handed:
     ns: int
     epoch: int
     nonces: tuple[int, ...]
+    position: int = 0
+    """Where a rank's step ends, as the batch says."""
 
 
 @dataclass(slots=True)
@@ -86,8 +88,8 @@ def read_diary(number: int, life: Life) -> Diary:
     for line in read_journal(life.journal):
         words = line.words
         if line.letter == "H":
-            nonces = tuple(int(word, 16) for word in words[2].split(",")) if len(words) > 2 else ()
-            diary.handed.append(Handed(number, int(words[0]), line.ns, int(words[1]), nonces))
+            nonces = tuple(int(word, 16) for word in words[2].split(",") if word != "-")
+            diary.handed.append(Handed(number, int(words[0]), line.ns, int(words[1]), nonces, int(words[3])))
         elif line.letter == "D":
             diary.done.add(int(words[0]))
         elif line.letter == "A":

@@ -73,7 +73,7 @@ class Options:
     @property
     def batch_size(self) -> int:
         """Does not divide a block: entries span batches."""
-        return 3 if self.is_large else 13
+        return 2 if self.is_large else 13
 
     @property
     def rank_batch(self) -> int:
@@ -83,7 +83,31 @@ class Options:
     @property
     def prefetch_bytes(self) -> int:
         """A few batches, so that members share."""
-        return 4 * self.batch_size * self.sample_bytes
+        return self._ahead * self.batch_size * self.sample_bytes
+
+    @property
+    def _ahead(self) -> int:
+        return 1 if self.is_large else 4
+
+    @property
+    def together(self) -> int:
+        """A 'manual' trainer acknowledges so many batches at once."""
+        return 2 if self.is_large else 3
+
+    @property
+    def checkpoint_every(self) -> int:
+        """An 'on_checkpoint' trainer begins a checkpoint every so many batches."""
+        return 2 if self.is_large else 7
+
+    @property
+    def durable_after(self) -> int:
+        """So many batches later it is durable."""
+        return 1 if self.is_large else 2
+
+    @property
+    def window_samples(self) -> int:
+        """What the members of one group may hold without having acknowledged it, or being about to."""
+        return self.members * self.batch_size * (self.checkpoint_every + self.durable_after + self._ahead + 1)
 
     @property
     def step_s(self) -> float:
@@ -97,7 +121,8 @@ class Options:
         wanted = epoch // 2 if self.seed % 2 else epoch * 5 // 2
         block = max(self.block_bytes, self.sample_bytes + 8)
         steps = 3 * self.ranks * self.rank_batch * (self.sample_bytes + 8) + 3 * block if self.ranks else 0
-        return max(wanted, 12 * self.partitions * block, 4 * self.partitions * (steps + block))
+        window = self.window_samples * (self.sample_bytes + 8)  # must fit the last quarter, and is not spread evenly
+        return max(wanted, 12 * self.partitions * block, 4 * self.partitions * (steps + block), 5 * window)
 
     def members_of(self, group: str) -> int:
         """How many trainers a group should have."""

@@ -23,10 +23,6 @@ from penstock_common.errors import GroupFinished, PenstockError
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.batch import Batch
 
-TOGETHER = 3
-"""A 'manual' trainer acknowledges so many batches at once."""
-CHECKPOINT_EVERY, DURABLE_AFTER = 7, 2
-"""An 'on_checkpoint' trainer begins a checkpoint every so many batches, and so many later it is durable."""
 IDLE_S = 0.2
 
 
@@ -80,7 +76,7 @@ class Trainer:
         self._seq += 1
         nonces = [prove(self._options.seed, x, int(y)) for x, y in zip(batch["x"], batch["y"], strict=True)]
         good = ",".join(f"{nonce:x}" for nonce in nonces if nonce is not None)
-        self._journal.note("H", self._seq, batch.epoch, good)
+        self._journal.note("H", self._seq, batch.epoch, good or "-", batch.position)
         for row, nonce in enumerate(nonces):
             if nonce is None:
                 self._journal.note("X", self._seq, f"row {row} of epoch {batch.epoch}: y {int(batch['y'][row])}")
@@ -91,15 +87,15 @@ class Trainer:
         self._owed.append((self._seq, batch))
         if self._policy == "on_checkpoint":
             self._write_checkpoint()
-        elif len(self._owed) >= TOGETHER:
+        elif len(self._owed) >= self._options.together:
             self._acknowledge(len(self._owed))
 
     def _write_checkpoint(self) -> None:
         """Begins one, or ends the one that was begun."""
         if self._checkpoint is None:
-            if len(self._owed) >= CHECKPOINT_EVERY:
+            if len(self._owed) >= self._options.checkpoint_every:
                 self._checkpoint = self._seq, self._loader.state_dict()
-        elif self._seq - self._checkpoint[0] >= DURABLE_AFTER:
+        elif self._seq - self._checkpoint[0] >= self._options.durable_after:
             (upto, state), self._checkpoint = self._checkpoint, None
             self._loader.checkpointed(state)
             self._note_checkpointed(upto)

@@ -121,7 +121,8 @@ def _judge_twice(
             reason = ""
             for earlier in range(later):
                 first, second = held[earlier], held[later]
-                reason = rule.excuse(diaries[first.life], first, diaries[second.life], second)
+                is_same = first is second  # nothing excuses a sample that is in one batch twice
+                reason = "" if is_same else rule.excuse(diaries[first.life], first, diaries[second.life], second)
                 if not reason:
                     unexplained[int(owner[order[low + earlier]]), int(owner[order[low + later]])] += 1
             verdict.reasons[reason or "unexplained"] += 1

@@ -143,12 +143,30 @@ def test_a_rank_is_held_to_the_very_batches_of_the_canonical_order() -> None:
     whole = [diary(0, {1: (1, first), 2: (2, third)}), diary(1, {1: (1, second), 2: (2, fourth)})]
     for rank, one in enumerate(whole):
         one.life.member = str(rank)
+        one.handed = [replace(batch, position=2 * size * batch.seq) for batch in one.handed]
     rule = Rule(LEASE_S * SECOND, [])
     assert judge_ranks(options, deepcopy(whole), [planned], rule).violations == []
     for wrong in (third[::-1], fourth, third[:-1], first):
         hurt = deepcopy(whole)
         hurt[0].handed[1] = replace(hurt[0].handed[1], nonces=wrong)
         assert judge_ranks(options, hurt, [planned], rule).violations
+
+
+def test_equal_batches_of_a_rank_are_told_apart_by_their_places() -> None:
+    """With large entries a batch is one sample, and where it stands in for a bad one there are two of it."""
+    options, planned = Options(seed=1, minutes=1, ranks=1, sample_bytes=1 << 20), PlannedEpoch(0, [None, 5, 6], {"0:0"})
+    one = diary(0, {1: (1, [5]), 2: (2, [5]), 3: (3, [6])})
+    one.life.member = "0"
+    one.handed = [replace(batch, position=batch.seq) for batch in one.handed]
+    rule = Rule(LEASE_S * SECOND, [])
+    assert judge_ranks(options, [deepcopy(one)], [planned], rule).violations == []
+    one.handed[1] = replace(one.handed[1], position=1)
+    assert len(judge_ranks(options, [one], [planned], rule).violations) == 2  # a place left out, and one taken twice
+
+
+def test_a_sample_that_is_twice_in_one_batch_has_no_excuse() -> None:
+    """Whatever befell its trainer: nobody took anything over between two rows."""
+    assert judged([diary(0, {1: (11, [1, 1])}, stops=[(2, 10)])], [1]).reasons == {"unexplained": 1}
 
 
 def test_a_damaged_payload_answers_to_no_name() -> None:
@@ -167,12 +185,12 @@ def test_a_journal_reads_back_as_it_was_written(tmp_path: Path) -> None:
     """The checker believes nothing else."""
     path = tmp_path / "one.journal"
     journal = Journal(path)
-    for line in (("B",), ("H", 1, 4, "a,ff"), ("X", 1, "row 2"), ("D", 1), ("A", 1), ("F",), ("Z",), ("L",)):
+    for line in (("B",), ("H", 1, 4, "a,ff", 26), ("X", 1, "row 2"), ("D", 1), ("A", 1), ("F",), ("Z",), ("L",)):
         journal.note(*line)
     with path.open("a") as torn:
         torn.write("H 12")
     read = read_diary(0, Life("trainer", "main", "g", "m", path, 0, ending=LEFT))
-    assert [(one.seq, one.epoch, one.nonces) for one in read.handed] == [(1, 4, (0xA, 0xFF))]
+    assert [(one.seq, one.epoch, one.nonces, one.position) for one in read.handed] == [(1, 4, (0xA, 0xFF), 26)]
     assert read.done == {1}
     assert len(read.corrupt) == 1
     assert read.is_certain(1, read.flushed_ns[0])
