@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import getpid
 from socket import gethostname
 
@@ -28,10 +28,14 @@ class Session:
     client: Client
     reading: Reading | None = None
     """None until the stream was found and joined."""
+    pid: int = field(default_factory=getpid)
+    """A process forked later (a framework's worker) has copies of all this, and no part in it."""
 
 
 def end_session(session: Session) -> None:
     """Ends threads, closes epochs that are settled by now, hands back, signs off."""
+    if session.pid != getpid():
+        return
     session.client.patience.seconds = min(session.client.patience.seconds, LEAVE_S)
     if session.reading is not None:
         with suppress(PenstockError):  # the server is gone: the leases lapse by themselves

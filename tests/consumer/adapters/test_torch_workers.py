@@ -6,6 +6,8 @@ Worker processes only read; the training process is the rank and acknowledges.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ import pytest
 from penstock_common.errors import StateMismatch
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.connection import connect
+from penstock_common.stream.roster import load_roster
 from tests.contracts.ordered import plan, rank_of
+from tests.contracts.processes import child
 
 torch = pytest.importorskip("torch")
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
@@ -117,6 +121,53 @@ def test_workers_whose_batches_nobody_would_acknowledge_are_refused(any_url: str
             next(iter(DataLoader(dataset(loader), batch_size=None, num_workers=1)))
         with pytest.raises(ValueError, match="persistent_workers"):
             made(loader, 1, persistent_workers=True)
+
+
+def train_until_killed(url: str) -> None:
+    """Trains for ever with two workers; each step's labels are a line."""
+    with rank_of(url) as loader:
+        for batch in made(loader, 2):
+            sys.stdout.write(" ".join(map(str, batch["y"].tolist())) + "\n")
+            sys.stdout.flush()
+
+
+def test_a_killed_training_goes_on_at_its_first_unacknowledged_batch(any_url: str) -> None:
+    """Kill -9 of the training process: what its workers had read ahead is nobody's, and its workers hold nothing up."""
+    plan(any_url, SIZES)
+    with child(train_until_killed, any_url) as trainer:
+        trained = [int(number) for _ in range(4) for number in trainer.line().split()]
+        trained += [int(number) for line in trainer.kill() for number in line.split()]
+    with rank_of(any_url) as loader:
+        again = [number for one in labels(made(loader, 1)) for number in one]
+    assert trained == list(range(len(trained)))
+    assert again == list(range(sum(SIZES)))[-len(again) :]
+    assert len(trained) + len(again) >= sum(SIZES)
+    assert len(again) <= sum(SIZES) - 3 * 8
+
+
+@pytest.mark.slow
+def test_workers_that_are_spawned_get_values_alone(any_url: str) -> None:
+    """Newer Pythons do not fork; a connection, a thread or a lock could not travel."""
+    plan(any_url, SIZES)
+    with rank_of(any_url) as loader:
+        batches = made(loader, 1, multiprocessing_context="spawn")
+        assert [number for one in labels(batches) for number in one] == list(range(sum(SIZES)))
+
+
+def test_a_forked_process_that_ends_leaves_the_group_alone(any_url: str) -> None:
+    """A worker has a copy of the loader; dropped there, it must not sign the training process off."""
+    plan(any_url, SIZES)
+    with rank_of(any_url) as loader:
+        seen = next(iter(loader))["y"].tolist()
+        if (pid := os.fork()) == 0:
+            loader._closing()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        client = connect(any_url)
+        assert ("g", "rank-0") in load_roster(client, loader.stream.partitions[0]).members
+        client.close()
+        seen += [number for batch in loader for number in batch["y"].tolist()]
+    assert seen == list(range(sum(SIZES)))
 
 
 # --- state ------------------------------------------------------------------------------------------------------------
