@@ -26,6 +26,8 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from penstock_common.stream.connection import connect
+from penstock_common.waiting import Notify, to_stderr
+from penstock_producer.fleet import LOST_SERVER
 from penstock_producer.jobs import FUNCTION, RETRIES, ShardJob
 from penstock_producer.task import ShardTask
 from penstock_producer.worker import open_queue, return_jobs
@@ -47,10 +49,14 @@ class Reports:
 
 
 class Dispatcher:
-    """One queue, as a producer of jobs."""
+    """One queue, as a producer of jobs. A server that goes away is waited for, and ``notify`` told so.
 
-    def __init__(self, queue_url: str, name: str) -> None:
-        self._queue: Queue = open_queue(connect(queue_url), name)
+    What is asked may then be asked twice: a job that is queued twice finds its shard complete.
+    """
+
+    def __init__(self, queue_url: str, name: str, notify: Notify = to_stderr) -> None:
+        self._client = connect(queue_url, bears_outages=notify)
+        self._queue: Queue = open_queue(self._client, name)
         self._missed: dict[str, int] = {}
 
     def enqueue(self, tasks: Iterable[ShardTask], *, at_front: bool = False) -> None:
@@ -93,9 +99,12 @@ class Dispatcher:
         StartedJobRegistry(queue=self._queue, job_class=ShardJob).cleanup()
 
     def return_jobs(self, worker_name: str, reason: str) -> None:
-        """Puts a dead worker's job back at once; without a server its missing heartbeat will tell."""
-        with suppress(ServerUnavailable):
-            return_jobs(self._queue, worker_name, reason)
+        """Puts a dead worker's job back at once; one that lost its server is not to blame, and the job neither."""
+        return_jobs(self._queue, worker_name, reason, is_to_blame=reason != LOST_SERVER)
+
+    def hurry(self, patience_s: float) -> None:
+        """From now on a server that went away is not waited for longer than this."""
+        self._client.patience.seconds = patience_s
 
     def failure(self, job_ids: set[str]) -> tuple[str, str] | None:
         """(what, why) of the first of these jobs that failed for good."""

@@ -9,13 +9,16 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Literal
 
-from penstock_common.errors import PenstockError
-from penstock_producer.worker import WorkerOptions, work
+from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.stream.failure import redacted
+from penstock_common.waiting import OUTAGE_S
+from penstock_producer.worker import EXIT_AWAY, EXIT_LOST, WorkerOptions, work
 
 TOO_SOON_S = 3.0
 """A worker that dies this soon after its start counts as not having started."""
@@ -23,7 +26,21 @@ FALSE_STARTS = 3
 STOP_S = 10.0
 """Longer than a worker's own grace; after it the process is killed, which loses nothing that was committed."""
 
+LOST_SERVER = "its server went away"
+"""Why a worker ended that is replaced by one which waits for the server."""
+
 Start = Literal["spawn", "fork"]
+
+
+GOES_ON = "what is committed stands, and the same command goes on from there"
+"""What to know of a production that a server's outage ended."""
+
+
+def advise(error: ServerUnavailable) -> ServerUnavailable:
+    """Says that in an error that ends a command."""
+    if GOES_ON not in str(error):
+        error.args = (f"{error}; {GOES_ON}",)
+    return error
 
 
 class FleetFailed(PenstockError, RuntimeError):
@@ -71,19 +88,28 @@ class Fleet:
         return not self._members
 
     def poll(self) -> None:
-        """Replaces the dead. Call it now and then; raises FleetFailed when new ones do not live."""
+        """Replaces the dead. Call it now and then; raises FleetFailed when new ones do not live.
+
+        And ServerUnavailable once a worker has waited for its server in vain.
+        """
         for member in [m for m in self._members if not m.process.is_alive()]:
             self._members.remove(member)
             code = member.process.exitcode or 0
             if code == 0:
                 continue
-            reason = f"worker process {member.process.pid} {_ending(code)}"
-            self._on_death(member.options.name, reason)
+            if code == EXIT_AWAY:
+                raise advise(ServerUnavailable(f"workers waited {OUTAGE_S:.0f} s in vain for {self._servers()}"))
+            reason = LOST_SERVER if code == EXIT_LOST else f"worker process {member.process.pid} {_ending(code)}"
             soon = time.monotonic() - member.began < TOO_SOON_S
-            self._false_starts = self._false_starts + 1 if soon and code > 0 else 0
+            self._false_starts = self._false_starts + 1 if soon and code > 0 and code != EXIT_LOST else 0
+            if self._false_starts < FALSE_STARTS:
+                self._add(self._restart)
+            self._on_death(member.options.name, reason)
             if self._false_starts >= FALSE_STARTS:
                 raise FleetFailed(f"{reason} right after its start, as did others: see what it said above")
-            self._add(self._restart)
+
+    def _servers(self) -> str:
+        return " or ".join(dict.fromkeys([redacted(self._options.queue_url), redacted(self._options.url)]))
 
     def stop(self) -> None:
         """Ends all; each gives its job back. Harmless twice."""
@@ -96,7 +122,8 @@ class Fleet:
                 member.process.kill()
                 member.process.join()
             if member.process.exitcode:
-                self._on_death(member.options.name, "stopped")
+                with suppress(ServerUnavailable):  # its missing heartbeat will tell
+                    self._on_death(member.options.name, "stopped")
         self._members.clear()
 
     def _add(self, start: Start) -> None:

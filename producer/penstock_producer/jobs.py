@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rq import Queue
@@ -127,7 +128,8 @@ class _Note:
         self._job.meta["at"] = committed
         if before is not None:  # some run got on since this was last noted, be it this one or one that was killed
             self._job.retries_left = RETRIES
-            self._job.connection.hset(self._job.key, "retries_left", RETRIES)
+            with suppress(ServerUnavailable):
+                self._job.connection.hset(self._job.key, "retries_left", RETRIES)
         _save_meta(self._job)
 
     def keep(self, made: Made) -> None:
@@ -207,4 +209,5 @@ def _refusal(job: Job) -> str:
 
 
 def _save_meta(job: Job) -> None:
-    job.save_meta()  # type: ignore[no-untyped-call]
+    with suppress(ServerUnavailable):  # a note is not worth a job, least of all the one that its server is away
+        job.save_meta()  # type: ignore[no-untyped-call]

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from penstock_common.errors import ServerUnavailable, SourceError
+from penstock_common.errors import PenstockError, ServerUnavailable, SourceError
 from penstock_common.stream.manifest import (
     ABANDONED,
     PRODUCED,
@@ -24,10 +24,10 @@ from penstock_common.stream.manifest import (
 )
 from penstock_common.stream.ranges import parse_ranges
 from penstock_common.stream.streams import await_event, last_event, read_counters, require_there, set_plan
-from penstock_common.waiting import Notify, to_stderr
+from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.dispatch import Dispatcher, Reports
 from penstock_producer.fill import HOPELESS, Seed, bad_limit
-from penstock_producer.fleet import Fleet
+from penstock_producer.fleet import LOST_SERVER, Fleet, advise
 from penstock_producer.order import EpochOrder, count_samples, default_shard_samples
 from penstock_producer.plan import EpochFailed, ProductionPlan, find_epochs, plan_fingerprint
 from penstock_producer.progress import EpochProgress, Progress, Summary, bad_reasons, look
@@ -41,6 +41,8 @@ from penstock_producer.writer import Writer
 TICK_MS = 200
 CARE_S = 5.0
 """How often lost jobs are looked for."""
+LEAVE_S = 2.0
+"""How long a production that was broken off waits for a server that is away, to clear up behind itself."""
 STALL_S = 2.0
 """Without progress for so long, the reason is looked up and told."""
 SHOWN_BAD = 5
@@ -72,7 +74,7 @@ class Production:
         """The last look at each epoch in work."""
         self._bad_seen = 0
         self._bad_told: set[str] = set()
-        self._dispatcher = Dispatcher(options.queue_url, options.queue)
+        self._dispatcher = Dispatcher(options.queue_url, options.queue, notify)
         # Forked while this process has neither threads nor frameworks: starts in milliseconds. Replacements come later
         # and are started clean, unless only a fork has the objects they need.
         self._fleet = Fleet(
@@ -120,21 +122,35 @@ class Production:
     # --- going through it ---
 
     def run(self) -> Iterator[Progress]:
-        """Progress several times a second, until all epochs are produced. Raises EpochFailed, having abandoned it."""
-        set_plan(self._client, self._writer.stream, self.epochs[-1] + 1)
+        """Progress several times a second, until all epochs are produced. Raises EpochFailed, having abandoned it.
+
+        A server that goes away is waited for. ServerUnavailable is raised if it does not come back in time; another
+        run then goes on where this one was.
+        """
+        outage = Outage(self._notify, doing="producing")
         try:
+            set_plan(self._client, self._writer.stream, self.epochs[-1] + 1)
             while True:
-                event = last_event(self._client, self._writer.stream.keys)
-                self._open_epochs(self._plan.ahead)
-                progress = self._look()
-                yield progress
-                if not self._live and not self._todo:
-                    return
-                self._check_failures(progress)
-                self._care()
-                await_event(self._client, self._writer.stream.keys, event, TICK_MS)
+                try:
+                    event = last_event(self._client, self._writer.stream.keys)
+                    self._open_epochs(self._plan.ahead)
+                    progress = self._look()
+                    yield progress
+                    if not self._live and not self._todo:
+                        return
+                    self._check_failures(progress)
+                    self._care()
+                    await_event(self._client, self._writer.stream.keys, event, TICK_MS)
+                    outage.over()
+                except ServerUnavailable as error:  # of what the clients do not ask again by themselves
+                    outage.bear(error)
+        except ServerUnavailable as error:
+            raise advise(error) from error.__cause__
         except EpochFailed:
-            self.abandon()
+            try:
+                self.abandon()
+            except PenstockError as error:
+                self._notify(f"what is unfinished could not be abandoned: {error}")
             raise
 
     def enqueue_all(self) -> None:
@@ -168,16 +184,18 @@ class Production:
     def close(self) -> None:
         """Ends the workers, takes unfinished jobs out of the queue. What is committed stands; a later run goes on."""
         jobs = [task.job_id for tasks in self._live.values() for task in tasks]
-        try:
-            self._dispatcher.cancel(jobs)
-        finally:
-            self._fleet.stop()
-            with suppress(ServerUnavailable):
-                self._dispatcher.forget(self._job_ids)
-            self._dispatcher.cancel(jobs)  # again: a worker that is stopped puts its own back, for nobody now
-            self._dispatcher.close()
-            self._source.close()
-            self._writer.close()
+        with ExitStack() as steps:  # each is done whatever becomes of the others; the last one named comes first
+            steps.callback(self._writer.close)
+            steps.callback(self._source.close)
+            steps.callback(self._dispatcher.close)
+            steps.callback(self._dispatcher.cancel, jobs)  # again: a worker that is stopped puts its own back
+            steps.callback(self._forget_all)
+            steps.callback(self._fleet.stop)
+            steps.callback(self._dispatcher.cancel, jobs)
+
+    def _forget_all(self) -> None:
+        with suppress(ServerUnavailable):
+            self._dispatcher.forget(self._job_ids)
 
     def leave(self) -> None:
         """As `close`, but leaves the jobs in the queue."""
@@ -188,7 +206,14 @@ class Production:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        patience_s = 0.0 if isinstance(error, ServerUnavailable) else LEAVE_S
+        self._dispatcher.hurry(patience_s)
+        self._client.patience.seconds = patience_s
+        with suppress(PenstockError):  # the first reason is the one to be told
+            self.close()
 
     # --- opening ---
 
@@ -210,7 +235,7 @@ class Production:
             self._writer.require_spec(first_good(source, items, Seed(self._plan.seed, epoch), 0))
 
     def _on_death(self, name: str, reason: str) -> None:
-        if reason != "stopped":
+        if reason not in ("stopped", LOST_SERVER):
             self._notify(f"{reason}; another takes its place and goes on with its shard")
         self._dispatcher.return_jobs(name, reason)
 
@@ -220,16 +245,17 @@ class Production:
 
     def _open_epochs(self, ahead: int) -> None:
         while self._todo and len(self._live) < ahead:
-            epoch = self._todo.pop(0)
+            epoch = self._todo[0]  # until all of it is done: a server that goes away meanwhile leaves it to be done
             sizes = None if self._source.unit == "item" else self._order(self._source, epoch).sizes
             opened = self._writer.epoch(epoch, seed=self._plan.seed, sizes=sizes, fingerprint=self._fingerprint)
             manifest = opened.manifest
             tasks = [self._task(manifest, shard) for shard in range(1 if sizes is None else len(sizes))]
+            known = self._dispatcher.known()
+            self._dispatcher.enqueue(t for t in tasks if t.shard not in manifest.done and t.job_id not in known)
             self._live[epoch] = tasks
             self._seen[epoch] = EpochProgress(epoch, manifest.state, manifest.samples)
             self._job_ids |= {task.job_id for task in tasks}
-            known = self._dispatcher.known()
-            self._dispatcher.enqueue(t for t in tasks if t.shard not in manifest.done and t.job_id not in known)
+            self._todo.pop(0)
 
     def _task(self, manifest: Manifest, shard: int) -> ShardTask:
         return ShardTask(

@@ -10,12 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock_common.errors import BudgetFull, PenstockError, SampleError, SourceError, StreamConflict
+from penstock_common.errors import (
+    BudgetFull,
+    PenstockError,
+    SampleError,
+    ServerUnavailable,
+    SourceError,
+    StreamConflict,
+)
+from penstock_common.stream.commands import Client
 from penstock_common.stream.connection import connect
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, size_epoch
 from penstock_common.stream.streams import find_stream
-from penstock_common.waiting import Notify, to_stderr
+from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.fill import HOPELESS, ItemFiller, Seed, Stopped, TooManyBad, Watch, fill_batches, fill_samples
 from penstock_producer.order import EpochOrder
 from penstock_producer.room import unfinished_shards
@@ -36,6 +44,16 @@ class Outdated(PenstockError, RuntimeError):
 
 class SourceChanged(SourceError):
     """The worker's source is not the one the epoch was planned with."""
+
+
+def connect_patiently(url: str, notify: Notify) -> Client:
+    """For a worker: who started it has reached the server, so one that is away now comes back, or is lost."""
+    outage = Outage(notify, doing="connecting")
+    while True:
+        try:
+            return connect(url)
+        except ServerUnavailable as error:
+            outage.bear(error)
 
 
 @dataclass
@@ -123,7 +141,7 @@ class Workbench:
         """The writer and the manifest, if both are those that were planned."""
         writer = self._writer
         if writer is None or writer.stream.name != task.stream:
-            client = connect(self._url)
+            client = connect_patiently(self._url, self._tell)
             try:
                 found = find_stream(client, task.stream)
             finally:

@@ -5,14 +5,12 @@ Starting, counting and replacing such processes is ``fleet``'s.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,11 +26,10 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty
 
 from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable
-from penstock_common.stream.connection import connect
-from penstock_common.waiting import to_stderr
+from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.fill import Stopped
 from penstock_producer.jobs import ShardJob, set_workbench
-from penstock_producer.workbench import ROOM_WAIT_S, Workbench
+from penstock_producer.workbench import ROOM_WAIT_S, Workbench, connect_patiently
 
 QUEUE = "penstock"
 """Where jobs wait unless --queue says otherwise."""
@@ -44,9 +41,8 @@ MAINTENANCE_S = 5
 """How often somebody looks for the jobs of the dead; rq's default is ten minutes."""
 WORKER_TTL_S = 30
 IDLE_LOOK_S = 0.25
-RETRY_S = 0.5
-PATIENCE_S = 60.0
-"""A server that restarts and loads its append-only file takes its time."""
+EXIT_LOST, EXIT_AWAY = 75, 69
+"""Exit codes (of sysexits.h): its server went away in the middle of a job; or did not come back in time."""
 STOP_GRACE_S = 3.0
 """After SIGTERM a sample may take so long; then it is cut short and made again by another worker."""
 
@@ -86,13 +82,19 @@ def work(options: WorkerOptions) -> None:
         stopping = threading.Event()
         bench = Workbench(options.url, should_stop=stopping.is_set, room_wait_s=options.room_wait_s)
         set_workbench(bench)
-        queue = open_queue(_connect_patiently(options.queue_url), options.queue)
+        queue = open_queue(connect_patiently(options.queue_url, _teller(options)), options.queue)
         worker = ShardWorker(queue, options, stopping)
         threading.Thread(target=_watch_owner, args=(options.owner,), daemon=True).start()
-        worker.work(burst=options.burst, logging_level="CRITICAL")
+        try:
+            worker.work(burst=options.burst, logging_level="CRITICAL")
+        finally:
+            if worker.waited_in_vain is not None:
+                raise worker.waited_in_vain
         bench.close()
         if not options.burst and not stopping.is_set():
-            raise PenstockError("it lost its queue in the middle of a job; another run of the job goes on")
+            raise SystemExit(EXIT_LOST)  # rq ends where it cannot tell the queue how a job went
+    except ServerUnavailable as error:  # who started it says so
+        raise SystemExit(EXIT_AWAY if error.borne_s else EXIT_LOST) from None
     except PenstockError as error:
         to_stderr(f"worker: {error}")
         raise SystemExit(1) from None
@@ -117,6 +119,8 @@ class ShardWorker(SimpleWorker):
             log_job_description=False,
         )
         self._options, self._stopping = options, stopping
+        self.waited_in_vain: ServerUnavailable | None = None
+        """A server that did not come back, which ends this worker."""
         self.log = logging.getLogger("penstock.worker")  # rq's own tells of every job, and of errors with tracebacks
         self.log.setLevel(logging.CRITICAL)
         self._install_signal_handlers()  # before it is registered, so that whoever sees it can stop it
@@ -128,24 +132,31 @@ class ShardWorker(SimpleWorker):
 
     def dequeue_job_and_maintain_ttl(self, timeout: int | None, max_idle_time: float | None = None) -> Any:
         """As rq's, but it looks often whether to stop: an interrupted BLMOVE may have moved a job already."""
-        while not self._stopping.is_set():
+        outage = Outage(_teller(self._options), doing="waiting for jobs")
+        while not self._stopping.is_set() and self.waited_in_vain is None:
             try:
                 found = super().dequeue_job_and_maintain_ttl(timeout, None if timeout is None else IDLE_LOOK_S)  # type: ignore[arg-type]
             except ServerUnavailable as error:
-                self._await_server(error)
+                self._await_server(outage, error)
                 continue
+            outage.over()
             if found is not None or timeout is None:
                 return found
         raise StopRequested
 
-    def _await_server(self, error: ServerUnavailable) -> None:
+    def _await_server(self, outage: Outage, error: ServerUnavailable) -> None:
         """Until the queue's server is back; this worker then registers anew, as the server may have forgotten it."""
-        to_stderr(f"worker: waiting for the queue: {error}")
-        while not self._stopping.wait(RETRY_S):
-            with contextlib.suppress(ServerUnavailable):
+        while not self._stopping.is_set():
+            try:
+                outage.bear(error)
                 if not self.connection.exists(self.key):
                     self.register_birth()  # type: ignore[no-untyped-call]
                 return
+            except ServerUnavailable as again:
+                error = again
+                if error.borne_s:
+                    self.waited_in_vain = error
+                    return
 
     def get_heartbeat_ttl(self, job: Job) -> int:
         """Short, because a heartbeat comes every few seconds whatever the job does."""
@@ -181,6 +192,9 @@ class ShardWorker(SimpleWorker):
         """Decides whether the job is tried again, and says what happened."""
         error: BaseException = exc_info[1]
         signal.setitimer(signal.ITIMER_REAL, 0)
+        if isinstance(error, ServerUnavailable) and error.borne_s:
+            self.waited_in_vain = error  # the streams' server: its job goes back, and this worker ends
+            self._stop_requested = True
         if isinstance(job, ShardJob):
             job.judge(error)
         if self._options.is_chatty and not isinstance(error, Stopped | BudgetFull):
@@ -221,16 +235,9 @@ def _forget_owners_handlers() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
-def _connect_patiently(url: str) -> Any:
-    """Who started this process has reached the server, so it comes back, or is waited for in vain for a while."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return connect(url)
-        except ServerUnavailable:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(RETRY_S)
+def _teller(options: WorkerOptions) -> Notify:
+    """Says what a worker waits for; of a dispatcher's own workers the dispatcher does."""
+    return (lambda text: to_stderr(f"worker: {text}")) if options.is_chatty else (lambda text: None)
 
 
 def _watch_owner(owner: int) -> None:
@@ -242,8 +249,11 @@ def _watch_owner(owner: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def return_jobs(queue: Queue, worker_name: str, reason: str) -> int:
-    """Puts what a dead worker was doing back to the front of the queue, at once; returns how many jobs."""
+def return_jobs(queue: Queue, worker_name: str, reason: str, *, is_to_blame: bool = True) -> int:
+    """Puts what a dead worker was doing back to the front of the queue, at once; returns how many jobs.
+
+    ``is_to_blame`` is whether the job may be what killed it: then it costs one of the job's retries.
+    """
     registry = StartedJobRegistry(queue=queue, job_class=ShardJob)
     returned = 0
     for job_id, execution_id in registry.get_job_and_execution_ids(cleanup=False):
@@ -253,6 +263,8 @@ def return_jobs(queue: Queue, worker_name: str, reason: str) -> int:
         except (ValueError, NoSuchJobError):
             continue
         if execution.worker_name == worker_name and isinstance(job, ShardJob):
+            if not is_to_blame:
+                job.retries_left = (job.retries_left or 0) + 1
             _return(queue, job, execution, reason)
             returned += 1
     return returned

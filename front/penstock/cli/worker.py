@@ -31,16 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until Ctrl-C or SIGTERM; both let each worker end its sample and give its shard back."""
+    from penstock_common.errors import ServerUnavailable
     from penstock_producer.dispatch import Dispatcher
-    from penstock_producer.fleet import Fleet
+    from penstock_producer.fleet import LOST_SERVER, Fleet, advise
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = dataclasses.replace(options_of(args), burst=args.burst, is_chatty=True, owner=os.getpid())
-    dispatcher = Dispatcher(options.queue_url, options.queue)  # an address that is wrong shows before any worker starts
+    # an address that is wrong shows before any worker starts
+    dispatcher = Dispatcher(options.queue_url, options.queue, console.notice)
     count = max(1, args.processes or os.cpu_count() or 1)
 
     def on_death(name: str, reason: str) -> None:
-        if reason != "stopped":
+        if reason not in ("stopped", LOST_SERVER):
             console.notice(f"{reason}; another takes its place")
         dispatcher.return_jobs(name, reason)
 
@@ -54,7 +56,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
             time.sleep(_TICK_S)
     except KeyboardInterrupt:
         console.notice("ending")
+    except ServerUnavailable as error:
+        raise advise(error) from None
     finally:
+        dispatcher.hurry(0)
         fleet.stop()
         dispatcher.close()
     return 0
