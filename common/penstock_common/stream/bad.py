@@ -184,16 +184,17 @@ def _retry(client: Client, stream: Stream, letter: DeadLetter, *, must: bool) ->
 def drop_bad(
     client: Client, stream: Stream, epoch: int, *, group: str | None, reason: str, entry: str | None = None
 ) -> list[DeadLetter]:
-    """An operator's word that a group (None: every group) goes without what is dead or lost, or without one entry.
+    """An operator's word that a group (None: every shared group) goes without what is dead or lost, or one entry.
 
     The samples become settled and are kept by identity and reason; an entry that no producer committed is deleted when
-    every group drops it. Returns what was given up. Raises EntryNotFound, GroupNotFound, StreamConflict.
+    every group drops it (an ordered group never meets one, and gives up nothing). Returns what was given up. Raises
+    EntryNotFound, GroupNotFound, StreamConflict.
     """
     manifest = load_manifest(client, stream, epoch)
     groups = _groups(client, stream, epoch, group)
     done: list[DeadLetter] = []
     for name in groups:
-        done += _drop_entries(client, stream, manifest, name, reason, entry)
+        done += _drop_entries(client, stream, manifest, name, reason, entry, again=group is None)
         if entry is None:
             done += _drop_lost(client, stream, manifest, name, reason)
         if manifest.state == PRODUCED and not uncovered(client, stream, manifest, name):
@@ -212,13 +213,16 @@ def drop_bad(
 
 
 def _drop_entries(
-    client: Client, stream: Stream, manifest: Manifest, group: str, reason: str, entry: str | None
+    client: Client, stream: Stream, manifest: Manifest, group: str, reason: str, entry: str | None, *, again: bool
 ) -> list[DeadLetter]:
-    """Dead letters, or the one entry that is named: dead, pending, or gone."""
+    """Dead letters, or the one entry that is named: dead, pending, or gone.
+
+    ``again``: also what this group gave up before and no index names; else it could never be deleted.
+    """
     done = []
     for partition in stream.partitions:
         notes = load_notes(client, partition, manifest.epoch, group)
-        dead = [name for name, note in notes.items() if not note.given_up]
+        dead = [name for name, note in notes.items() if not note.given_up or (again and note.shard < 0)]
         # pending before the records: of an epoch that has ended, what is in no record then no producer committed
         is_swept = entry is None and manifest.is_ended
         pending = list_pending(client, partition, manifest.epoch, group) if is_swept else []
@@ -359,15 +363,15 @@ def _groups(client: Client, stream: Stream, epoch: int, group: str | None) -> li
     if group is not None:
         require_group(client, stream, group)
     reading = {name: g for name, g in roster.groups.items() if g.first <= epoch and group in (None, name)}
-    ordered = [name for name, g in reading.items() if g.kind != SHARED]
-    if ordered:
+    shared = [name for name, g in reading.items() if g.kind == SHARED]
+    if reading and not shared:
         raise StreamConflict(
-            f"group {ordered[0]!r} reads in order: it passes over nothing; `penstock audit {stream.name} --repair` "
+            f"group {min(reading)!r} reads in order: it passes over nothing; `penstock audit {stream.name} --repair` "
             "makes what is missing anew, or name a group that is not ordered"
         )
     if not reading:
         raise GroupNotFound(f"no group of {stream.name!r} reads epoch {epoch}: there is nobody to drop anything for")
-    return list(reading)
+    return shared
 
 
 def _problem(stream: Stream, meta: bytes) -> str:

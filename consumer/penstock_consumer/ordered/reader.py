@@ -313,7 +313,8 @@ class OrderedReader:
             raise EpochIncomplete(
                 f"epoch {self.epoch} of {name!r}: shard {take.piece.shard} offsets {record.first}-{record.end - 1} "
                 f"(entry {record.entry_id.decode()}) are in the index and not in the stream, though group "
-                f"{self.place.who.group!r} has not settled them: see `penstock audit {name}`",
+                f"{self.place.who.group!r} has not settled them: "
+                f"`penstock audit {name} --repair SOURCE...` makes them again",
                 [(take.piece.shard, record.first, record.end)],
             )
         self._leave_out(take)  # settled and removed; another sample pads the last step

@@ -118,7 +118,7 @@ class Walk:
         name = self._stream.name
         return EpochIncomplete(
             f"epoch {self._manifest.epoch} of {name!r}: the index of shard {self._shard} has no record of offsets "
-            f"{lo}-{hi - 1}: see `penstock audit {name}`",
+            f"{lo}-{hi - 1}: `penstock audit {name} --repair SOURCE...` makes them again",
             [(self._shard, lo, hi)],
         )
 

@@ -27,9 +27,9 @@ from penstock_common.stream.roster import (
 )
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_common.waiting import Notify, to_stderr
-from penstock_consumer.shared.holdings import Holdings, plan_acknowledgement
 from penstock_consumer.overdue import Jam
 from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.shared.holdings import Holdings, plan_acknowledgement
 
 ALIVE_MS = 30_000
 """A member that renewed within a lease may be living: its group is not reset under it."""
@@ -209,7 +209,9 @@ class Place:
             ranges = ", ".join(f"shard {shard} offsets {lo}-{hi - 1}" for shard, lo, hi in missing[:5])
             raise EpochIncomplete(
                 f"epoch {epoch} of {self.stream.name!r} is produced, but group {self.who.group!r} was never given "
-                f"{sum(hi - lo for _, lo, hi in missing)} samples ({ranges}): see `penstock audit {self.stream.name}`",
+                f"{sum(hi - lo for _, lo, hi in missing)} samples ({ranges}): "
+                f"`penstock audit {self.stream.name} --repair SOURCE...` makes them again, "
+                f"`penstock bad drop {self.stream.name} {epoch} --group {self.who.group}` goes on without",
                 missing,
             )
         return False

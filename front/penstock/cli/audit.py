@@ -147,6 +147,12 @@ def print_report(report: AuditReport, console: Console) -> None:
                 console.line(f"epoch {epoch.epoch}: {what}")
     if report.released:
         console.line(f"not audited: epochs {report.released} were released: no group that held data needed them")
+    if not report.is_clean:
+        name = report.stream
+        console.line(
+            f"to mend: `penstock audit {name} --repair SOURCE...` makes lost samples again; "
+            f"`penstock bad drop {name} EPOCH` goes on without, and with an entry's id and --all-groups deletes a forged one"
+        )
     console.line(console.style(report.verdict, "bold", "green" if report.is_clean else "red"))
 
 

@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drop.add_argument("entry", nargs="?", help="only this entry (default: all that is dead or lost)")
     who = drop.add_mutually_exclusive_group(required=True)
     who.add_argument("--group", help="for this group")
-    who.add_argument("--all-groups", action="store_true", help="for every group; forged entries are then deleted")
+    who.add_argument(
+        "--all-groups", action="store_true", help="for every shared group; forged entries are then deleted"
+    )
     drop.add_argument("--reason", default="dropped by an operator", help="kept with the identity")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG

@@ -72,7 +72,7 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
                 g.kind,
                 "yes" if g.declared else "no",
                 "yes" if g.holds else "no",
-                len(g.members),
+                sum(not m["name"].startswith("~") for m in g.members),  # not what members handed back
                 g.lag_samples,
                 g.pending_entries,
             )

@@ -11,7 +11,7 @@ import redis
 
 from penstock_common.errors import EntryNotFound, EpochIncomplete, GroupNotFound, StreamConflict
 from penstock_common.stream.bad import drop_bad, list_bad, retry_dead, show_entry
-from penstock_common.stream.roster import Membership, join_group, load_roster
+from penstock_common.stream.roster import Membership, Order, join_group, load_roster
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.loader import Loader
 from tests.common.stream.audited import (
@@ -253,6 +253,25 @@ def test_forged_entries_are_deleted_when_every_group_drops_them(any_url: str, an
     assert any_client.xlen(partition_of(any_client).entries(0)) == 8
 
 
+def test_a_forged_entry_is_deleted_beside_an_ordered_group_and_after_one_group_gave_it_up(
+    any_url: str, any_client: redis.Redis
+) -> None:
+    """Else it could not be removed by any command, and the audit would never be clean again."""
+    fill(any_url, bad=())
+    _, fields = entry_of(any_client, 1)
+    forged = append(any_client, {**fields, b"x": b"short"}).decode()
+    stream = load_stream(any_client, "train")
+    join_group(any_client, Membership(stream, "ranks", "", "", Order(0, 0, 0)), declared=True)
+    assert sum(read(any_url).values()) == 64
+    drop_bad(any_client, stream, 0, group="resnet", reason="forged", entry=forged)
+    with pytest.raises(StreamConflict, match="'ranks' reads in order"):
+        drop_bad(any_client, stream, 0, group="ranks", reason="forged", entry=forged)
+    drop_bad(any_client, stream, 0, group=None, reason="forged", entry=forged)
+    report = audited(any_url)
+    assert (report.findings, report.is_clean, report.delivered["resnet"]) == ([], True, 64)
+    assert any_client.xlen(partition_of(any_client).entries(0)) == 8
+
+
 def test_what_is_gone_cannot_be_retried_and_the_text_says_what_can(any_url: str, any_client: redis.Redis) -> None:
     """The entry was deleted after it was found to be bad."""
     fill(any_url)
@@ -279,6 +298,7 @@ def test_a_ledger_takes_about_a_bit_a_sample_and_goes_with_its_epoch(any_url: st
         assert sum(batch.size for batch in loader) == 100_000
     key = partition_of(any_client).ledger(0, "g", 0)
     assert any_client.strlen(key) == 100_000 // 8
-    assert (any_client.memory_usage(key) or 0) < 2 * 100_000 // 8
+    # a string that grew by SETBIT is allocated at up to twice its length, rounded up to the allocator's next size
+    assert (any_client.memory_usage(key) or 0) < 3 * 100_000 // 8
     assert release_epoch(any_client, load_stream(any_client, "train"), 0)
     assert not any_client.exists(key)

@@ -134,7 +134,7 @@ class AuditReport:
         """One line."""
         numbers = f"lost {self.lost}, duplicate {self.duplicate}, pending {self.pending}"
         if not self.is_clean:
-            return f"NOT CLEAN: {numbers}, {len(self.findings)} findings"
+            return f"NOT CLEAN: {numbers}, {len(self.findings)} {'finding' if len(self.findings) == 1 else 'findings'}"
         if not self.epochs:
             return f"nothing to audit: no epoch of {self.stream!r} is retained"
         owed = [f"{count} {what}" for what, count in (("pending", self.pending), ("unread", self.unread)) if count]
