@@ -110,7 +110,9 @@ class Dataset(IterableDataset):
         mine, batches = feed.running, feed.batches()
         self.waiting.clear()
         try:
-            while feed.running is mine:
+            while True:
+                if feed.running is not mine:
+                    return  # another pass took over
                 if not self.is_led:
                     feed.settle()  # before waiting: a writer may wait for just this room
                 batch, token = next(batches, (None, 0))
@@ -224,11 +226,15 @@ class Acknowledging:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
+        feed = self.dataset.feed
         for element, token in self.elements():
             self.dataset.arrive(token)
+            mine = feed.running
             yield element
             del element
-            self.dataset.feed.settle()
+            if feed.running is not mine:
+                return  # another pass took over
+            feed.settle()
         self.dataset.finish()
 
     @property

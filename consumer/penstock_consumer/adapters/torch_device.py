@@ -68,8 +68,11 @@ class OnDevice:
                 break
             element, token = sent.popleft()
             dataset.arrive(token)
+            mine = dataset.feed.running
             yield self._side.hand(element)
             del element
+            if dataset.feed.running is not mine:
+                return  # another pass took over
             dataset.feed.settle()
         dataset.finish()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock_common.errors import WaitTimeout
 from penstock_consumer.loader import Loader
 from penstock_producer.writer import Writer
 from tests.contracts.adapter import (
@@ -160,6 +161,49 @@ def test_what_is_sent_ahead_of_the_step_is_not_acknowledged(any_url: str) -> Non
         assert side.sent > steps - 1
         numbers = [number for batch in batches for number in batch["y"].tolist()]
     assert sorted(numbers) == list(range(SAMPLES))
+    assert settled(any_url)
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "dataset": dataset,
+    "DataLoader": lambda loader, **settings: DataLoader(dataset(loader, **settings), batch_size=None),
+    "acknowledging": lambda loader, **settings: acknowledging(dataset(loader, **settings)),
+    "device": lambda loader, **settings: OnDevice(acknowledging(dataset(loader, **settings)), Nowhere()),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_is_acknowledged_before_the_loop_waits_for_the_next_batch(way: str, any_url: str) -> None:
+    """A writer may be waiting for the room of just that batch."""
+    with (
+        Writer(STREAM, url=any_url, notify=lambda _: None) as writer,
+        Loader(STREAM, group=GROUP, batch_size=BATCH, url=any_url, timeout_s=1, notify=lambda _: None) as loader,
+        writer.epoch() as epoch,
+    ):
+        epoch.write_batch({"y": np.arange(BATCH)})
+        epoch.flush()
+        batches = iter(WAYS[way](loader))
+        next(batches)
+        with pytest.raises(WaitTimeout):
+            next(batches)
+        loader._joined().place.flush()
+        assert delivered(any_url) == [BATCH]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_of_two_iterations_the_older_ends(way: str, any_url: str) -> None:
+    """What it had read ahead is the newer one's; and its end says nothing of the batch that the newer one gave."""
+    produce(any_url, STREAM, SAMPLES)
+    with loader_of(any_url) as loader:
+        older = iter(WAYS[way](loader, select="y"))
+        seen = next(older).tolist()
+        newer = iter(WAYS[way](loader, select="y"))
+        seen += next(newer).tolist()
+        assert list(older) == []
+        loader._joined().place.flush()
+        assert delivered(any_url) == [BATCH]
+        seen += [number for y in newer for number in y.tolist()]
+    assert sorted(seen) == list(range(SAMPLES))
     assert settled(any_url)
 
 

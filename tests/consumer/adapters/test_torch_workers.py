@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -173,16 +174,25 @@ def test_a_forked_process_that_ends_leaves_the_group_alone(any_url: str) -> None
 # --- state ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [DataLoader, stateful.StatefulDataLoader], ids=["DataLoader", "StatefulDataLoader"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_goes_on_exactly_where_it_was_taken(kind: Any, workers: int, any_url: str) -> None:
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "dataset": dataset,
+    "StatefulDataLoader": lambda loader: stateful.StatefulDataLoader(dataset(loader), batch_size=None),
+    "acknowledging": lambda loader: made(loader),
+    "workers": lambda loader: made(loader, 2),
+    "stateful workers": lambda loader: made(loader, 4, stateful.StatefulDataLoader),
+}
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_state_goes_on_exactly_where_it_was_taken(way: str, any_url: str) -> None:
     """In a new process, whatever was trained on after the checkpoint; at the start, in the middle, at both ends."""
     plan(any_url, SIZES, BAD, epochs=3)
     with rank_of(any_url, group="whole") as loader:
         whole = [labels(loader), labels(loader)]
     states: dict[int, Any] = {}
     with rank_of(any_url) as loader:
-        batches = made(loader, workers, kind)
+        batches = WAYS[way](loader)
         states[0] = batches.state_dict()
         for steps, _ in enumerate(batches, 1):
             states[steps] = json.loads(json.dumps(batches.state_dict()))
@@ -190,7 +200,7 @@ def test_a_state_goes_on_exactly_where_it_was_taken(kind: Any, workers: int, any
     for steps in (0, 1, 6, 13, 14):
         assert len(json.dumps(states[steps])) < 4096
         with rank_of(any_url) as loader:
-            batches = made(loader, workers, kind)
+            batches = WAYS[way](loader)
             batches.load_state_dict(states[steps])
             assert batches.state_dict().keys() == states[steps].keys()
             rest = [whole[0][steps:]] if steps < 14 else []
