@@ -129,6 +129,15 @@ def test_every_guarantee_names_a_test() -> None:
     assert [section.splitlines()[0] for section in sections if "`tests/" not in section] == []
 
 
+def test_the_contents_of_the_guarantees_are_its_headings_in_order() -> None:
+    """Whoever looks for a promise looks there first: one that is missing there is not found."""
+    contents, start, text = (DOCS / "guarantees.md").read_text().partition("\n## ")
+    headings = re.findall(r"^##(#?) (.+)$", start.lstrip("\n") + text, re.MULTILINE)
+    links = re.findall(r"^( *)- \[(.+)\]\(#(.+)\)$", contents, re.MULTILINE)
+    assert [(len(deep) * 2, heading) for deep, heading in headings] == [(len(deep), name) for deep, name, _ in links]
+    assert [re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") for _, name, _ in links] == [at for *_, at in links]
+
+
 @pytest.mark.parametrize("page", WRITTEN_BY_HAND)
 def test_every_file_that_a_page_names_exists(page: str) -> None:
     """A reader opens the file that a page names; one that has moved sends him looking."""

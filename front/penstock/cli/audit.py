@@ -151,7 +151,8 @@ def print_report(report: AuditReport, console: Console) -> None:
         name = report.stream
         console.line(
             f"to mend: `penstock audit {name} --repair SOURCE...` makes lost samples again; "
-            f"`penstock bad drop {name} EPOCH` goes on without, and with an entry's id and --all-groups deletes a forged one"
+            f"`penstock bad drop {name} EPOCH` goes on without; with an entry's id and --all-groups it deletes one "
+            "that was forged"
         )
     console.line(console.style(report.verdict, "bold", "green" if report.is_clean else "red"))
 
