@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock_common.errors import ServerUnavailable
 from penstock_common.format.spec import Spec
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.roster import Membership, Order
 from penstock_common.stream.streams import Stream
-from penstock_common.waiting import Notify, Wait
+from penstock_common.waiting import Notify, Outage, Wait
 from penstock_consumer.ordered.canonical import Steps
 from penstock_consumer.ordered.ranks import OrderedPlace, Pulse
 from penstock_consumer.ordered.reader import OrderedReader
@@ -259,7 +260,13 @@ class SharedReading(Reading):
 
     def take_up(self) -> None:
         """What is pending here though it was acknowledged: a server that lost its last second forgot it."""
-        self.keeper.recover(self.place.is_all_settled)
+        outage = Outage(self._options.notify, self.place.client.patience.seconds, "asking the server")
+        while True:
+            try:
+                self.keeper.recover(self.place.is_all_settled)
+                break
+            except ServerUnavailable as error:  # the keeper's connection bears nothing, and this is the loop's thread
+                outage.bear(error)
         self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims))])
 
     def await_leases(self, wait: Wait) -> None:

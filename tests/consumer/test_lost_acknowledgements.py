@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
-from tests.contracts.feed import loader_of, open_stream, produce
+import pytest
+
+from penstock_common.errors import ServerUnavailable
+from penstock_consumer.shared.keeper import Keeper
+from tests.contracts.feed import loader_of, numbers, open_stream, produce
 
 COUNT, BLOCK, BATCH = 40, 4, 5
 
@@ -42,3 +47,24 @@ def test_an_entry_settled_in_two_batches_keeps_the_bits_of_the_first(any_url: st
                 assert any_client.setbit(ledger, 4, 0) == 1  # of the second entry, whose last batch is in hand
     assert found == list(range(COUNT))
     assert any_client.bitcount(ledger) == COUNT
+
+
+def test_a_connection_cut_while_an_epochs_end_is_looked_at_ends_no_training(
+    any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for its checkpoint is looked for on the keeper's connection, which bears no outage by itself."""
+    produce(any_url, "t", COUNT)
+    recover, cut = Keeper.recover, list[str]()
+
+    def recover_later(keeper: Keeper, *settled: Any) -> None:
+        if len(cut) < 2 and settled and threading.current_thread() is threading.main_thread():
+            cut.append("as that connection says it")
+            raise ServerUnavailable(cut[0])
+        recover(keeper, *settled)
+
+    monkeypatch.setattr(Keeper, "recover", recover_later)
+    with loader_of(any_url, acknowledge="on_checkpoint") as loader:
+        assert sorted(numbers(loader)) == list(range(COUNT))
+        assert len(cut) == 2
+        loader.checkpointed()
+    assert any_client.xpending(open_stream(any_client, "t").partitions[0].entries(0), "g")["pending"] == 0

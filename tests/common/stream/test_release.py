@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import redis
@@ -51,10 +53,10 @@ def test_a_connection_cut_while_a_release_is_noted_ends_neither_writer_nor_relea
     url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The note is made under WATCH; redis-py told of the cut as if another had written, and that ended the writer."""
-    stream, cut = made(url, client, good=3), []
-    watch = Pipeline.watch
+    stream, cut = made(url, client, good=3), list[int]()
+    watch: Any = Pipeline.watch
 
-    def watch_and_cut(pipe: Pipeline, *names: str) -> object:
+    def watch_and_cut(pipe: Any, *names: str) -> Any:
         watched = watch(pipe, *names)
         if not cut:
             cut.append(client.client_kill_filter(_id=pipe.client_id()))
