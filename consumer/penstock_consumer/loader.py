@@ -29,6 +29,7 @@ from penstock_consumer.reading import Options, OrderedReading, Reading, open_rea
 from penstock_consumer.session import Session, default_member, end_session
 from penstock_consumer.settlement import Acknowledge, Adapter, Settlement
 from penstock_consumer.state import VERSION, State, check_state, spec_digest
+from penstock_consumer.verbs import Verbs
 
 PREFETCH_BYTES = 64 << 20
 """Received and not yet trained on (design.md section 2)."""
@@ -54,7 +55,7 @@ class Stats:
     """In ordered reading, samples that stood in for bad ones, so that every rank has the same number of steps."""
 
 
-class Loader:
+class Loader(Verbs):
     """Batches of a stream for one member of a group: ``for batch in loader`` is the group's next epoch.
 
     Every group sees every sample; the members of a group share them. A batch is a dict of arrays ``[n, *shape]``,
@@ -98,8 +99,8 @@ class Loader:
 
         With ``order='canonical'`` this is rank ``rank`` of ``world_size``, each with batches of ``batch_size``.
         ``remainder`` says what becomes of a last step that the epoch does not fill: 'pad' fills it with the epoch's
-        first samples (the default for several ranks), 'drop' leaves it out, 'keep' makes it smaller (one rank only,
-        and its default). Raises OrderNeedsSizes (when the epoch is begun), GroupKindMismatch.
+        first samples (the default for several ranks; in shared reading the batch's own), 'drop' leaves it out, 'keep'
+        makes it smaller (the default otherwise). Raises OrderNeedsSizes (when the epoch is begun), GroupKindMismatch.
         """
         ranked = rank_options(order, rank, world_size, batch_size, remainder, member)
         if batch_size < 1:
@@ -343,7 +344,7 @@ class Loader:
                 reading.await_leases(wait)
             else:
                 self._settlement.flush()  # one that was lost with its connection would keep its entry from everyone
-            batch = None if queued is None else queued.without_lost()
+            batch = None if queued is None else self._settlement.unless_dropped(queued.without_lost())
             if batch is not None:
                 self.stats.waited_s += time.perf_counter() - began
                 self.stats.batches += 1
@@ -354,7 +355,7 @@ class Loader:
                 self.stats.waited_s += time.perf_counter() - began
                 return None
             self._settlement.raise_if_overdue(wait.seconds)
-            wait.because("batch", lambda: run.reader.why_waiting(wait.seconds))
+            wait.because("batch", lambda: run.why_waiting(wait.seconds))
 
     def _finish(self, reading: Reading, epoch: int) -> bool:
         """Ends an epoch that was read to its end; whether the iteration goes on into the next one (a feed)."""
@@ -394,7 +395,4 @@ class Loader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._leave()
+        (self.close if kind is None else self._leave)()

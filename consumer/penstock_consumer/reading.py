@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock_common.errors import ServerUnavailable
@@ -24,7 +24,9 @@ from penstock_consumer.ordered.reader import OrderedReader
 from penstock_consumer.overdue import Jam
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease
+from penstock_consumer.pipeline.chain import Staged, stages_of
 from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.pipeline.stage import Setting, Stage, StageMaker
 from penstock_consumer.shared.keeper import Claimed, Keeper
 from penstock_consumer.shared.place import Place
 from penstock_consumer.shared.reader import EpochReader
@@ -126,7 +128,9 @@ class Options:
     order: Order | None = None
     """None where reading is shared."""
     remainder: str = "pad"
-    """In ordered reading, what becomes of a last step that the epoch does not fill."""
+    """What becomes of a last step, in shared reading of a member's last batch, that the epoch does not fill."""
+    stages: list[StageMaker] = field(default_factory=list)
+    """What `Loader.shuffle` and `Loader.filter` were told, in this order."""
 
     def arena(self, spec: Spec) -> Arena:
         """Memory for all that can be waiting at once, and some in the trainer's hands."""
@@ -139,8 +143,10 @@ def rank_options(
 ) -> Order | None:
     """What makes a rank, checked; None for shared reading, which has none of it."""
     if order is None:
-        if rank != 0 or world_size != 1 or remainder is not None:
-            raise ValueError("rank, world_size and remainder belong to order='canonical'; members of a group share it")
+        if rank != 0 or world_size != 1:
+            raise ValueError("rank and world_size belong to order='canonical'; members of a group share it")
+        if remainder not in (None, "pad", "drop", "keep"):
+            raise ValueError(f"remainder is {remainder!r}, expected 'pad', 'drop' or 'keep'")
         return None
     if order != "canonical":
         raise ValueError(f"order is {order!r}, expected 'canonical' or None")
@@ -159,8 +165,12 @@ class Run:
     """One epoch being read."""
 
     reader: AnyReader
-    queue: Prefetch
+    queue: Staged
     thread: threading.Thread
+
+    def why_waiting(self, seconds: float) -> str:
+        """Why there is no batch, though some samples may have come."""
+        return self.queue.waiting() or self.reader.why_waiting(seconds)
 
 
 class Reading:
@@ -174,11 +184,10 @@ class Reading:
         place: AnyPlace,
         keeper: AnyKeeper,
         read: Callable[[int, Prefetch], AnyReader],
-        *,
-        prefetch_bytes: int,
+        options: Options,
     ) -> None:
         self.place, self.keeper = place, keeper
-        self._read, self._prefetch_bytes = read, prefetch_bytes
+        self._read, self._options, self.has_begun = read, options, False
         self.run: Run | None = None
         self.cursor = -1
         """The last epoch iterated to its end here."""
@@ -194,13 +203,19 @@ class Reading:
 
     def begin(self, epoch: int) -> Run:
         """Starts the thread that reads an epoch."""
-        queue = Prefetch(self._prefetch_bytes)
-        reader = self._read(epoch, queue)
+        self.has_begun = True
+        reader = self._read(epoch, queue := Prefetch(self._options.prefetch_bytes))
         thread = threading.Thread(target=reader.run, name="penstock-reader", daemon=True)
-        self.run = Run(reader, queue, thread)
+        self.run = Run(reader, Staged(queue, self._stages(epoch)), thread)
         self.keeper.horizon = epoch
         thread.start()
         return self.run
+
+    def _stages(self, epoch: int) -> list[Stage]:
+        options, spec = self._options, self.place.stream.spec
+        assert spec is not None
+        setting = Setting(spec, options.arena(spec), epoch, options.batch_size, self.is_ordered)  # no thread shares it
+        return stages_of(setting, options.stages, options.remainder)
 
     def finish(self, run: Run) -> None:
         """An epoch was read to its end."""
@@ -248,7 +263,7 @@ class SharedReading(Reading):
                 batch_size=options.batch_size, notify=options.notify, fast=options.fast,
             )  # fmt: skip
 
-        super().__init__(place, keeper, read, prefetch_bytes=options.prefetch_bytes)
+        super().__init__(place, keeper, read, options)
         self._unfinished: set[int] = set()
         """Epochs of which something was handed back: they are iterated again, if the running iteration cannot."""
 
@@ -328,7 +343,7 @@ class OrderedReading(Reading):
                 remainder=options.remainder, notify=options.notify, fast=options.fast,
             )  # fmt: skip
 
-        super().__init__(place, pulse, read, prefetch_bytes=options.prefetch_bytes)
+        super().__init__(place, pulse, read, options)
         self._remainder = options.remainder
 
     def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:

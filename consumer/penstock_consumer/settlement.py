@@ -63,6 +63,15 @@ class Settlement:
         else:
             self._warn()
 
+    def unless_dropped(self, batch: Batch | None) -> Batch | None:
+        """A batch to hand out; one that nobody is to be given counts as trained on instead."""
+        if batch is None or not batch.is_dropped:
+            return batch
+        self._handed.train(batch)
+        if self.policy != "on_checkpoint":
+            self.acknowledge(batch)
+        return None
+
     def asked_for_next(self) -> None:
         """The loop is done with what it had."""
         if self._in_hand is not None:

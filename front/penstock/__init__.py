@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from penstock_common.errors import PenstockError
     from penstock_common.stream.server import EmbeddedServer
     from penstock_consumer.loader import Loader
+    from penstock_consumer.mixture import mix
     from penstock_consumer.replay import Replay
     from penstock_producer.notebook import produce
     from penstock_producer.writer import Writer
 
     __version__: str
 
-__all__ = ["EmbeddedServer", "Loader", "PenstockError", "Replay", "Writer", "__version__", "produce"]
+__all__ = ["EmbeddedServer", "Loader", "PenstockError", "Replay", "Writer", "__version__", "mix", "produce"]
 
 _HOMES = {
     "EmbeddedServer": "penstock_common.stream.server",
@@ -26,6 +27,7 @@ _HOMES = {
     "PenstockError": "penstock_common.errors",
     "Replay": "penstock_consumer.replay",
     "Writer": "penstock_producer.writer",
+    "mix": "penstock_consumer.mixture",
     "produce": "penstock_producer.notebook",
 }
 

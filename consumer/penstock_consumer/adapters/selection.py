@@ -35,3 +35,19 @@ def refuse_ragged(spec: Spec, names: tuple[str, ...], framework: str) -> None:
                 f"map=lambda batch: {{**batch, {tensor.name!r}: batch[{tensor.name!r}].padded()}}, "
                 "or leave it out with select="
             )
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Names like ``a/b`` as dicts within dicts; raises ValueError where a name is both a tensor and a folder."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        *folders, last = name.split("/")
+        here = found
+        for folder in folders:
+            here = here.setdefault(folder, {})
+            if not isinstance(here, dict):
+                raise ValueError(f"tensor {name!r} lies below another tensor, so they cannot be nested")
+        if last in here:
+            raise ValueError(f"tensor {name!r} is a name and a prefix of others, so they cannot be nested")
+        here[last] = value
+    return found

@@ -58,7 +58,7 @@ class Span:
 class Batch(dict[str, Any]):
     """Samples by tensor: ``batch["x"]`` is ``[n, *shape]``, a ragged tensor is a `Ragged`. All of one epoch."""
 
-    __slots__ = ("epoch", "position", "spans")
+    __slots__ = ("epoch", "is_alone", "is_dropped", "position", "rows", "source", "spans")
 
     def __init__(self, values: dict[str, Any], epoch: int, spans: Sequence[Span], position: int = 0) -> None:
         super().__init__(values)
@@ -68,6 +68,14 @@ class Batch(dict[str, Any]):
         """Where the rows come from, in order; what an acknowledgement is made of."""
         self.position = position
         """In ordered reading, where in the epoch's canonical order its step ends; else 0."""
+        self.rows = 0
+        """If not 0, its arrays have so many rows: those beyond `size` repeat its first ones."""
+        self.is_alone = False
+        """Nothing else may be handed out with it: training may have died on it."""
+        self.is_dropped = False
+        """Nobody is handed it, it counts as trained on: a filter's, or what did not fill a batch."""
+        self.source = ""
+        """In a mixture, the name of the loader it comes from."""
 
     @property
     def size(self) -> int:
@@ -94,7 +102,17 @@ class Batch(dict[str, Any]):
             return None
         rows = np.flatnonzero(keep)
         values = {name: _take(value, rows) for name, value in self.items()}
-        return Batch(values, self.epoch, [span for span in self.spans if not span.lease.is_lost])
+        left = Batch(values, self.epoch, [span for span in self.spans if not span.lease.is_lost], self.position)
+        left.rows, left.is_alone, left.is_dropped = self.rows, self.is_alone, self.is_dropped
+        return left.padded()
+
+    def padded(self) -> Batch:
+        """The batch with as many `rows` as it should have."""
+        size = self.size
+        if self.rows > size:
+            every = np.arange(self.rows) % size
+            self.update({name: _take(value, every) for name, value in self.items() if len(value) < self.rows})
+        return self
 
 
 def _take(value: Any, rows: NDArray[np.int64]) -> Any:

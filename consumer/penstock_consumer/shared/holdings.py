@@ -38,7 +38,20 @@ def plan_acknowledgement(batch: Batch) -> dict[int, Due]:
             # and its earlier batches' again: a server may have lost those bits with its last second, not the entry
             due.ranges[lease.shard] += lease.acknowledged
         lease.acknowledged.append((span.lo, span.hi))
+    for due in plan.values():
+        due.ranges = {shard: _joined(ranges) for shard, ranges in due.ranges.items()}
     return plan
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Rising, neighbours as one: a shuffled batch has its samples one by one, and its last ones complete entries."""
+    joined: list[tuple[int, int]] = []
+    for lo, hi in sorted(ranges):
+        if joined and lo <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(hi, joined[-1][1]))
+        else:
+            joined.append((lo, hi))
+    return joined
 
 
 class Holdings:

@@ -215,8 +215,9 @@ class EpochReader:
         acknowledge(self.place.client, partition, manifest, self.place.who.group, [entry_id], {})
         self.place.holdings.remove(partition.number, manifest.epoch, [entry_id])
 
-    def _emit(self, assembler: Assembler) -> None:
+    def _emit(self, assembler: Assembler, *, is_alone: bool = False) -> None:
         while (batch := assembler.take()) is not None:
+            batch.is_alone = is_alone
             self.queue.put(batch)
 
     # --- what the dead left, and this member's own past ---
@@ -251,7 +252,7 @@ class EpochReader:
     def _fetch_epoch(self, epoch: int, todo: deque[Claimed]) -> None:
         """Takes the claims of one epoch off the left."""
         manifest = self._manifest if epoch == self.epoch else find_manifest(self.place.client, self.place.stream, epoch)
-        assembler = self._assembler_of(epoch)
+        assembler, is_alone = self._assembler_of(epoch), todo[0].is_suspect
         try:
             while todo and todo[0].epoch == epoch:
                 if manifest is not None:
@@ -261,7 +262,7 @@ class EpochReader:
                 todo.popleft()
         finally:
             assembler.flush()
-            self._emit(assembler)
+            self._emit(assembler, is_alone=is_alone)
             if epoch != self.epoch:
                 self.place.unclosed.add(epoch)
 
@@ -284,7 +285,7 @@ class EpochReader:
             self._notify(suspicion(self.place, claim, receiver.header))
             self.keeper.count_turn(claim)
         self._settle_received(list(self._received), manifest, partition)
-        self._emit(assembler)
+        self._emit(assembler, is_alone=claim.is_suspect)
 
     # --- the end ---
 

@@ -1,0 +1,134 @@
+"""How well the two ways of shuffling shuffle, against a true permutation: ``python -m benchmarks.shuffling``.
+
+No server: the stages and the permutation themselves are measured, on samples whose number is their place and whose
+label is constant over long stretches, as in a folder of images by class. The table is that of docs/shuffling.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.format.spec import Spec
+from penstock_consumer.pipeline.arena import Arena
+from penstock_consumer.pipeline.batch import Batch, Lease, Span
+from penstock_consumer.pipeline.stage import Setting
+from penstock_consumer.pipeline.window import Window
+from penstock_producer.sources.plan import permutation
+
+SAMPLES, BATCH, CLASSES, ENTRY = 100_000, 64, 100, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How far an order is from the one it was made of."""
+
+    displacement: float
+    """Mean distance of a sample from its old place, as a share of all; 1/3 for a true permutation."""
+    correlation: float
+    """Spearman's, of old and new places; 0 for a true permutation."""
+    run: float
+    """Mean length of a run of equal labels, where an epoch has ``CLASSES`` labels in sorted order."""
+    labels: float
+    """Mean number of different labels in a batch."""
+
+
+def measured(order: NDArray[np.int64], *, classes: int = CLASSES, batch: int = BATCH) -> Quality:
+    """``order`` holds at each place the sample that came there."""
+    n = len(order)
+    places = np.arange(n)
+    labels = order * classes // n
+    runs = 1 + np.count_nonzero(np.diff(labels))
+    whole = labels[: n // batch * batch].reshape(-1, batch)
+    return Quality(
+        float(np.abs(order - places).mean() / n),
+        float(np.corrcoef(order, places)[0, 1]),
+        n / runs,
+        float(np.mean([len(np.unique(row)) for row in whole])),
+    )
+
+
+def windowed(order: NDArray[np.int64], samples: int, seed: int, *, batch: int = BATCH) -> NDArray[np.int64]:
+    """What a window of so many samples makes of an order of arrival."""
+    window = Window(
+        Setting(Spec.of({"y": ("int64", ())}), Arena(8), 0, batch, False), seed, samples=samples, nbytes=None
+    )
+    found: list[NDArray[np.int64]] = []
+
+    def drain() -> None:
+        while (one := window.take()) is not None:
+            found.append(one["y"].copy())
+
+    for start in range(0, len(order), batch):
+        values = order[start : start + batch]
+        lease = Lease(0, 0, 0, b"", len(values))
+        window.put(Batch({"y": values}, 0, [Span(lease, start, start + len(values))]))
+        drain()
+    window.end()
+    drain()
+    return np.concatenate(found)
+
+
+def interleaved(order: NDArray[np.int64], producers: int) -> NDArray[np.int64]:
+    """Arrival where so many producers write shards of one permutation side by side, an entry each in turn."""
+    parts = np.array_split(order, producers)
+    entries = [[part[at : at + ENTRY] for at in range(0, len(part), ENTRY)] for part in parts]
+    turns = max(len(part) for part in entries)
+    return np.concatenate([part[turn] for turn in range(turns) for part in entries if turn < len(part)])
+
+
+def cost(sample_bytes: int, *, batches: int = 400) -> float:
+    """GB/s of payload through a window of ten batches, in and out: two copies of each sample."""
+    spec = Spec.of({"x": ("uint8", (sample_bytes,))})
+    window = Window(Setting(spec, Arena(8), 0, BATCH, False), 1, samples=10 * BATCH, nbytes=None)
+    values = np.ones((BATCH, sample_bytes), np.uint8)
+    began = time.perf_counter()
+    for number in range(batches):
+        lease = Lease(0, 0, 0, b"", BATCH)
+        window.put(Batch({"x": values}, 0, [Span(lease, number * BATCH, (number + 1) * BATCH)]))
+        while window.take() is not None:
+            pass
+    return batches * BATCH * sample_bytes / (time.perf_counter() - began) / 1e9
+
+
+def main() -> None:
+    """Prints the table."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--samples", type=int, default=SAMPLES)
+    arguments.add_argument("--seed", type=int, default=1)
+    options = arguments.parse_args()
+    n, seed = options.samples, options.seed
+    sorted_source = np.arange(n)
+    true = np.random.default_rng(seed).permutation(n)
+    canonical = permutation(n, seed, 0)
+    cases = {
+        "as it lies in the source": sorted_source,
+        "true permutation (numpy)": true,
+        "canonical order: the seeded permutation": canonical,
+        "shared reading of it, 4 producers, no window": interleaved(canonical, 4),
+        "unshuffled source, 4 producers, no window": interleaved(sorted_source, 4),
+    }
+    for share in (0.001, 0.01, 0.1, 0.5):
+        samples = max(1, int(n * share))
+        cases[f"unshuffled source, window of {samples} samples ({share:.1%})"] = windowed(sorted_source, samples, seed)
+    print(
+        f"| {n} samples, {CLASSES} labels, batches of {BATCH} | displacement | correlation | run | labels in a batch |"
+    )
+    print("|---|---|---|---|---|")
+    for name, order in cases.items():
+        found = measured(np.asarray(order, dtype=np.int64))
+        print(
+            f"| {name} | {found.displacement:.3f} | {found.correlation:+.3f} | {found.run:.2f} | {found.labels:.1f} |"
+        )
+    print()
+    print("| sample | through a window, GB/s |\n|---|---|")
+    for size in (256, 4096, 150_000):
+        print(f"| {size} bytes | {cost(size, batches=4000 if size < 10_000 else 100):.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Several loaders as one: each batch from one of them, chosen by weight, seed and step. Each acknowledges its own.
+
+Nothing is read here; a mixture speaks to its loaders as an adapter does, and to adapters as a loader does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock_common.errors import SpecMismatch, StateMismatch
+from penstock_common.format.spec import Spec
+from penstock_consumer.loader import Loader
+from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.settlement import Acknowledge, Adapter
+from penstock_consumer.state import State
+from penstock_consumer.view import View
+
+VERSION = 1
+_WORDS = 4
+"""64-bit words that Philox makes of one counter."""
+
+
+def mix(
+    loaders: Mapping[str, tuple[Loader, float]], *, seed: int = 0, ends: Literal["last", "first"] = "last"
+) -> Mixture:
+    """``mix({"a": (loader_a, 0.7), "b": (loader_b, 0.3)}, seed=7)``: batches of both, seven of ten from the first.
+
+    One iteration is each loader's next epoch; it ends with the ``last`` of them, the others' weights counting alone
+    once one has ended, or with the ``first``, the rest of the others coming in the next iteration. Which loader gives
+    a step's batch depends on seed and step alone, so where all are ordered the same batches come in the same order,
+    and `Mixture.load_state_dict` goes on exactly. Raises ValueError, SpecMismatch.
+    """
+    return Mixture(loaders, seed, ends)
+
+
+def choice(weights: Mapping[str, float], seed: int, step: int) -> str:
+    """Which of these is chosen at a step: by one word of Philox, whose raw output numpy keeps stable."""
+    key = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, 0], dtype=np.uint64)
+    counter = np.array([step // _WORDS, 0, 0, 0], dtype=np.uint64)
+    word = int(np.random.Philox(key=key, counter=counter).random_raw(_WORDS)[step % _WORDS])
+    left = word / 2**64 * sum(weights.values())
+    for name, weight in weights.items():
+        left -= weight
+        if left < 0:
+            return name
+    return next(reversed(list(weights)))  # rounding
+
+
+class Mixture:
+    """What `mix` returns. ``batch.source`` is the name of the loader it came from."""
+
+    def __init__(self, loaders: Mapping[str, tuple[Loader, float]], seed: int, ends: str) -> None:
+        if not loaders or ends not in ("last", "first") or any(weight <= 0 for _, weight in loaders.values()):
+            raise ValueError("mix() takes {name: (loader, weight above 0), ...} and ends='last' or 'first'")
+        self._loaders = {name: loader for name, (loader, _) in loaders.items()}
+        self._weights = {name: weight for name, (_, weight) in loaders.items()}
+        self._seed, self._ends = seed, ends
+        if len({loader.policy for loader in self._loaders.values()}) > 1:
+            raise ValueError("the loaders of a mixture acknowledge alike: give them the same acknowledge=")
+        self._pulled = self._trained = 0
+        """Steps: handed out, and of them those that no framework has in a buffer."""
+        self._began: dict[str, int | None] = {}
+        """Epochs of the pass under way."""
+        self._done: set[str] = set()
+        """Loaders whose epoch of the pass under way was read to its end."""
+        self.adapter: Adapter | None = None
+
+    # --- iterating ---
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Each loader's next epoch, or what is left of it after a ``break``."""
+        if not self._left() or not self._began:
+            self._begin()
+        sources = {name: iter(self._loaders[name]) for name in self._left()}
+        while left := self._left():
+            name = choice(left, self._seed, self._pulled)
+            batch = next(sources[name], None)
+            if batch is None:
+                self._done.add(name)
+                if self._ends == "first":
+                    self._done = set(self._loaders)
+                continue
+            batch.source = name
+            self._began.setdefault(name, batch.epoch)
+            self._pulled += 1
+            if self.adapter is None:
+                self._trained += 1
+            yield batch
+            if self.adapter is None and self.policy == "on_next":
+                self._loaders[name].acknowledge(batch)  # though its loader may be asked only some steps later
+
+    def _left(self) -> dict[str, float]:
+        return {name: weight for name, weight in self._weights.items() if name not in self._done}
+
+    def _begin(self) -> None:
+        self._done.clear()
+        self._began = {}
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next batch has arrived."""
+        left = self._left()
+        return bool(left) and self._loaders[choice(left, self._seed, self._pulled)].is_ready
+
+    def __len__(self) -> int:
+        """Batches of a pass in which every loader's epoch is read; a TypeError where one does not know its own."""
+        if self._ends == "first":
+            raise TypeError("a mixture that ends with the first of its loaders does not know its number of batches")
+        return sum(len(loader) for loader in self._loaders.values())
+
+    def view(self) -> View:
+        """As of a loader: see `view.View`."""
+        return View(self)
+
+    @property
+    def spec(self) -> Spec:
+        """The tensors of a sample, the same in every loader; raises SpecMismatch."""
+        (first, loader), *others = self._loaders.items()
+        for name, other in others:
+            if other.spec != loader.spec:
+                raise SpecMismatch(
+                    name, f"{other.spec}", f"{loader.spec} as in {first!r}", "mix streams whose tensors are the same"
+                )
+        return loader.spec
+
+    @property
+    def batch_size(self) -> int:
+        """The largest of its loaders'."""
+        return max(loader.batch_size for loader in self._loaders.values())
+
+    # --- acknowledging ---
+
+    @property
+    def policy(self) -> Acknowledge:
+        """When batches are acknowledged."""
+        return next(iter(self._loaders.values())).policy
+
+    def acknowledge(self, batch: Batch) -> None:
+        """Settles a batch."""
+        self._loaders[batch.source].acknowledge(batch)
+
+    def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
+        """A checkpoint is durable: see `Loader.checkpointed`."""
+        for name, loader in self._loaders.items():
+            loader.checkpointed(None if state is None else state["loaders"][name])
+
+    def take_over(self, adapter: Adapter) -> None:
+        """See `Loader.take_over`."""
+        for name, loader in self._loaders.items():
+            loader.take_over(_Part(adapter, name))
+        self.adapter = adapter
+
+    def trained(self, batch: Batch) -> None:
+        """See `Loader.trained`."""
+        self._trained += 1
+        self._loaders[batch.source].trained(batch)
+
+    def hand_back(self, batches: Iterable[Batch]) -> None:
+        """See `Loader.hand_back`; the steps they were chosen for come again, in the same order."""
+        left = list(batches)
+        for name, loader in self._loaders.items():
+            loader.hand_back([batch for batch in left if batch.source == name])
+        self._pulled = self._trained
+        for batch in left:
+            if self._began.get(batch.source) == batch.epoch:
+                self._done.discard(batch.source)
+
+    # --- state ---
+
+    def state_dict(self) -> State:
+        """Each loader's state, and the step: exact where all of them are ordered; see `Loader.state_dict`."""
+        states = {name: loader.state_dict() for name, loader in self._loaders.items()}
+        reached = self.adapter.reached() if self.adapter is not None else []
+        return {
+            "version": VERSION,
+            "mixture": self._identity(),
+            "step": self._trained + len(reached),
+            "done": sorted(name for name in self._weights if self._is_done(name, states[name])),
+            "began": dict(self._began),
+            "loaders": states,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on there. Raises StateMismatch for other names, weights or seed, and what the loaders raise."""
+        found = state.get("mixture")
+        if found != self._identity():
+            raise StateMismatch("mixture", found, self._identity(), "mix the same names with the same weights and seed")
+        for name, loader in self._loaders.items():
+            loader.load_state_dict(state["loaders"][name])
+        self._pulled = self._trained = int(state["step"])
+        self._done, self._began = set(state["done"]), dict(state["began"])
+
+    def _identity(self) -> State:
+        return {"weights": self._weights, "seed": self._seed, "ends": self._ends}
+
+    def _is_done(self, name: str, state: Mapping[str, Any]) -> bool:
+        """Whether what was trained on has reached the end of this loader's part of the pass."""
+        if state["kind"] != "ordered" or self._began.get(name) is None:
+            return name in self._done
+        return bool(state["epoch"] > self._began[name]) or (self._ends == "first" and name in self._done)
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Closes all loaders."""
+        for loader in self._loaders.values():
+            loader.close()
+
+    def __enter__(self) -> Mixture:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: Any) -> None:
+        for loader in self._loaders.values():
+            loader.__exit__(kind, value, trace)
+
+
+class _Part:
+    """A mixture's adapter as one of its loaders sees it."""
+
+    def __init__(self, whole: Adapter, name: str) -> None:
+        self._whole, self._name = whole, name
+
+    def settle(self) -> None:
+        """Reports what the training step is done with."""
+        self._whole.settle()
+
+    def reached(self) -> list[Batch]:
+        """What `settle` would report now of this loader's."""
+        return [batch for batch in self._whole.reached() if batch.source == self._name]

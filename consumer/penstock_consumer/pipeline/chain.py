@@ -1,0 +1,102 @@
+"""Stages behind one another, between the reader's queue and the training loop, which pulls batches through them.
+
+One thread pulls; nothing here waits but for the reader.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.pipeline.filter import Filter
+from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.pipeline.rebatch import Rebatch
+from penstock_consumer.pipeline.stage import Setting, Stage, StageMaker
+
+STARVED_S = 2.0
+"""Nothing came for so long: a stage that waits for more gives what it has, for writers may wait for just this room."""
+
+
+def stages_of(setting: Setting, makers: Sequence[StageMaker], remainder: str) -> list[Stage]:
+    """The stages of one epoch; in shared reading batches that came out smaller are filled up again at the end."""
+    stages = [make(setting) for make in makers]
+    is_refilled = not setting.is_ordered and (remainder != "keep" or any(isinstance(one, Filter) for one in stages))
+    return [*stages, Rebatch(setting, remainder)] if is_refilled else stages
+
+
+class Staged:
+    """The training loop's end of a prefetch queue, behind stages. One thread uses it, `stop` aside."""
+
+    def __init__(self, inner: Prefetch, stages: Sequence[Stage], clock: Callable[[], float] = time.monotonic) -> None:
+        self.inner = inner
+        self._stages, self._clock = stages, clock
+        self._ended = 0
+        """So many of the first stages were told that nothing more comes."""
+        self._next: Batch | None = None
+        self._fed_s = clock()
+
+    def get(self, timeout_s: float) -> Batch | None:
+        """The next batch; None if there is none within the timeout or `is_over`. Raises the reader's error."""
+        batch, self._next = self._next, None
+        if batch is not None:
+            return batch
+        last = len(self._stages) - 1
+        batch = self._pull(last, self._clock() + timeout_s)
+        if batch is None and self._stages and self._clock() - self._fed_s >= STARVED_S:
+            for stage in self._stages:
+                stage.starve()
+            batch = self._pull(last, None)
+        return batch
+
+    @property
+    def holds_batches(self) -> bool:
+        """Whether `get` would return one at once."""
+        self._peek()
+        return self._next is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every batch was taken and no more will come."""
+        self._peek()
+        return self._next is None and self._is_over(len(self._stages) - 1)
+
+    def waiting(self) -> str | None:
+        """What a stage waits for, where samples have arrived and are held back."""
+        return next((said for stage in self._stages if (said := stage.waiting()) is not None), None)
+
+    def stop(self) -> None:
+        """Tells the reader's thread to end; what the stages hold is handed back with all other leases."""
+        self.inner.stop()
+
+    def _peek(self) -> None:
+        if self._next is None:
+            self._next = self._pull(len(self._stages) - 1, None)
+
+    def _pull(self, number: int, until: float | None) -> Batch | None:
+        """The next batch out of a stage (-1: of the reader), waited for ``until`` then, or not at all."""
+        if number < 0:
+            return self._arrived(until)
+        stage = self._stages[number]
+        while True:
+            if (batch := stage.take()) is not None:
+                return batch
+            if (below := self._pull(number - 1, until)) is not None:
+                stage.put(below)
+            elif self._ended == number and self._is_over(number - 1):
+                self._ended += 1
+                stage.end()
+            else:
+                return None
+
+    def _is_over(self, number: int) -> bool:
+        """Whether nothing comes out of a stage any more, `_pull` having given nothing."""
+        return self.inner.is_over if number < 0 else self._ended > number
+
+    def _arrived(self, until: float | None) -> Batch | None:
+        if until is None and not self.inner.holds_batches:
+            return None
+        batch = self.inner.get(0 if until is None else max(0.0, until - self._clock()))
+        if batch is not None:
+            self._fed_s = self._clock()
+        return batch

@@ -1,0 +1,61 @@
+"""Leaving samples out on the reader's side: what a predicate does not want counts as trained on, and nobody sees it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.pipeline.rows import chosen_spans, dropped, taken
+from penstock_consumer.pipeline.stage import Setting
+
+Keep = Callable[[Batch], Any]
+"""Given a batch of n samples, n booleans: which of them are wanted."""
+
+
+class Filter:
+    """A stage: batches come out smaller. In shared reading what is left out is settled by itself, at once."""
+
+    def __init__(self, setting: Setting, keep: Keep) -> None:
+        self._setting, self._keep = setting, keep
+        self._ready: deque[Batch] = deque()
+
+    def put(self, batch: Batch) -> None:
+        """Asks the predicate."""
+        if batch.is_dropped:
+            self._ready.append(batch)
+            return
+        wanted = np.asarray(self._keep(batch))
+        if wanted.dtype != np.bool_ or wanted.shape != (batch.size,):
+            raise ValueError(
+                f"filter's function gave {wanted.dtype} of shape {wanted.shape} for a batch of {batch.size} samples, "
+                f"expected one bool for each: such as lambda batch: batch['y'] != 3"
+            )
+        if wanted.all():
+            self._ready.append(batch)
+            return
+        rows, others = np.flatnonzero(wanted), np.flatnonzero(~wanted)
+        if not self._setting.is_ordered or not len(rows):  # else its position settles all that lies before it
+            self._ready.append(dropped(batch, chosen_spans(batch.spans, others)))
+        if len(rows):
+            values = {name: taken(value, rows, self._setting.arena) for name, value in batch.items()}
+            kept = Batch(values, batch.epoch, chosen_spans(batch.spans, rows), batch.position)
+            kept.is_alone = batch.is_alone
+            self._ready.append(kept)
+
+    def take(self) -> Batch | None:
+        """What is left out of a batch; then what is left."""
+        return self._ready.popleft() if self._ready else None
+
+    def end(self) -> None:
+        """Holds nothing back."""
+
+    def starve(self) -> None:
+        """Holds nothing back."""
+
+    def waiting(self) -> str | None:
+        """Holds nothing back."""
+        return None

@@ -1,0 +1,47 @@
+"""What a stage between reading and handing out is: it chooses and orders samples; what a sample looks like stays.
+
+Each lies in a file of its own; ``chain`` puts them behind one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock_common.format.spec import Spec
+from penstock_consumer.pipeline.arena import Arena
+from penstock_consumer.pipeline.batch import Batch
+
+
+class Stage(Protocol):
+    """One epoch's batches go in and come out, in the training loop's thread."""
+
+    def put(self, batch: Batch) -> None:
+        """Takes a batch in; called only when `take` had nothing."""
+
+    def take(self) -> Batch | None:
+        """The next batch, or None where more has to be put in first."""
+
+    def end(self) -> None:
+        """Nothing more will be put in: from now on `take` gives all that is left."""
+
+    def starve(self) -> None:
+        """Nothing is coming for the time being."""
+
+    def waiting(self) -> str | None:
+        """What it waits for, if it holds samples back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a stage is made for: one epoch, read by one member."""
+
+    spec: Spec
+    arena: Arena
+    epoch: int
+    batch_size: int
+    is_ordered: bool
+
+
+StageMaker = Callable[[Setting], Stage]

@@ -1,0 +1,165 @@
+"""The shuffle window: holds so many samples and makes each batch of some of them, drawn at random.
+
+Shared reading's way to shuffle: the same arrivals and seed give the same batches. Canonical order needs none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.format.dtypes import numpy_dtype
+from penstock_common.format.ragged import Ragged
+from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.pipeline.rows import gathered, rolled, unrolled
+from penstock_consumer.pipeline.stage import Setting
+
+FIRST_SLOTS = 1024
+"""Room made at first where a window in bytes cannot know how many ragged samples that is; doubled when it is full."""
+
+
+class Window:
+    """A stage: nothing comes out before it is full; memory is the window and one batch.
+
+    A sample is copied once into its slot, so that the batch it came in is free, and once into the batch it leaves in.
+    """
+
+    def __init__(self, setting: Setting, seed: int, *, samples: int | None, nbytes: int | None) -> None:
+        """Full with so many ``samples``, or so many bytes of payload."""
+        self._setting, self._batch_size = setting, setting.batch_size
+        key = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, setting.epoch], dtype=np.uint64)
+        self._rng = np.random.Generator(np.random.Philox(key=key))
+        self._limit, self._limit_bytes = samples, nbytes
+        fixed = [tensor for tensor in setting.spec if not tensor.is_ragged]
+        self._row_bytes = sum(tensor.sample_bytes for tensor in fixed)
+        is_flexible = len(fixed) < len(setting.spec.tensors)
+        if samples is None and not is_flexible:
+            assert nbytes is not None
+            self._limit, self._limit_bytes = max(1, nbytes // max(1, self._row_bytes)), None
+        slots = FIRST_SLOTS if self._limit is None else self._limit + self._batch_size
+        # memory that is never touched is never taken, so room for a full window costs nothing before it fills
+        self._fixed: dict[str, NDArray[Any]] = {
+            tensor.name: np.empty((slots, *(dim or 0 for dim in tensor.shape)), numpy_dtype(tensor.dtype))
+            for tensor in fixed
+        }
+        self._ragged: dict[str, NDArray[np.object_]] = {
+            tensor.name: np.empty(slots, dtype=object) for tensor in setting.spec if tensor.is_ragged
+        }
+        self._leases = np.empty(slots, dtype=object)
+        self._offsets = np.empty(slots, dtype=np.int64)
+        self._slots = np.arange(slots, dtype=np.int64)
+        """The first ``_count`` are in use, the others free."""
+        self._count = self._bytes = 0
+        self._is_ended = self._is_starved = False
+        self._passing: list[Batch] = []
+
+    # --- the stage ---
+
+    def put(self, batch: Batch) -> None:
+        """Takes a batch in. What is not of this epoch, or has to be handed out alone, goes past."""
+        self._is_starved = False
+        if batch.epoch != self._setting.epoch or batch.is_alone or batch.is_dropped:
+            self._passing.append(batch)
+            return
+        count = batch.size
+        while self._count + count > len(self._slots):
+            self._grow()
+        slots = self._slots[self._count : self._count + count]
+        for name, store in self._fixed.items():
+            store[slots] = batch[name]
+        for name, kept in self._ragged.items():
+            kept[slots] = _singles(batch[name])
+        leases, self._offsets[slots] = unrolled(batch.spans)
+        self._leases[slots] = leases
+        self._count += count
+        self._bytes += sum(int(batch[name].nbytes) for name in self._ragged) + count * self._row_bytes
+
+    def take(self) -> Batch | None:
+        """The next batch, once the window is full."""
+        if self._passing:
+            return self._passing.pop(0)
+        if not (self._is_ended or self._is_full() or (self._is_starved and self._count >= self._batch_size)):
+            return None
+        slots = self._drawn()
+        return self._made_of(slots) if len(slots) else None
+
+    def end(self) -> None:
+        """The window is emptied."""
+        self._is_ended = True
+
+    def starve(self) -> None:
+        """Batches come out of a window that is not full, until something is put in."""
+        self._is_starved = True
+
+    def waiting(self) -> str | None:
+        """How full it is."""
+        if self._is_ended or self._is_full() or not self._count:
+            return None
+        if self._limit is not None:
+            return f"the shuffle window to fill: it holds {self._count} of {self._limit} samples"
+        return f"the shuffle window to fill: it holds {self._bytes} of {self._limit_bytes} bytes"
+
+    # --- parts ---
+
+    def _is_full(self) -> bool:
+        return (self._limit is not None and self._count >= self._limit) or (
+            self._limit_bytes is not None and self._bytes >= self._limit_bytes
+        )
+
+    def _drawn(self) -> NDArray[np.int64]:
+        """Slots of a batch, without those whose entry someone else holds now; all of them are free again."""
+        found: list[int] = []
+        while self._count and len(found) < self._batch_size:
+            size = min(self._batch_size - len(found), self._count)
+            places = self._rng.choice(self._count, size=size, replace=False)
+            slots = self._slots[places].copy()
+            self._free(places)
+            found += [slot for slot in slots.tolist() if not self._leases[slot].is_lost]
+            self._bytes -= size * self._row_bytes + self._ragged_bytes(slots)
+        return np.array(found, dtype=np.int64)
+
+    def _free(self, places: NDArray[np.int64]) -> None:
+        """The last ones in use take the places that were drawn."""
+        left = self._count - len(places)
+        drawn = self._slots[places].copy()
+        last = np.arange(left, self._count)
+        stay = self._slots[last[~np.isin(last, places)]].copy()
+        self._slots[places[places < left]] = stay
+        self._slots[left : self._count] = drawn
+        self._count = left
+
+    def _ragged_bytes(self, slots: NDArray[np.int64]) -> int:
+        return sum(kept[slot].nbytes for kept in self._ragged.values() for slot in slots.tolist())
+
+    def _made_of(self, slots: NDArray[np.int64]) -> Batch:
+        values: dict[str, Any] = {}
+        for tensor in self._setting.spec:
+            if tensor.is_ragged:
+                parts = self._ragged[tensor.name][slots].tolist()
+                values[tensor.name] = Ragged.concatenate(parts)
+                self._ragged[tensor.name][slots] = None
+            else:
+                values[tensor.name] = gathered(self._fixed[tensor.name], slots, self._setting.arena)
+        spans = rolled(self._leases[slots].tolist(), self._offsets[slots].tolist())
+        self._leases[slots] = None
+        return Batch(values, self._setting.epoch, spans)
+
+    def _grow(self) -> None:
+        more = len(self._slots)
+        self._slots = np.concatenate([self._slots, np.arange(more, 2 * more, dtype=np.int64)])
+        self._leases = np.concatenate([self._leases, np.empty(more, dtype=object)])
+        self._offsets = np.concatenate([self._offsets, np.empty(more, dtype=np.int64)])
+        for store in (self._fixed, self._ragged):
+            for name, values in store.items():
+                store[name] = np.concatenate([values, np.empty_like(values)])
+
+
+def _singles(value: Ragged) -> NDArray[np.object_]:
+    """Each sample of a ragged tensor by itself, copied, so that it keeps no other alive."""
+    singles = np.empty(len(value), dtype=object)
+    parts: Sequence[Ragged] = [value.take([row]) for row in range(len(value))]
+    singles[:] = parts
+    return singles

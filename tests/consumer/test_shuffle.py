@@ -1,0 +1,197 @@
+"""The shuffle window: how well it shuffles, what it acknowledges, what it holds, and what a crash gives back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.shuffling import measured
+from penstock_common.format.spec import Spec
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.commands import Client
+from penstock_consumer.pipeline.arena import Arena
+from penstock_consumer.pipeline.batch import Batch, Lease, Span
+from penstock_consumer.pipeline.stage import Setting
+from penstock_consumer.pipeline.window import Window
+from penstock_producer.writer import Writer
+from tests.contracts.feed import SAMPLE_BYTES, loader_of, numbers, produce
+from tests.contracts.processes import child
+
+WINDOW = 50
+
+
+def delivered(client: Client) -> int:
+    """Samples in the group's ledgers."""
+    return audit_stream(client, "t").delivered.get("g", 0)
+
+
+def test_every_sample_comes_once_and_far_from_where_it_was(any_url: str, any_client: Client) -> None:
+    """Neighbours in a source are alike, and a batch of them misleads training."""
+    produce(any_url, "t", 500, epochs=2)
+    with loader_of(any_url) as loader:
+        loader.shuffle(samples=100, seed=3)
+        passes = [numbers(loader), numbers(loader)]
+    for found in passes:
+        assert sorted(found) == list(range(500))
+        assert measured(np.array(found)).displacement > 0.1
+        assert np.mean(np.diff(found) == 1) < 0.05
+    assert passes[0] != passes[1]
+    assert delivered(any_client) == 1000
+    assert audit_stream(any_client, "t").is_clean
+
+
+def test_the_same_arrivals_and_seed_give_the_same_batches(any_url: str) -> None:
+    """One trainer alone on a finished epoch can repeat a run; another seed gives another one."""
+    produce(any_url, "t", 300)
+
+    def run(group: str, seed: int) -> list[int]:
+        with loader_of(any_url, group=group) as loader:
+            return numbers(loader.shuffle(samples=WINDOW, seed=seed))
+
+    assert run("a", 1) == run("b", 1)
+    assert run("a2", 1) != run("c", 2)
+
+
+def test_a_window_in_bytes_holds_as_many_samples_as_fit(any_url: str) -> None:
+    """Memory is what one has to plan with."""
+    produce(any_url, "t", 300)
+    with loader_of(any_url) as loader, loader_of(any_url, group="h") as other:
+        loader.shuffle(bytes=WINDOW * SAMPLE_BYTES, seed=5)
+        other.shuffle(samples=WINDOW, seed=5)
+        assert numbers(loader) == numbers(other)
+
+
+@pytest.mark.parametrize("policy", ["on_next", "on_checkpoint", "manual"])
+def test_a_sample_is_settled_with_the_batch_it_left_in(policy: Any, any_url: str, any_client: Client) -> None:
+    """What the window holds was trained on by nobody."""
+    produce(any_url, "t", 200, block_samples=7)
+    with loader_of(any_url, acknowledge=policy) as loader:
+        batches = iter(loader.shuffle(samples=WINDOW, seed=1))
+        for step in range(1, 6):
+            batch = next(batches)
+            if policy == "manual":
+                loader.acknowledge(batch)
+            elif policy == "on_checkpoint":
+                loader.checkpointed()
+            loader._settlement.flush()
+            assert delivered(any_client) == 8 * (step - (policy == "on_next"))
+
+
+def test_closing_hands_back_what_the_window_holds_at_once(any_url: str, any_client: Client) -> None:
+    """The next trainer waits for no lease, and gets exactly what was not trained on."""
+    produce(any_url, "t", 200, block_samples=7)
+    with loader_of(any_url, lease_s=600) as loader:
+        batches = iter(loader.shuffle(samples=WINDOW, seed=1))
+        first = numbers(next(batches) for _ in range(4))
+    began = time.monotonic()
+    with loader_of(any_url, member="other", lease_s=600) as loader:
+        rest = numbers(loader)
+    assert time.monotonic() - began < 5
+    assert sorted(first + rest) == list(range(200))
+    assert audit_stream(any_client, "t").is_clean
+
+
+def test_going_on_after_a_break_loses_nothing_of_the_window(any_url: str) -> None:
+    """`break` is an everyday thing."""
+    produce(any_url, "t", 200)
+    with loader_of(any_url) as loader:
+        loader.shuffle(samples=WINDOW, seed=1)
+        found = [numbers([next(iter(loader))]) for _ in range(3)]
+        assert sorted([number for one in found for number in one] + numbers(loader)) == list(range(200))
+
+
+def test_what_the_window_holds_is_renewed_for_as_long_as_it_takes(any_url: str) -> None:
+    """A sample may wait in the window for much longer than a lease, and must not be given to another member."""
+    produce(any_url, "t", 100, block_samples=7)
+    with loader_of(any_url, member="a", lease_s=0.6) as one, loader_of(any_url, member="b", lease_s=0.6) as two:
+        batches = iter(one.shuffle(samples=WINDOW, seed=1))
+        found = numbers([next(batches)])
+        time.sleep(1.5)  # more than two leases
+        found += numbers(batches)
+        assert sorted(found) == list(range(100))
+        two._timeout_s = 1
+        with pytest.raises(Exception, match=r"waited|finished|has read"):
+            list(two)
+
+
+def train(url: str, policy: str, stop_at: str) -> None:
+    """A shuffling trainer that prints its batches, and stops in a step to be killed."""
+    with loader_of(url, member="m", acknowledge=policy) as loader:
+        for step, batch in enumerate(loader.shuffle(samples=WINDOW, seed=4), 1):
+            print(*batch["y"].tolist(), flush=True)
+            if policy == "on_checkpoint" and step % 4 == 0:
+                loader.checkpointed()
+            if step == int(stop_at):
+                loader._settlement.flush()
+                print("middle", flush=True)
+                time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("policy", "stop_at", "settled"),
+    [("on_next", 1, 0), ("on_next", 12, 11), ("on_next", 24, 23), ("on_checkpoint", 10, 8), ("on_checkpoint", 3, 0)],
+)
+def test_a_killed_trainer_gets_exactly_what_it_had_not_trained_on(
+    policy: str, stop_at: int, settled: int, any_url: str, any_client: Client
+) -> None:
+    """Kill -9 with a full window: what was in it comes again, what was settled of the same entries does not."""
+    produce(any_url, "t", 200, block_samples=7)
+    steps: list[list[int]] = []
+    with child(train, any_url, policy, stop_at) as trainer:
+        while (line := trainer.line()) != "middle":
+            assert line, trainer.errors()
+            steps.append([int(word) for word in line.split()])
+        trainer.kill()
+    assert len(steps) == stop_at
+    done = [number for step in steps[:settled] for number in step]
+    with loader_of(any_url, member="m") as loader:
+        again = numbers(loader.shuffle(samples=WINDOW, seed=4))
+    assert sorted(done + again) == list(range(200))
+    assert delivered(any_client) == 200
+    assert audit_stream(any_client, "t").is_clean
+
+
+def test_a_window_larger_than_the_budget_stops_nobody(any_url: str) -> None:
+    """The writer waits for room that the window holds, the window for more: it gives what it has instead."""
+    block = 10 * SAMPLE_BYTES
+    said: list[str] = []
+    with Writer(
+        "t", url=any_url, spec={"x": ("float32", (4,)), "y": ("int64", ())}, block_bytes=block, budget_bytes=20 * block,
+        notify=lambda _: None,
+    ) as writer:  # fmt: skip
+
+        def write() -> None:
+            with writer.epoch() as epoch:
+                for number in range(400):
+                    epoch.write({"x": np.full(4, number, np.float32), "y": number})
+
+        thread = threading.Thread(target=write)
+        with loader_of(any_url, notify=said.append) as loader:
+            loader.shuffle(samples=1000, seed=1)
+            thread.start()
+            found = numbers(loader)
+        thread.join()
+    assert sorted(found) == list(range(400))
+
+
+def test_memory_is_the_window_and_a_batch() -> None:
+    """However long it runs: samples are copied out of the batches they came in, and those are free at once."""
+    spec, size = Spec.of({"x": ("uint8", (10_000,))}), 16
+    window = Window(Setting(spec, Arena(4), 0, size, False), 1, samples=64, nbytes=None)
+    arrived, seen = Arena(2), set()
+    for number in range(200):
+        values = arrived.array((size, 10_000), np.dtype(np.uint8))
+        values[...] = number % 256
+        seen.add(values.ctypes.data)
+        lease = Lease(0, 0, 0, b"%d-1" % number, size)
+        window.put(Batch({"x": values}, 0, [Span(lease, number * size, (number + 1) * size)]))
+        del values
+        while (batch := window.take()) is not None:
+            for row, (_, _, offset) in zip(batch["x"], batch.identities(), strict=True):
+                assert (row == offset // size % 256).all()
+    assert len(seen) <= 2
+    assert sum(store.nbytes for store in window._fixed.values()) == (64 + size) * 10_000
