@@ -22,7 +22,6 @@ from penstock_common.stream.manifest import ABANDONED, PRODUCED, retained_epochs
 from penstock_common.stream.streams import load_stream
 
 RESTART_S = 0.5
-EXIT_WELL_S = 60.0
 
 Say = Callable[[str], None]
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 KEY_BYTES = 16
 """Index and nonce, little-endian, at the head of ``x``."""
-SMALLEST = 32
 BAD_ONE_IN = 64
 
 

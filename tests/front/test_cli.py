@@ -316,7 +316,7 @@ def test_progress_in_a_log_is_a_plain_line_every_few_seconds_and_at_the_end() ->
         for second in range(11):
             now[0] = float(second)
             bar.update(10 * second)
-        feed.advance(3, note="0.5 loss")
+        feed.update(3, note="0.5 loss")
     picture = ["producing   50%  50/100 samples", "feed       0", "producing  100%  100/100 samples", "feed       0"]
     last = ["producing  100%  100/100 samples", "feed       3  0.5 loss"]
     assert err.getvalue().splitlines() == picture + last

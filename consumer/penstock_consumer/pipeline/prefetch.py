@@ -99,11 +99,3 @@ class Prefetch:
     def is_stopped(self) -> bool:
         """Whether `stop` was called."""
         return self._stopped
-
-    def drain(self) -> list[Batch]:
-        """What nobody was handed."""
-        with self._changed:
-            left = [batch for batch, _ in self._batches]
-            self._batches.clear()
-            self._bytes = 0
-            return left

@@ -28,10 +28,6 @@ class Bar:
         self.note = ""
         """Free text after the numbers, e.g. a rate or a loss."""
 
-    def advance(self, count: int = 1, note: str | None = None) -> None:
-        """Add ``count``."""
-        self.update(self.done + count, note)
-
     def update(self, done: int, note: str | None = None, total: int | None = None) -> None:
         """Set the count, and where given the note and the total."""
         self.done = done
