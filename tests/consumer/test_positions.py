@@ -20,10 +20,10 @@ from penstock_common.errors import (
 )
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
-from penstock_common.stream.ledger import forget_settled
+from penstock_common.stream.forgetting import drop_group
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.positions import known_positions, report, rewind
-from penstock_common.stream.roster import QUIET_MS, Membership, Order, drop_group, join_group, load_roster, rank_member
+from penstock_common.stream.roster import QUIET_MS, Membership, Order, join_group, load_roster, rank_member
 from penstock_common.stream.server import EmbeddedServer
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.batch import Batch
@@ -346,7 +346,6 @@ def test_a_dropped_group_leaves_no_position(any_url: str, any_client: Client) ->
         list(loader)
     stream = open_stream(any_client, "t")
     assert [key for key in any_client.keys("*") if b":pos:" in key]
-    forget_settled(any_client, stream, "g", retained_epochs(any_client, stream))
     drop_group(any_client, stream, "g")
     assert not [key for key in any_client.keys("*") if b":pos:" in key]
     with rank_of(any_url) as loader:

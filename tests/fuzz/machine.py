@@ -11,9 +11,8 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from penstock_common.errors import EpochsReleased, ReplayTruncated, WaitTimeout
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.ledger import forget_settled
-from penstock_common.stream.manifest import retained_epochs
-from penstock_common.stream.roster import Membership, drop_group, join_group, load_roster
+from penstock_common.stream.forgetting import drop_group
+from penstock_common.stream.roster import Membership, join_group, load_roster
 from penstock_consumer.loader import Loader
 from penstock_consumer.replay import Replay
 from penstock_producer.janitor import Janitor
@@ -180,7 +179,6 @@ class Machine(Writing):
         """`penstock groups drop`, of a group without members."""
         ours = self.model.groups.get(group)
         if ours is not None and not ours.members:
-            forget_settled(self.client, self.stream, group, retained_epochs(self.client, self.stream))
             assert drop_group(self.client, self.stream, group)
             del self.model.groups[group]
 

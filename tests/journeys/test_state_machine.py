@@ -6,11 +6,14 @@ Long: ``make fuzz TARGET=model SECONDS=600``. What breaks shrinks to a few steps
 from __future__ import annotations
 
 import redis
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from penstock_common.stream.server import EmbeddedServer
 from tests.fuzz.machine import Machine
+
+SEEN = ("written", "delivered", "killed", "removed", "replayed")
+"""What must have happened in some walk, or this would prove little."""
 
 
 def test_whatever_writers_and_trainers_do_each_group_settles_exactly_what_was_committed(
@@ -19,11 +22,14 @@ def test_whatever_writers_and_trainers_do_each_group_settles_exactly_what_was_co
     """The promises hold in every order of steps, not only in those somebody thought of."""
     Machine.url = any_server.url
     Machine.steps.clear()
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=12, stateful_step_count=30, deadline=None, derandomize=True, database=None, print_blob=True,
-            suppress_health_check=list(HealthCheck), phases=[Phase.generate],
-        ),
-    )  # fmt: skip
-    assert all(Machine.steps[done] for done in ("written", "delivered", "killed", "removed", "replayed")), Machine.steps
+    for chance in range(5):  # which walks a seed gives changes with the code: some see little
+        run_state_machine_as_test(
+            seed(chance)(Machine),
+            settings=settings(
+                max_examples=12, stateful_step_count=30, deadline=None, database=None, print_blob=True,
+                suppress_health_check=list(HealthCheck), phases=[Phase.generate],
+            ),
+        )  # fmt: skip
+        if all(Machine.steps[done] for done in SEEN):
+            return
+    raise AssertionError(f"these walks saw too little: {Machine.steps}")

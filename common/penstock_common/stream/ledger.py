@@ -15,7 +15,7 @@ from penstock_common.stream.dead import load_notes
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.lua.entries import ACK, BURY
-from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
+from penstock_common.stream.manifest import Manifest, begun_shards
 from penstock_common.stream.positions import kept_head, known_positions, load_positions, settled_below, starts_of
 from penstock_common.stream.roster import ORDERED, GroupRecord, load_roster
 from penstock_common.stream.streams import Stream
@@ -153,17 +153,6 @@ def behind(
             lo = min(max(minimum - starts[shard], 0), end) if shard in starts else 0
             found += [(shard, lo, end)] if lo < end else []
     return found
-
-
-def forget_settled(client: Client, stream: Stream, group: str, epochs: Iterable[int]) -> None:
-    """Removes what a group has settled of some epochs, so that it can read them again."""
-    for epoch in epochs:
-        manifest = find_manifest(client, stream, epoch)
-        keys = [partition.dead(epoch, group) for partition in stream.partitions]
-        keys += [partition.positions(epoch, group) for partition in stream.partitions]
-        shards = begun_shards(client, stream, manifest) if manifest else range(0)
-        keys += [stream.partition_of(shard).ledger(epoch, group, shard) for shard in shards]
-        client.unlink(*keys)
 
 
 def _bit_counts(client: Client, stream: Stream, manifest: Manifest, group: str) -> dict[int, int]:

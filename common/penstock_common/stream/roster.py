@@ -1,6 +1,7 @@
-"""Each partition's roster: groups, members, epochs, replay leases, bytes; and joining, renewing, leaving, dropping.
+"""Each partition's roster: groups, members, epochs, replay leases, bytes; and joining, renewing, leaving.
 
-Who may be reclaimed from is the consumer's plan; what may be deleted is the producer's.
+Dropping a group, and having it read again, is ``forgetting``'s. Who may be reclaimed from is the consumer's plan; what
+may be deleted is the producer's.
 """
 
 from __future__ import annotations
@@ -25,12 +26,10 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.lua.groups import (
     BEAT,
     CLOSE_FOR_GROUP,
-    DROP_GROUP,
     EXPIRE_SILENT,
     JOIN_GROUP,
     LEAVE,
     REPLAY_LEASE,
-    RESET_GROUP,
 )
 from penstock_common.stream.lua.streams import FORGET_CONSUMERS
 from penstock_common.stream.streams import Stream, require_there
@@ -297,24 +296,6 @@ def close_for_group(client: Client, stream: Stream, group: str, epoch: int) -> N
     """Records in every partition that the group has settled the epoch."""
     for partition in stream.partitions:
         run_script(client, CLOSE_FOR_GROUP, [partition.roster], [group, epoch])
-
-
-def reset_group(client: Client, stream: Stream, group: str, first: int) -> None:
-    """Makes the group read again from epoch ``first``; only for groups without living members."""
-    for partition in stream.partitions:
-        epochs = list(load_roster(client, partition).epochs)
-        keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
-        run_script(client, RESET_GROUP, keys, [group, first, *map(str, epochs)])
-
-
-def drop_group(client: Client, stream: Stream, group: str) -> bool:
-    """Takes a group off every roster; whether it was there."""
-    found = False
-    for partition in stream.partitions:
-        epochs = load_roster(client, partition).epochs
-        keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
-        found = bool(run_script(client, DROP_GROUP, keys, [group])) or found
-    return found
 
 
 def expire_silent(client: Client, partition: PartitionKeys, silent_ms: int) -> list[str]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupBusy, GroupFinished
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import has_unread, index_records, list_pending
+from penstock_common.stream.forgetting import reset_group
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.ledger import forget_settled, owed_samples, uncovered
+from penstock_common.stream.ledger import owed_samples, uncovered
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.outbox import Outbox
 from penstock_common.stream.ranges import format_ranges, parse_ranges
@@ -22,7 +23,6 @@ from penstock_common.stream.roster import (
     join_group,
     leave,
     load_roster,
-    reset_group,
     server_ms,
 )
 from penstock_common.stream.streams import Stream, read_counters
@@ -91,8 +91,6 @@ class Place:
                 "stop them first, or use another group"
             )
         first = start if isinstance(start, int) else self._first_whole(roster)
-        # ledgers first: a crash in between is then an audit's finding, not samples taken for settled
-        forget_settled(self.client, self.stream, self.who.group, [epoch for epoch in roster.epochs if epoch >= first])
         reset_group(self.client, self.stream, self.who.group, first)
 
     def _first_whole(self, roster: Roster) -> int:

@@ -107,17 +107,14 @@ def _declare(client: Client, args: argparse.Namespace, console: Console) -> int:
 
 
 def _drop(client: Client, args: argparse.Namespace, console: Console) -> int:
-    from penstock_common.stream.ledger import forget_settled
-    from penstock_common.stream.manifest import retained_epochs
-    from penstock_common.stream.roster import drop_group, require_group
+    from penstock_common.stream.forgetting import drop_group
+    from penstock_common.stream.roster import require_group
     from penstock_common.stream.streams import load_stream
 
     stream = load_stream(client, args.stream)
     require_group(client, stream, args.name)
     if not args.force:
         _refuse_living(client, args)
-    # what it has settled goes first: else a group made anew under this name would take it for its own
-    forget_settled(client, stream, args.name, retained_epochs(client, stream))
     drop_group(client, stream, args.name)
     if args.json:
         console.json({"stream": stream.name, "group": args.name, "dropped": True})
