@@ -149,7 +149,7 @@ class Shares:
     def begin(self, *, is_first: bool) -> Part | None:
         """The next pass: the rest of a broken-off epoch or the next one, waited for; None where there is none."""
         loader, reading = self._loader, self._reading
-        if getattr(loader._options, "stages", None):
+        if loader._options.stages:
             raise ValueError("worker processes read what is in the stream; filter() and the like need num_workers=0")
         loader._settlement.flush()
         reading.stop()

@@ -122,6 +122,11 @@ def test_workers_whose_batches_nobody_would_acknowledge_are_refused(any_url: str
             next(iter(DataLoader(dataset(loader), batch_size=None, num_workers=1)))
         with pytest.raises(ValueError, match="persistent_workers"):
             made(loader, 1, persistent_workers=True)
+        batches = made(loader, 1)
+        loader.filter(lambda batch: batch["y"] % 2 == 0)
+        with pytest.raises(ValueError, match="num_workers=0"):
+            next(iter(batches))
+        assert [number for one in labels(made(loader)) for number in one] == list(range(0, sum(SIZES), 2))
 
 
 def train_until_killed(url: str) -> None:
