@@ -6,6 +6,7 @@ Nothing is read here; a mixture speaks to its loaders as an adapter does, and to
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, islice
 from typing import Any, Literal
 
 import numpy as np
@@ -19,8 +20,6 @@ from penstock_consumer.state import State
 from penstock_consumer.view import View
 
 VERSION = 1
-_WORDS = 4
-"""64-bit words that Philox makes of one counter."""
 
 
 def mix(
@@ -36,17 +35,21 @@ def mix(
     return Mixture(loaders, seed, ends)
 
 
-def choice(weights: Mapping[str, float], seed: int, step: int) -> str:
-    """Which of these is chosen at a step: by one word of Philox, whose raw output numpy keeps stable."""
+def choice(weights: Mapping[str, float], seed: int, step: int) -> Iterator[str]:
+    """In which order the loaders are asked for a step's batch: whose epoch is over passes it on to the next.
+
+    By words of Philox, whose raw output numpy keeps stable. Who comes first does not depend on who is over, so a
+    mixture that learns it late and one that knew it from its state choose alike.
+    """
+    left = dict(weights)
     key = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, 0], dtype=np.uint64)
-    counter = np.array([step // _WORDS, 0, 0, 0], dtype=np.uint64)
-    word = int(np.random.Philox(key=key, counter=counter).random_raw(_WORDS)[step % _WORDS])
-    left = word / 2**64 * sum(weights.values())
-    for name, weight in weights.items():
-        left -= weight
-        if left < 0:
-            return name
-    return next(reversed(list(weights)))  # rounding
+    for attempt in range(len(weights)):
+        counter = np.array([step, attempt, 0, 0], dtype=np.uint64)
+        point = int(np.random.Philox(key=key, counter=counter).random_raw()) / 2**64 * sum(left.values())
+        ends = zip(left, accumulate(left.values()), strict=True)
+        name = next((name for name, end in ends if point < end), next(reversed(left)))  # rounding
+        del left[name]
+        yield name
 
 
 class Mixture:
@@ -62,48 +65,58 @@ class Mixture:
             raise ValueError("the loaders of a mixture acknowledge alike: give them the same acknowledge=")
         self._pulled = self._trained = 0
         """Steps: handed out, and of them those that no framework has in a buffer."""
-        self._began: dict[str, int | None] = {}
-        """Epochs of the pass under way."""
+        self._began: dict[str, int] = {}
+        """Epochs of the pass under way, of those that gave a batch of it."""
         self._done: set[str] = set()
         """Loaders whose epoch of the pass under way was read to its end."""
+        self._is_over = True
+        """Whether the next iteration begins a new pass."""
         self.adapter: Adapter | None = None
 
     # --- iterating ---
 
     def __iter__(self) -> Iterator[Batch]:
         """Each loader's next epoch, or what is left of it after a ``break``."""
-        if not self._left() or not self._began:
+        goes_on = not self._is_over
+        if self._is_over:
             self._begin()
-        sources = {name: iter(self._loaders[name]) for name in self._left()}
-        while left := self._left():
-            name = choice(left, self._seed, self._pulled)
-            batch = next(sources[name], None)
-            if batch is None:
-                self._done.add(name)
-                if self._ends == "first":
-                    self._done = set(self._loaders)
-                continue
-            batch.source = name
-            self._began.setdefault(name, batch.epoch)
+        before = self._pulled
+        yield from self._pass()
+        if goes_on and self._pulled == before:  # what was gone on with had ended already
+            self._begin()
+            yield from self._pass()
+
+    def _begin(self) -> None:
+        self._done, self._began, self._is_over = set(), {}, False
+
+    def _pass(self) -> Iterator[Batch]:
+        sources = {name: iter(loader) for name, loader in self._loaders.items() if name not in self._done}
+        while (batch := self._next(sources)) is not None:
+            self._began.setdefault(batch.source, batch.epoch)
             self._pulled += 1
             if self.adapter is None:
                 self._trained += 1
             yield batch
             if self.adapter is None and self.policy == "on_next":
-                self._loaders[name].acknowledge(batch)  # though its loader may be asked only some steps later
+                self.acknowledge(batch)  # though its loader may be asked only some steps later
+        self._is_over = True
 
-    def _left(self) -> dict[str, float]:
-        return {name: weight for name, weight in self._weights.items() if name not in self._done}
-
-    def _begin(self) -> None:
-        self._done.clear()
-        self._began = {}
+    def _next(self, sources: Mapping[str, Iterator[Batch]]) -> Batch | None:
+        for name in choice(self._weights, self._seed, self._pulled):
+            if name not in self._done:
+                if (batch := next(sources[name], None)) is not None:
+                    batch.source = name
+                    return batch
+                self._done.add(name)
+            if self._ends == "first":
+                return None
+        return None
 
     @property
     def is_ready(self) -> bool:
         """Whether the next batch has arrived."""
-        left = self._left()
-        return bool(left) and self._loaders[choice(left, self._seed, self._pulled)].is_ready
+        order = choice(self._weights, self._seed, self._pulled)
+        return any(self._loaders[name].is_ready for name in islice((n for n in order if n not in self._done), 1))
 
     def __len__(self) -> int:
         """Batches of a pass in which every loader's epoch is read; a TypeError where one does not know its own."""
@@ -164,6 +177,7 @@ class Mixture:
         for name, loader in self._loaders.items():
             loader.hand_back([batch for batch in left if batch.source == name])
         self._pulled = self._trained
+        self._is_over = self._is_over and not left
         for batch in left:
             if self._began.get(batch.source) == batch.epoch:
                 self._done.discard(batch.source)
@@ -179,6 +193,7 @@ class Mixture:
             "mixture": self._identity(),
             "step": self._trained + len(reached),
             "done": sorted(name for name in self._weights if self._is_done(name, states[name])),
+            "is_over": self._is_over and self._trained == self._pulled,
             "began": dict(self._began),
             "loaders": states,
         }
@@ -191,16 +206,16 @@ class Mixture:
         for name, loader in self._loaders.items():
             loader.load_state_dict(state["loaders"][name])
         self._pulled = self._trained = int(state["step"])
-        self._done, self._began = set(state["done"]), dict(state["began"])
+        self._done, self._began, self._is_over = set(state["done"]), dict(state["began"]), bool(state["is_over"])
 
     def _identity(self) -> State:
         return {"weights": self._weights, "seed": self._seed, "ends": self._ends}
 
     def _is_done(self, name: str, state: Mapping[str, Any]) -> bool:
         """Whether what was trained on has reached the end of this loader's part of the pass."""
-        if state["kind"] != "ordered" or self._began.get(name) is None:
-            return name in self._done
-        return bool(state["epoch"] > self._began[name]) or (self._ends == "first" and name in self._done)
+        if state["kind"] == "ordered" and name in self._began:
+            return bool(state["epoch"] > self._began[name])
+        return name in self._done
 
     # --- the end ---
 

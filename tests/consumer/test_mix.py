@@ -1,0 +1,233 @@
+"""Mixtures of streams: which loader gives which step, what is acknowledged, and that a resumed one goes on exactly."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from penstock_common.errors import SpecMismatch, StateMismatch
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.commands import Client
+from penstock_consumer.adapters.settling import Feed
+from penstock_consumer.loader import Loader
+from penstock_consumer.mixture import Mixture, choice, mix
+from penstock_consumer.pipeline.batch import Batch
+from tests.contracts.feed import produce
+from tests.contracts.processes import child
+
+SIZES = {"a": 160, "b": 80}
+WEIGHTS = {"a": 0.7, "b": 0.3}
+Step = tuple[str, int, tuple[int, ...]]
+
+
+def streams(url: str, epochs: int = 1) -> None:
+    """Streams a and b."""
+    for name, count in SIZES.items():
+        produce(url, name, count, epochs=epochs, block_samples=7)
+
+
+@contextmanager
+def mixture(
+    url: str, *, ordered: bool = True, seed: int = 3, ends: Any = "last", group: str = "g", **settings: Any
+) -> Iterator[Mixture]:
+    """Both streams, seven of ten batches from a."""
+    settings = {"notify": lambda _: None, "timeout_s": 20, **settings}
+    if ordered:
+        settings["order"] = "canonical"
+    loaders = {name: Loader(name, group=group, batch_size=8, url=url, **settings) for name in SIZES}
+    with mix({name: (loader, WEIGHTS[name]) for name, loader in loaders.items()}, seed=seed, ends=ends) as mixed:
+        yield mixed
+
+
+def step(batch: Batch) -> Step:
+    """What tells one batch from all others."""
+    return batch.source, batch.epoch, tuple(batch["y"].tolist())
+
+
+def delivered(client: Client, group: str = "g") -> dict[str, int]:
+    """Acknowledged samples of each stream."""
+    return {name: audit_stream(client, name).delivered.get(group, 0) for name in SIZES}
+
+
+def test_a_choice_is_the_same_for_ever() -> None:
+    """Who resumes with another version of numpy, or of Penstock, gets the same mixture."""
+    orders = ["".join(choice({"a": 0.5, "b": 0.3, "c": 0.2}, 7, number)) for number in range(8)]
+    assert orders == ["cba", "abc", "acb", "acb", "abc", "abc", "bac", "acb"]
+
+
+def test_choices_follow_the_weights_and_the_seed() -> None:
+    """Weights need not add up to one."""
+    counted = Counter(next(choice({"a": 7, "b": 2, "c": 1}, 5, number)) for number in range(10_000))
+    assert abs(counted["a"] - 7000) < 200
+    assert abs(counted["c"] - 1000) < 120
+    one, other = ([next(choice(WEIGHTS, seed, number)) for number in range(64)] for seed in (1, 2))
+    assert one != other
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_iteration_is_each_streams_next_epoch_whole(ordered: bool, any_url: str, any_client: Client) -> None:
+    """Weights say when a sample comes, not whether: nothing of a smaller stream is repeated, nothing left out."""
+    streams(any_url, epochs=2)
+    with mixture(any_url, ordered=ordered) as mixed:
+        for epoch in range(2):
+            found = [step(batch) for batch in mixed]
+            assert {number for _, number, _ in found} == {epoch}
+            for name, count in SIZES.items():
+                assert sorted(n for source, _, row in found if source == name for n in row) == list(range(count))
+            assert 2 < sum(source == "b" for source, _, _ in found[:25]) < 13
+    assert delivered(any_client) == {name: 2 * count for name, count in SIZES.items()}
+    assert all(audit_stream(any_client, name).is_clean for name in SIZES)
+
+
+def test_ending_with_the_first_leaves_the_rest_for_the_next_iteration(any_url: str) -> None:
+    """Where the mixture counts more than that every sample is seen in each pass."""
+    streams(any_url, epochs=2)
+    with mixture(any_url, ends="first") as mixed:
+        first = [step(batch) for batch in mixed]
+        second = [step(batch) for batch in mixed]
+    for name, size in SIZES.items():
+        rows = [row for source, epoch, row in first + second if source == name and epoch == 0]
+        assert rows == [tuple(range(at, at + 8)) for at in range(0, len(rows) * 8, 8)]
+        counted = Counter(epoch for source, epoch, _ in first + second if source == name)
+        assert counted[0] <= size // 8
+    whole = [name for name in SIZES if sum(source == name for source, _, _ in first) == SIZES[name] // 8]
+    assert whole
+    assert {epoch for source, epoch, _ in second if source == whole[0]} == {1}
+    assert len(first) < 30
+
+
+def test_a_batch_is_acknowledged_when_the_next_is_asked_for_whoever_gives_it(any_url: str, any_client: Client) -> None:
+    """Its own loader may have its turn much later, and a writer may wait for the room."""
+    streams(any_url)
+    with mixture(any_url) as mixed:
+        counted: Counter[str] = Counter({"a": 0, "b": 0})
+        before = None
+        for number, batch in enumerate(mixed):
+            if before is not None:
+                counted[before] += 8
+            for loader in mixed._loaders.values():
+                loader._settlement.flush()
+            if number in (1, 5, 6, 7, 8):
+                assert delivered(any_client) == counted
+            before = batch.source
+
+
+@pytest.mark.parametrize("ends", ["last", "first"])
+@pytest.mark.parametrize("at", [0, 1, 7, 13, 22, 29, 30])
+def test_a_resumed_mixture_goes_on_with_exactly_the_batches_that_were_to_come(at: int, ends: Any, any_url: str) -> None:
+    """Also where one stream's epoch was over by then, and across the end of the pass."""
+    streams(any_url, epochs=2)
+    with mixture(any_url, group="whole", ends=ends) as mixed:
+        first, second = [step(batch) for batch in mixed], [step(batch) for batch in mixed]
+    at = min(at, len(first))
+    with mixture(any_url, acknowledge="on_checkpoint", ends=ends) as mixed:
+        batches = iter(mixed)
+        assert [step(next(batches)) for _ in range(at)] == first[:at]
+        state = mixed.state_dict()
+        for _ in range(min(3, len(first) - at)):
+            next(batches)
+    with mixture(any_url, acknowledge="on_checkpoint", ends=ends) as mixed:
+        mixed.load_state_dict(state)
+        if at < len(first):
+            assert [step(batch) for batch in mixed] == first[at:]
+        assert [step(batch) for batch in mixed] == second
+
+
+def train(url: str, stop_at: str) -> None:
+    """Prints its batches; saves its state after every fifth; stops to be killed."""
+    with mixture(url, acknowledge="on_checkpoint") as mixed:
+        for number, batch in enumerate(mixed, 1):
+            print(json.dumps(step(batch)), flush=True)
+            if number % 5 == 0:
+                state = mixed.state_dict()
+                mixed.checkpointed(state)
+                print(json.dumps(state), flush=True)
+            if number == int(stop_at):
+                print("null", flush=True)
+                time.sleep(60)
+
+
+@pytest.mark.parametrize("stop_at", [9, 23])
+def test_a_killed_mixture_goes_on_from_its_last_checkpoint(stop_at: int, any_url: str, any_client: Client) -> None:
+    """Kill -9: each stream goes back to the checkpoint, and so does the order in which they are mixed."""
+    streams(any_url)
+    with mixture(any_url, group="whole") as mixed:
+        whole = [step(batch) for batch in mixed]
+    with child(train, any_url, stop_at) as trainer:
+        state: dict[str, Any] = {}
+        while (said := json.loads(trainer.line())) is not None:
+            state = said if isinstance(said, dict) else state
+        trainer.kill()
+    with mixture(any_url, acknowledge="on_checkpoint", lease_s=2) as mixed:
+        mixed.load_state_dict(state)
+        rest = [step(batch) for batch in mixed]
+        mixed.checkpointed()
+    assert rest == whole[stop_at // 5 * 5 :]
+    assert delivered(any_client) == SIZES
+
+
+def test_behind_a_framework_a_state_is_what_was_trained_on_not_what_was_pulled(any_url: str) -> None:
+    """Frameworks read ahead of the step; adapters speak to a mixture as to a loader."""
+    streams(any_url)
+    with mixture(any_url, group="whole") as mixed:
+        whole = [step(batch) for batch in mixed]
+    with mixture(any_url) as mixed:
+        feed = Feed.of(mixed)  # type: ignore[arg-type]
+        passes = feed.passes(is_ordered=True, is_drained=True)
+        next(passes)
+        pulled = feed.batches()
+        ahead = [next(pulled) for _ in range(12)]
+        for _, token in ahead[:7]:
+            feed.arrive([token])  # the step has the seventh
+        state = mixed.state_dict()
+        passes.close()
+    with mixture(any_url) as mixed:
+        mixed.load_state_dict(state)
+        assert [step(batch) for batch in mixed] == whole[7:]
+
+
+def test_what_was_pulled_and_not_trained_on_comes_again_in_its_turn(any_url: str, any_client: Client) -> None:
+    """A pass that was broken off, as by fit's steps_per_epoch, with batches of both streams on their way."""
+    streams(any_url)
+    with mixture(any_url, group="whole") as mixed:
+        whole = [step(batch) for batch in mixed]
+    with mixture(any_url) as mixed:
+        feed = Feed.of(mixed)  # type: ignore[arg-type]
+        passes = feed.passes(is_ordered=True, is_drained=True)
+        next(passes)
+        pulled = feed.batches()
+        for _, token in [next(pulled) for _ in range(12)][:7]:
+            feed.arrive([token])
+        passes.close()
+        found: list[Step] = []
+        for _ in feed.passes(is_ordered=True, is_drained=True):
+            for batch, token in feed.batches():
+                found.append((batch.source, batch.epoch, tuple(batch["y"].tolist())))
+                feed.arrive([token])
+        assert found == whole[7:]
+    assert delivered(any_client) == SIZES
+
+
+def test_a_state_of_another_mixture_is_refused(any_url: str) -> None:
+    """Other weights or another seed would give other batches without a word."""
+    streams(any_url)
+    with mixture(any_url) as mixed:
+        state = mixed.state_dict()
+    with mixture(any_url, seed=4) as mixed, pytest.raises(StateMismatch, match="same names with the same weights"):
+        mixed.load_state_dict(state)
+
+
+def test_streams_of_different_samples_are_named_where_one_spec_is_wanted(any_url: str) -> None:
+    """An adapter builds one element of it."""
+    streams(any_url)
+    produce(any_url, "c", 10, spec={"x": ("float32", (4,)), "y": ("int32", ())})
+    settings: dict[str, Any] = {"group": "g", "batch_size": 8, "url": any_url, "notify": lambda _: None}
+    loaders = {name: (Loader(name, **settings), 1.0) for name in ("a", "c")}
+    with mix(loaders) as mixed, pytest.raises(SpecMismatch, match="mix streams whose tensors are the same"):
+        _ = mixed.spec
