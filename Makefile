@@ -35,7 +35,7 @@ test: $(VENV)/.dev ## run every test (ARGS="-m 'not slow'" for the quick ones)
 
 check: format-check lint types layers test ## format, lint, types, layers, tests: what CI runs
 
-format-check: $(VENV)/.dev
+format-check: $(VENV)/.dev ## whether the code is in the house format, no changes made
 	$(BIN)/ruff format --check .
 
 lint: $(VENV)/.dev ## ruff, no changes made

@@ -150,6 +150,8 @@ def rank_options(
         return None
     if order != "canonical":
         raise ValueError(f"order is {order!r}, expected 'canonical' or None")
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}, expected the number of ranks, 1 or more")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank is {rank} of world_size {world_size}, expected 0 to {world_size - 1}")
     if remainder not in (None, "pad", "drop", "keep") or (remainder == "keep" and world_size > 1):

@@ -248,7 +248,7 @@ class TestErrors:
         produce(any_url, "t", 1)
         wrong: list[dict[str, Any]] = [
             {"rank": 2, "world": 2}, {"rank": -1}, {"world": 2, "remainder": "keep"}, {"remainder": "some"},
-            {"member": "me"},
+            {"member": "me"}, {"world": 0},
         ]  # fmt: skip
         for settings in wrong:
             with pytest.raises(ValueError, match=r"rank|remainder|member|order"), rank_of(any_url, **settings):

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from hashlib import sha1
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
@@ -36,6 +37,10 @@ def main() -> None:
     if target == "model":
         _walk(float(seconds))
         return
+    if target not in TARGETS:
+        sys.exit(f"TARGET is {target!r}, expected one of {', '.join([*TARGETS, 'model'])}")
+    if find_spec("atheris") is None:
+        sys.exit("atheris is not installed: its wheels lag behind new Pythons: take an older one, or TARGET=model")
     corpus = HERE / "corpus" / target
     corpus.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as found:
