@@ -126,7 +126,7 @@ class Shares:
 
     def __init__(self, loader: Loader) -> None:
         """Raises ValueError for a loader of a shared group."""
-        if loader._options.order is None:
+        if not has_ranks(loader):
             raise ValueError(
                 "worker processes cannot read for a member of a shared group: what it was given is its own, and could "
                 "not be acknowledged from here; use num_workers=0, which is the fast way (batches arrive decoded, and "
@@ -203,6 +203,11 @@ class Shares:
         reading = self._loader._joined()
         assert isinstance(reading, OrderedReading)
         return reading
+
+
+def has_ranks(loader: Loader) -> bool:
+    """Whether it reads in canonical order."""
+    return loader._options.order is not None
 
 
 def runs_on(loader: Loader, epoch: int) -> bool:

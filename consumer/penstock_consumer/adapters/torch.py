@@ -19,7 +19,7 @@ from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.adapters.torch_tensors import RaggedAs, mapped, nbytes_of, value_of
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.batch import Batch
-from penstock_consumer.shares import Part, Shares, is_last, read_share, runs_on
+from penstock_consumer.shares import Part, Shares, has_ranks, is_last, read_share, runs_on
 from penstock_consumer.state import State
 
 UNSEEN = (
@@ -42,7 +42,7 @@ def dataset(loader: Loader, *, select: Select = None, ragged: RaggedAs = "list")
     ``acknowledge='on_next'`` means here: a batch is acknowledged when the loop asks for the next one. With
     ``num_workers`` above 0, only for ``order='canonical'``, iterate `acknowledging` of the DataLoader.
     """
-    return Dataset(loader, select, ragged)
+    return (SizedDataset if has_ranks(loader) else Dataset)(loader, select, ragged)
 
 
 @dataclass(slots=True)
@@ -86,10 +86,6 @@ class Dataset(IterableDataset):
         self._done = 0
         """In a worker process: batches of its share that were given."""
         self._is_over = False
-
-    def __len__(self) -> int:
-        """Batches of an epoch, in ordered reading; a TypeError where it is not known."""
-        return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -188,6 +184,14 @@ class Dataset(IterableDataset):
         if self.part is not None and state:
             self.part = replace(self.part, epoch=state["epoch"], start=state["start"])
             self._done, self._is_over = state["done"], state["is_over"]
+
+
+class SizedDataset(Dataset):
+    """Of an ordered group. Others must not even have a length: Keras asks whoever has ``__len__``, and gives up."""
+
+    def __len__(self) -> int:
+        """Batches of an epoch; a TypeError while it is not known."""
+        return len(self.loader)
 
 
 # --- saying what arrives ----------------------------------------------------------------------------------------------
