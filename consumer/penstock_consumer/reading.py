@@ -9,24 +9,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from penstock_common.errors import ServerUnavailable
 from penstock_common.format.spec import Spec
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.roster import Membership, Order
-from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, Outage, Wait
 from penstock_consumer.ordered.canonical import Steps
 from penstock_consumer.ordered.ranks import OrderedPlace, Pulse
 from penstock_consumer.ordered.reader import OrderedReader
-from penstock_consumer.overdue import Jam
+from penstock_consumer.parts import AnyKeeper, AnyPlace, AnyReader
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease
 from penstock_consumer.pipeline.chain import Staged, stages_of
 from penstock_consumer.pipeline.prefetch import Prefetch
-from penstock_consumer.pipeline.stage import Setting, Stage, StageMaker
+from penstock_consumer.pipeline.stage import Setting, StageMaker
 from penstock_consumer.shared.keeper import Claimed, Keeper
 from penstock_consumer.shared.place import Place
 from penstock_consumer.shared.reader import EpochReader
@@ -34,83 +32,6 @@ from penstock_consumer.shared.reader import EpochReader
 QUIET_PER_LEASE = 6
 """Ranks of another world size that were not seen for this part of a lease, five beats, are gone."""
 MIN_QUIET_MS = 1000
-
-# --- the parts --------------------------------------------------------------------------------------------------------
-
-
-class AnyPlace(Protocol):
-    """A member's place in its group, asked from the training loop's thread: ``group.Place`` where reading is shared."""
-
-    unclosed: set[int]
-    """Epochs iterated here that were not fully settled yet."""
-
-    @property
-    def stream(self) -> Stream:
-        """The stream read."""
-
-    def join(self, start: str | int) -> None:
-        """Puts group and member on the roster."""
-
-    def next_epoch(self, after: int) -> int | None:
-        """The group's lowest unsettled epoch above ``after``; None if there is none yet. Raises GroupFinished."""
-
-    def finished(self) -> str:
-        """One sentence on a group for which there is no epoch to read now."""
-
-    def acknowledge(self, batch: Batch) -> None:
-        """Settles a batch; it need not be on the server when this returns."""
-
-    def owes(self, epoch: int) -> bool:
-        """Whether this member still holds something of an epoch."""
-
-    def flush(self) -> None:
-        """Returns once every acknowledgement is on the server."""
-
-    def close_epochs(self, ended: int) -> None:
-        """Closes for the group what is settled by now; raises EpochIncomplete."""
-
-    def jams(self) -> list[Jam]:
-        """The partitions where writers wait for room, and what this member holds of them."""
-
-    def hurry(self, patience_s: float) -> None:
-        """From now on a server that went away is not waited for longer than this."""
-
-    def leave(self) -> None:
-        """Hands back what is held and signs off."""
-
-
-class AnyReader(Protocol):
-    """Reads one epoch into a prefetch queue, in a thread of its own: ``shared.EpochReader``."""
-
-    epoch: int
-    bad_entries: int
-    filled: int
-    """Samples that stand in for bad ones; always 0 where reading is shared."""
-
-    def run(self) -> None:
-        """The thread's body: everything ends in the queue, errors too."""
-
-    def why_waiting(self, seconds: float) -> str:
-        """Why there is no batch."""
-
-
-class AnyKeeper(Protocol):
-    """Keeps this member alive in its group, in a thread of its own: ``keeper.Keeper``."""
-
-    horizon: int
-    """The epoch being read here."""
-    error: Exception | None
-    """Why it ended by itself: the loop raises it."""
-
-    def start(self) -> None:
-        """Begins to give signs of life."""
-
-    def stop(self) -> None:
-        """Ends the thread."""
-
-    def recover(self) -> None:
-        """Takes up what an earlier process of this member's name had been given."""
-
 
 # --- together ---------------------------------------------------------------------------------------------------------
 
@@ -208,16 +129,13 @@ class Reading:
         self.has_begun = True
         reader = self._read(epoch, queue := Prefetch(self._options.prefetch_bytes))
         thread = threading.Thread(target=reader.run, name="penstock-reader", daemon=True)
-        self.run = Run(reader, Staged(queue, self._stages(epoch)), thread)
+        options, spec = self._options, self.place.stream.spec
+        assert spec is not None
+        setting = Setting(spec, options.arena(spec), epoch, options.batch_size, self.is_ordered)
+        self.run = Run(reader, Staged(queue, stages_of(setting, options.stages, options.remainder)), thread)
         self.keeper.horizon = epoch
         thread.start()
         return self.run
-
-    def _stages(self, epoch: int) -> list[Stage]:
-        options, spec = self._options, self.place.stream.spec
-        assert spec is not None
-        setting = Setting(spec, options.arena(spec), epoch, options.batch_size, self.is_ordered)  # no thread shares it
-        return stages_of(setting, options.stages, options.remainder)
 
     def finish(self, run: Run) -> None:
         """An epoch was read to its end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from typing import Any
@@ -13,6 +14,7 @@ from benchmarks.shuffling import measured
 from penstock_common.format.spec import Spec
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
+from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease, Span
 from penstock_consumer.pipeline.stage import Setting
@@ -116,6 +118,58 @@ def test_what_the_window_holds_is_renewed_for_as_long_as_it_takes(any_url: str) 
         two._timeout_s = 1
         with pytest.raises(Exception, match=r"waited|finished|has read"):
             list(two)
+
+
+@pytest.mark.parametrize("policy", ["on_next", "on_checkpoint"])
+def test_what_a_framework_had_read_ahead_comes_again_and_nothing_else(
+    policy: Any, any_url: str, any_client: Client
+) -> None:
+    """A broken-off pass hands back its batches: samples of entries of which others are trained on, or in the window."""
+    produce(any_url, "t", 200, block_samples=7)
+    with loader_of(any_url, acknowledge=policy) as loader:
+        feed = Feed.of(loader.shuffle(samples=WINDOW, seed=2))
+        trained: list[int] = []
+        for limit in (3, 1, 4, 100):
+            steps = limit
+            for _ in feed.passes(is_ordered=True, is_drained=True):
+                ahead: list[tuple[list[int], int]] = []
+                for batch, token in feed.batches():
+                    ahead.append((batch["y"].tolist(), token))
+                    if steps and len(ahead) > 5:
+                        steps, (step, first) = steps - 1, ahead.pop(0)
+                        feed.arrive([first])
+                        trained += step
+                    if not steps:
+                        break
+                if not steps:
+                    break
+                for step, first in ahead:
+                    feed.arrive([first])
+                    trained += step
+        if policy == "on_checkpoint":
+            loader.checkpointed()
+    assert sorted(trained) == list(range(200))
+    assert delivered(any_client) == 200
+    assert audit_stream(any_client, "t").is_clean
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_adapters_take_a_loader_that_shuffles_and_filters(framework: str, any_url: str, any_client: Client) -> None:
+    """Such a loader is a Loader: what it was told is no business of theirs."""
+    pytest.importorskip(framework)
+    adapter = importlib.import_module(f"penstock.{framework}")
+    produce(any_url, "t", 200, epochs=2, block_samples=7)
+    with loader_of(any_url, remainder="drop") as loader:
+        loader.filter(lambda batch: batch["y"] % 3 == 0).shuffle(samples=20, seed=2)
+        batches = adapter.dataset(loader)
+        for _ in range(2):
+            found = [np.asarray(batch["y"]).tolist() for batch in batches]
+            assert [len(row) for row in found] == [8] * 8
+            every = [number for row in found for number in row]
+            assert len(set(every)) == 64
+            assert set(every) <= set(range(0, 200, 3))
+            assert every != sorted(every)
+    assert delivered(any_client) == 400
 
 
 def train(url: str, policy: str, stop_at: str) -> None:

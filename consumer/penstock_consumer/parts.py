@@ -1,0 +1,86 @@
+"""What the two ways of reading have in common: a place in the group, a reader of an epoch, a keeper of the member.
+
+Shared reading's are in ``shared``, ordered reading's in ``ordered``; ``reading`` puts them together.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from penstock_common.stream.streams import Stream
+from penstock_consumer.overdue import Jam
+from penstock_consumer.pipeline.batch import Batch
+
+
+class AnyPlace(Protocol):
+    """A member's place in its group, asked from the training loop's thread: ``group.Place`` where reading is shared."""
+
+    unclosed: set[int]
+    """Epochs iterated here that were not fully settled yet."""
+
+    @property
+    def stream(self) -> Stream:
+        """The stream read."""
+
+    def join(self, start: str | int) -> None:
+        """Puts group and member on the roster."""
+
+    def next_epoch(self, after: int) -> int | None:
+        """The group's lowest unsettled epoch above ``after``; None if there is none yet. Raises GroupFinished."""
+
+    def finished(self) -> str:
+        """One sentence on a group for which there is no epoch to read now."""
+
+    def acknowledge(self, batch: Batch) -> None:
+        """Settles a batch; it need not be on the server when this returns."""
+
+    def owes(self, epoch: int) -> bool:
+        """Whether this member still holds something of an epoch."""
+
+    def flush(self) -> None:
+        """Returns once every acknowledgement is on the server."""
+
+    def close_epochs(self, ended: int) -> None:
+        """Closes for the group what is settled by now; raises EpochIncomplete."""
+
+    def jams(self) -> list[Jam]:
+        """The partitions where writers wait for room, and what this member holds of them."""
+
+    def hurry(self, patience_s: float) -> None:
+        """From now on a server that went away is not waited for longer than this."""
+
+    def leave(self) -> None:
+        """Hands back what is held and signs off."""
+
+
+class AnyReader(Protocol):
+    """Reads one epoch into a prefetch queue, in a thread of its own: ``shared.EpochReader``."""
+
+    epoch: int
+    bad_entries: int
+    filled: int
+    """Samples that stand in for bad ones; always 0 where reading is shared."""
+
+    def run(self) -> None:
+        """The thread's body: everything ends in the queue, errors too."""
+
+    def why_waiting(self, seconds: float) -> str:
+        """Why there is no batch."""
+
+
+class AnyKeeper(Protocol):
+    """Keeps this member alive in its group, in a thread of its own: ``keeper.Keeper``."""
+
+    horizon: int
+    """The epoch being read here."""
+    error: Exception | None
+    """Why it ended by itself: the loop raises it."""
+
+    def start(self) -> None:
+        """Begins to give signs of life."""
+
+    def stop(self) -> None:
+        """Ends the thread."""
+
+    def recover(self) -> None:
+        """Takes up what an earlier process of this member's name had been given."""
