@@ -64,6 +64,20 @@ class TestPins:
         assert trim_entries(any_client, partition, generation, 0, records) is None
         assert list(retained_epochs(any_client, stream)) == [0]
 
+    def test_a_group_that_joins_stops_a_removal_that_was_planned_before_it(
+        self, any_url: str, any_client: Client
+    ) -> None:
+        """It was told that it reads from epoch 0 on."""
+        settled_epochs(any_url, 1)
+        stream = load_stream(any_client, "t")
+        partition = stream.partitions[0]
+        generation = load_roster(any_client, partition).generation
+        records = list(index_records(any_client, partition, 0, 0))
+        assert join_group(any_client, Membership(stream, "late", "m", "1")) == 0
+        assert not release_epoch(any_client, stream, 0, generation)
+        assert trim_entries(any_client, partition, generation, 0, records) is None
+        assert list(retained_epochs(any_client, stream)) == [0]
+
     def test_what_is_not_whole_any_more_cannot_be_pinned(self, any_url: str, any_client: Client) -> None:
         """A pin promises a replay; of a trimmed or released epoch there is none."""
         settled_epochs(any_url, 2, partitions=2)
