@@ -195,7 +195,8 @@ class SharedReading(Reading):
 
     def take_up(self) -> None:
         """What is pending here though it was acknowledged: a server that lost its last second forgot it."""
-        outage = Outage(self._options.notify, self.place.client.patience.seconds, "asking the server")
+        patience = self.place.client.patience
+        outage = Outage(patience.notify, patience.seconds, "asking the server")
         while True:
             try:
                 self.keeper.recover(self.place.is_all_settled)
