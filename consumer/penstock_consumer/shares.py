@@ -151,7 +151,7 @@ class Shares:
         loader, reading = self._loader, self._reading
         if loader._options.stages:
             raise ValueError("worker processes read what is in the stream; filter() and the like need num_workers=0")
-        loader._settlement.flush()
+        self.flush()
         reading.stop()
         epoch = loader._await_epoch(reading, is_first)
         if epoch is None:
@@ -188,6 +188,10 @@ class Shares:
         )  # fmt: skip
         return batch
 
+    def flush(self) -> None:
+        """Before a wait that nobody sees from here: an acknowledgement lost with its connection would keep its room."""
+        self._loader._settlement.flush()
+
     def end(self, part: Part, last: int) -> bool:
         """The pass was read to its end, the last batch's position given; whether it goes on into the next (a feed)."""
         loader, reading = self._loader, self._reading
@@ -205,9 +209,9 @@ class Shares:
         return reading
 
 
-def has_ranks(loader: Loader) -> bool:
-    """Whether it reads in canonical order."""
-    return loader._options.order is not None
+def has_ranks(loader: object) -> bool:
+    """Whether it reads in canonical order, as one loader; a mixture of several is not one."""
+    return isinstance(loader, Loader) and loader._options.order is not None
 
 
 def runs_on(loader: Loader, epoch: int) -> bool:

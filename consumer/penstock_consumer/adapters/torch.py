@@ -291,6 +291,7 @@ class Acknowledging:
                     token = feed.pulled(shares.take(part, carried))
                     last, is_empty = carried.position, False
                     yield carried.element, (token, part.epoch)
+                    shares.flush()
                 goes_on = shares.end(part, last)
                 if not goes_on and (is_resumed or not is_empty):
                     return

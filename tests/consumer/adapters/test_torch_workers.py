@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from penstock_common.errors import StateMismatch
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.connection import connect
 from penstock_common.stream.roster import load_roster
-from tests.contracts.ordered import plan, rank_of
+from tests.contracts.ordered import plan, planned_writer, rank_of, write_shards
 from tests.contracts.processes import child
 
 torch = pytest.importorskip("torch")
@@ -127,6 +128,24 @@ def test_workers_whose_batches_nobody_would_acknowledge_are_refused(any_url: str
         with pytest.raises(ValueError, match="num_workers=0"):
             next(iter(batches))
         assert [number for one in labels(made(loader)) for number in one] == list(range(0, sum(SIZES), 2))
+
+
+def test_workers_may_wait_for_the_producer(any_url: str) -> None:
+    """A training starts before its first sample is made, and overtakes its producer at every step."""
+
+    def write() -> None:
+        with planned_writer(any_url) as writer:
+            for _ in range(2):
+                write_shards(writer.epoch(sizes=list(SIZES)), range(len(SIZES)), SIZES, frozenset())
+
+    writing = threading.Thread(target=write)
+    with rank_of(any_url) as loader:
+        threading.Timer(0.5, writing.start).start()
+        batches = made(loader, 2)
+        assert [number for one in labels(batches) for number in one] == list(range(sum(SIZES)))
+        assert [number for one in labels(batches) for number in one] == list(range(sum(SIZES)))
+    writing.join(20)
+    assert positions(any_url) == [sum(SIZES)] * 2
 
 
 def train_until_killed(url: str) -> None:
