@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock_common.errors import SpecMismatch, StateMismatch
@@ -212,6 +214,21 @@ def test_what_was_pulled_and_not_trained_on_comes_again_in_its_turn(any_url: str
                 feed.arrive([token])
         assert found == whole[7:]
     assert delivered(any_client) == SIZES
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_adapters_take_a_mixture_for_a_loader(framework: str, any_url: str, any_client: Client) -> None:
+    """Who trains on one stream today mixes two tomorrow, and changes nothing else."""
+    pytest.importorskip(framework)
+    adapter = importlib.import_module(f"penstock.{framework}")
+    streams(any_url, epochs=2)
+    with mixture(any_url, group="whole") as mixed:
+        whole = [[list(row) for _, _, row in map(step, mixed)] for _ in range(2)]
+    with mixture(any_url) as mixed:
+        batches = adapter.dataset(mixed)
+        found = [[np.asarray(batch["y"]).tolist() for batch in batches] for _ in range(2)]
+    assert found == whole
+    assert delivered(any_client) == {name: 2 * count for name, count in SIZES.items()}
 
 
 def test_a_state_of_another_mixture_is_refused(any_url: str) -> None:
