@@ -12,8 +12,9 @@ import pytest
 
 from penstock_common.errors import TooManyDeadLetters
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.bad import drop_bad, list_bad
+from penstock_common.stream.bad import list_bad
 from penstock_common.stream.commands import Client
+from penstock_common.stream.drop import drop_bad
 from penstock_common.stream.roster import Membership, join_group
 from penstock_consumer.loader import Loader
 from penstock_consumer.shared.burials import HOPELESS_ENTRIES

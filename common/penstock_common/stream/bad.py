@@ -1,4 +1,4 @@
-"""What went wrong with single samples and entries, and an operator's word on it: list, show, retry, drop.
+"""What went wrong with single samples and entries: listed, shown, given again. What is given up is ``drop``'s.
 
 Quarantined samples are holes: settled for every group, for ever. Dead letters are a group's own. Nothing here decodes a
 payload, and no number in an entry is believed: identities come from the shard indexes.
@@ -12,20 +12,16 @@ from dataclasses import dataclass, field, replace
 
 from redis.exceptions import ResponseError
 
-from penstock_common.errors import BadEntry, EntryNotFound, GroupNotFound, StreamConflict
+from penstock_common.errors import BadEntry, EntryNotFound, StreamConflict
 from penstock_common.format.header import parse_header
 from penstock_common.format.limits import MAX_HEADER_BYTES
-from penstock_common.stream.audit import audit_stream, survey_epoch
-from penstock_common.stream.audit.accounts import MissingRange
-from penstock_common.stream.commands import Arg, Client, run_script
-from penstock_common.stream.dead import DeadNote, load_notes, write_note
-from penstock_common.stream.entries import Record, index_records, is_gone, list_pending
+from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.dead import DeadNote, load_notes
+from penstock_common.stream.entries import Record, index_records, is_gone
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.ledger import runs, uncovered
-from penstock_common.stream.lua.repairs import GIVE_UP, REOPEN, RETRY, SHOW
-from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, load_manifest, retained_epochs
-from penstock_common.stream.repairs import balance_bytes
-from penstock_common.stream.roster import ORDERED, SHARED, close_for_group, load_roster, require_group, server_ms
+from penstock_common.stream.lua.repairs import REOPEN, RETRY, SHOW
+from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, retained_epochs
+from penstock_common.stream.roster import ORDERED, load_roster, require_group
 from penstock_common.stream.streams import Stream
 
 
@@ -112,7 +108,7 @@ def show_entry(client: Client, stream: Stream, epoch: int, entry: str) -> EntryV
         except ResponseError:
             raise EntryNotFound(f"{entry!r} is no entry's id: they look like 1700000000000-0") from None
         if reply:
-            shard, record = _records(client, stream, manifest, partition).get(entry.encode(), (None, None))
+            shard, record = records_by_entry(client, stream, manifest, partition).get(entry.encode(), (None, None))
             return EntryView(
                 epoch, entry, shard, record.first if record else 0, record.end if record else 0,
                 ascii(reply[0].decode("utf-8", "backslashreplace"))[1:-1][:SHOWN_HEADER], _problem(stream, reply[0]),
@@ -181,113 +177,6 @@ def _retry(client: Client, stream: Stream, letter: DeadLetter, *, must: bool) ->
     return False
 
 
-def drop_bad(
-    client: Client, stream: Stream, epoch: int, *, group: str | None, reason: str, entry: str | None = None
-) -> list[DeadLetter]:
-    """An operator's word that a group (None: every shared group) goes without what is dead or lost, or one entry.
-
-    The samples become settled and are kept by identity and reason; an entry that no producer committed is deleted when
-    every group drops it (an ordered group never meets one, and gives up nothing). Returns what was given up. Raises
-    EntryNotFound, GroupNotFound, StreamConflict.
-    """
-    manifest = load_manifest(client, stream, epoch)
-    groups = _groups(client, stream, epoch, group)
-    done: list[DeadLetter] = []
-    for name in groups:
-        done += _drop_entries(client, stream, manifest, name, reason, entry, again=group is None)
-        if entry is None:
-            done += _drop_lost(client, stream, manifest, name, reason)
-        if manifest.state == PRODUCED and not uncovered(client, stream, manifest, name):
-            close_for_group(client, stream, name, epoch)
-    if entry is not None and not done:
-        raise EntryNotFound(
-            f"entry {entry} of epoch {epoch} is neither a dead letter of {', '.join(groups)} nor pending there: what a "
-            "group was not given yet cannot be dropped; what is lost is dropped without naming an entry"
-        )
-    if group is None:
-        _delete_strays(client, stream, epoch, done)
-    if done and manifest.state == PRODUCED:
-        for partition, survey in zip(stream.partitions, survey_epoch(client, stream, manifest), strict=True):
-            balance_bytes(client, partition, survey, epoch)  # what is gone takes no room
-    return done
-
-
-def _drop_entries(
-    client: Client, stream: Stream, manifest: Manifest, group: str, reason: str, entry: str | None, *, again: bool
-) -> list[DeadLetter]:
-    """Dead letters, or the one entry that is named: dead, pending, or gone.
-
-    ``again``: also what this group gave up before and no index names; else it could never be deleted.
-    """
-    done = []
-    for partition in stream.partitions:
-        notes = load_notes(client, partition, manifest.epoch, group)
-        dead = [name for name, note in notes.items() if not note.given_up or (again and note.shard < 0)]
-        # pending before the records: of an epoch that has ended, what is in no record then no producer committed
-        is_swept = entry is None and manifest.is_ended
-        pending = list_pending(client, partition, manifest.epoch, group) if is_swept else []
-        records = _records(client, stream, manifest, partition)
-        strays = [one.entry_id for one in pending if one.entry_id not in records]
-        wanted = [entry.encode()] if entry is not None else [*dead, *strays]
-        if strays:  # but an entry that only lost its record is handed out as it is
-            whole = {lost.found.encode() for lost in _missing(client, stream, manifest)}
-            wanted = [entry_id for entry_id in wanted if entry_id not in whole]
-        for entry_id in wanted:
-            if entry_id in dead or _is_pending(client, partition, manifest.epoch, group, entry_id):
-                shard, record = records.get(entry_id, (-1, None))
-                why = f"{reason} ({notes[entry_id].why})" if entry_id in notes else reason
-                done.append(_give_up(client, partition, manifest, group, entry_id, shard, record, why))
-    return done
-
-
-def _missing(client: Client, stream: Stream, manifest: Manifest) -> list[MissingRange]:
-    audits = audit_stream(client, stream, epoch=manifest.epoch).epochs
-    return audits[0].missing if audits else []
-
-
-def _drop_lost(client: Client, stream: Stream, manifest: Manifest, group: str, reason: str) -> list[DeadLetter]:
-    """What nobody will ever deliver to the group, by the audit."""
-    audits = audit_stream(client, stream, epoch=manifest.epoch).epochs
-    lost = audits[0].groups[group].lost_ranges if audits and group in audits[0].groups else []
-    done = []
-    for shard, first, end in lost:
-        partition = stream.partition_of(shard)
-        record = Record(end, b"", first, end - first, 0, ())
-        done.append(_give_up(client, partition, manifest, group, b"", shard, record, reason))
-    return done
-
-
-def _give_up(
-    client: Client, partition: PartitionKeys, manifest: Manifest, group: str, entry_id: bytes, shard: int,
-    record: Record | None, why: str,
-) -> DeadLetter:  # fmt: skip
-    """``record`` has the identity; None where no index names the entry, which then settles nothing."""
-    first, end = (record.first, record.end) if record else (0, 0)
-    note = DeadNote(why[:500], server_ms(client), True, shard if record else -1, first, end)
-    name = entry_id or f"{shard}:{first}-{end}".encode()
-    holes = record.holes if record else ()
-    spans = runs([offset for offset in range(first, end) if offset not in holes])
-    keys = [
-        partition.state(manifest.epoch), partition.entries(manifest.epoch), partition.dead(manifest.epoch, group),
-        partition.ledger(manifest.epoch, group, max(shard, 0)),
-    ]  # fmt: skip
-    args: list[Arg] = [manifest.live_state, group, entry_id, name, write_note(note), len(spans)]
-    args += [bound for span in spans for bound in span]
-    if run_script(client, GIVE_UP, keys, args) != 1:
-        raise StreamConflict(f"epoch {manifest.epoch} was abandoned or released: nothing of it is owed to anyone")
-    return _letter(manifest.epoch, group, name, note)
-
-
-def _delete_strays(client: Client, stream: Stream, epoch: int, done: list[DeadLetter]) -> None:
-    for letter in done:
-        if letter.shard is None:
-            for partition in stream.partitions:
-                client.xdel(partition.entries(epoch), letter.entry)
-                for name in load_roster(client, partition).groups:
-                    client.xack(partition.entries(epoch), name, letter.entry)
-                    client.hdel(partition.dead(epoch, name), letter.entry)
-
-
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -320,23 +209,24 @@ def _letters(
         for name in load_roster(client, partition).groups
         if group in (None, name)
     }
-    records = _records(client, stream, manifest, partition) if any(by_group.values()) else {}
+    records = records_by_entry(client, stream, manifest, partition) if any(by_group.values()) else {}
     for name, notes in by_group.items():
         for entry_id, note in sorted(notes.items()):
             shard, record = records.get(entry_id, (-1, None))
             if record is not None and not note.given_up:
-                yield _letter(epoch, name, entry_id, replace(note, shard=shard, first=record.first, end=record.end))
+                yield letter_of(epoch, name, entry_id, replace(note, shard=shard, first=record.first, end=record.end))
             else:
-                yield _letter(epoch, name, entry_id, note)
+                yield letter_of(epoch, name, entry_id, note)
 
 
-def _letter(epoch: int, group: str, name: bytes, note: DeadNote) -> DeadLetter:
+def letter_of(epoch: int, group: str, name: bytes, note: DeadNote) -> DeadLetter:
+    """A note as it is shown; ``name`` is its field."""
     entry = "" if b":" in name else name.decode("utf-8", "replace")
     shard = note.shard if note.shard >= 0 else None
     return DeadLetter(epoch, group, entry, shard, note.first, note.end, note.why, note.since_ms, note.given_up)
 
 
-def _records(
+def records_by_entry(
     client: Client, stream: Stream, manifest: Manifest, partition: PartitionKeys
 ) -> dict[bytes, tuple[int, Record]]:
     """Entry id -> shard and record, of one partition: what an entry says of itself counts for nothing."""
@@ -347,31 +237,6 @@ def _records(
         for record in index_records(client, partition, manifest.epoch, shard)
         if record.entry_id
     }
-
-
-def _is_pending(client: Client, partition: PartitionKeys, epoch: int, group: str, entry_id: bytes) -> bool:
-    try:
-        return bool(client.xpending_range(partition.entries(epoch), group, entry_id, entry_id, 1))
-    except ResponseError as error:
-        if is_gone(error):
-            return False
-        raise EntryNotFound(f"{entry_id.decode()!r} is no entry's id: they look like 1700000000000-0") from None
-
-
-def _groups(client: Client, stream: Stream, epoch: int, group: str | None) -> list[str]:
-    roster = load_roster(client, stream.partitions[0])
-    if group is not None:
-        require_group(client, stream, group)
-    reading = {name: g for name, g in roster.groups.items() if g.first <= epoch and group in (None, name)}
-    shared = [name for name, g in reading.items() if g.kind == SHARED]
-    if reading and not shared:
-        raise StreamConflict(
-            f"group {min(reading)!r} reads in order: it passes over nothing; `penstock audit {stream.name} --repair` "
-            "makes what is missing anew, or name a group that is not ordered"
-        )
-    if not reading:
-        raise GroupNotFound(f"no group of {stream.name!r} reads epoch {epoch}: there is nobody to drop anything for")
-    return shared
 
 
 def _problem(stream: Stream, meta: bytes) -> str:

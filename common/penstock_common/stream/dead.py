@@ -46,6 +46,13 @@ def write_note(note: DeadNote) -> str:
     return json.dumps({"why": note.why, "at": note.since_ms, "given_up": True, **place})
 
 
+def skipped(client: Client, partition: PartitionKeys, epoch: int, group: str) -> tuple[set[bytes], list[DeadNote]]:
+    """What an ordered group passes over: entries by id, dead or given up, and given up ranges that have no entry."""
+    notes = load_notes(client, partition, epoch, group)
+    ranges = [note for name, note in notes.items() if b":" in name and note.given_up]
+    return {name for name in notes if b":" not in name}, ranges
+
+
 def load_notes(client: Client, partition: PartitionKeys, epoch: int, group: str) -> dict[bytes, DeadNote]:
     """Everything noted, by entry id or ``shard:first-end``."""
     reply: dict[bytes, bytes] = client.hgetall(partition.dead(epoch, group))

@@ -19,9 +19,10 @@ from penstock_common.errors import (
 )
 from penstock_common.stream.channel import Channel
 from penstock_common.stream.connection import open_channel
+from penstock_common.stream.dead import DeadNote, skipped
 from penstock_common.stream.entries import fetch_command
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.ledger import bury, dead_letters
+from penstock_common.stream.ledger import bury
 from penstock_common.stream.manifest import ABANDONED, Manifest, load_manifest
 from penstock_common.stream.positions import HEAD_STEPS
 from penstock_common.stream.roster import load_roster
@@ -83,14 +84,14 @@ class OrderedReader:
         self._manifest = load_manifest(place.client, place.stream, epoch)
         begun = shards_in_order(place.client, place.stream, self._manifest)
         self.steps = Steps(start, order.rank, order.world, order.batch, remainder, share)
-        self._walk = Walk(place.client, place.stream, self._manifest, begun, self.steps.start)
+        self._unusable, self._dropped = self._skipped()
+        self._walk = Walk(place.client, place.stream, self._manifest, begun, self.steps.start, self._dropped)
         self._head: Walk | None = None
         """The epoch from its first position, for what runs on beyond its end."""
         self._planned = self._received_rows = self._emitted = 0
         """Rows planned and rows received; batches put into the queue."""
         self._todo: deque[Take] = deque()
         self._asked: deque[Take] = deque()
-        self._unusable = self._known_dead()
         self._assembler = Assembler(spec, order.batch, arena, epoch)
         self._answers: list[Received] = []
         self._expected = Expected(place.stream, self._manifest)
@@ -108,13 +109,14 @@ class OrderedReader:
         order = self.place.order
         require_step_fits(self.place.stream, order.world * order.batch, HEAD_STEPS)
 
-    def _known_dead(self) -> set[tuple[int, bytes]]:
-        """Entries known to be unreadable, by partition: another rank may have met them before this one."""
-        return {
-            (partition.number, entry_id)
-            for partition in self.place.stream.partitions
-            for entry_id in dead_letters(self.place.client, partition, self.epoch, self.place.who.group)
-        }
+    def _skipped(self) -> tuple[set[tuple[int, bytes]], list[DeadNote]]:
+        """Entries by partition, and ranges, that are passed over: another rank met them before, or an operator did."""
+        entries, ranges = set(), []
+        for partition in self.place.stream.partitions:
+            known, dropped = skipped(self.place.client, partition, self.epoch, self.place.who.group)
+            entries |= {(partition.number, entry_id) for entry_id in known}
+            ranges += dropped
+        return entries, ranges
 
     def run(self) -> None:
         """The thread's body: everything ends in the queue, errors too."""
@@ -246,7 +248,7 @@ class OrderedReader:
             raise NotYet
         if self._head is None:
             begun = shards_in_order(self.place.client, self.place.stream, self._manifest)
-            self._head = Walk(self.place.client, self.place.stream, self._manifest, begun, 0)
+            self._head = Walk(self.place.client, self.place.stream, self._manifest, begun, 0, self._dropped)
         laps = total
         while True:
             for piece in self._head.pieces(0):
@@ -309,12 +311,14 @@ class OrderedReader:
         total, record, name = self._total, take.piece.record, self.place.stream.name
         if manifest.state == ABANDONED:
             raise EpochNotFound(f"epoch {self.epoch} of {name!r} was abandoned")
-        if total is None or take.piece.start < total:
+        self._unusable |= self._skipped()[0]  # an operator may have given it up since this epoch was begun
+        if (total is None or take.piece.start < total) and not self._is_unusable(take.piece):
             raise EpochIncomplete(
                 f"epoch {self.epoch} of {name!r}: shard {take.piece.shard} offsets {record.first}-{record.end - 1} "
                 f"(entry {record.entry_id.decode()}) are in the index and not in the stream, though group "
                 f"{self.place.who.group!r} has not settled them: "
-                f"`penstock audit {name} --repair SOURCE...` makes them again",
+                f"`penstock audit {name} --repair SOURCE...` makes them again, `penstock bad drop {name} {self.epoch} "
+                f"--group {self.place.who.group}` goes on without",
                 [(take.piece.shard, record.first, record.end)],
             )
         self._leave_out(take)  # settled and removed; another sample pads the last step

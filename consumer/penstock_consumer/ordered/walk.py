@@ -6,10 +6,11 @@ What they mean for a batch is ``canonical``'s, payloads are fetched by ``reader`
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from penstock_common.errors import EpochIncomplete, OrderNeedsSizes
 from penstock_common.stream.commands import Client
+from penstock_common.stream.dead import DeadNote
 from penstock_common.stream.entries import Record, await_record, index_records
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards
 from penstock_common.stream.positions import starts_of
@@ -20,8 +21,15 @@ from penstock_consumer.ordered.canonical import Piece
 class Walk:
     """Goes on from one position; keeps what it has read until told to `forget` it."""
 
-    def __init__(self, client: Client, stream: Stream, manifest: Manifest, begun: range, position: int) -> None:
-        """``begun`` are the shards there may be. Raises EpochIncomplete where the position lies beyond them."""
+    def __init__(
+        self, client: Client, stream: Stream, manifest: Manifest, begun: range, position: int,
+        dropped: Sequence[DeadNote] = (),
+    ) -> None:  # fmt: skip
+        """``begun`` are the shards there may be; ``dropped`` ranges are gone for good, and holes.
+
+        Raises EpochIncomplete where the position lies beyond them.
+        """
+        self._dropped = dropped
         self._client, self._stream, self._manifest, self._begun = client, stream, manifest, begun
         self._pieces: deque[Piece] = deque()
         self._shard, self._shard_start = self._place_of(position)
@@ -106,19 +114,32 @@ class Walk:
         if record is None:
             self._records = None
             if self._manifest.state == PRODUCED and size is not None:
-                raise self._missing(self._offset, size)
+                self._pass(size)
+                return True
             return False
         if record.first > self._offset:
-            raise self._missing(self._offset, record.first)
+            self._pass(record.first)
         self._pieces.append(Piece(self._shard_start + record.first, self._shard, record))
         self._offset = record.end
         return True
+
+    def _pass(self, hi: int) -> None:
+        """Takes what no record names, up to ``hi``, for holes, if an operator gave it up; raises EpochIncomplete."""
+        lo = at = self._offset
+        for note in sorted(self._dropped, key=lambda note: note.first):
+            if note.shard == self._shard and note.first <= at:
+                at = max(at, note.end)
+        if at < hi:
+            raise self._missing(lo, hi)
+        self._pieces.append(Piece(self._shard_start + lo, self._shard, Record(hi, b"", lo, 0, 0, ())))
+        self._offset = hi
 
     def _missing(self, lo: int, hi: int) -> EpochIncomplete:
         name = self._stream.name
         return EpochIncomplete(
             f"epoch {self._manifest.epoch} of {name!r}: the index of shard {self._shard} has no record of offsets "
-            f"{lo}-{hi - 1}: `penstock audit {name} --repair SOURCE...` makes them again",
+            f"{lo}-{hi - 1}: `penstock audit {name} --repair SOURCE...` makes them again, "
+            f"`penstock bad drop {name} {self._manifest.epoch}` goes on without",
             [(self._shard, lo, hi)],
         )
 

@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_json, add_url, url_of
+from penstock.cli import add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -39,10 +39,10 @@ samples count as dead, not as lost, and the epoch closes. `penstock audit --repa
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = _action(actions, "list", "quarantined samples and dead letters, with their reasons")
-    show = _action(actions, "show", "one entry's header and sizes; no payload is fetched")
-    retry = _action(actions, "retry", "give dead letters to their groups again")
-    drop = _action(actions, "drop", "go on without what is dead or lost, or without one entry")
+    listing = add_action(actions, "list", "quarantined samples and dead letters, with their reasons")
+    show = add_action(actions, "show", "one entry's header and sizes; no payload is fetched")
+    retry = add_action(actions, "retry", "give dead letters to their groups again")
+    drop = add_action(actions, "drop", "go on without what is dead or lost, or without one entry")
     for one in (listing, retry):
         one.add_argument("--epoch", type=int, metavar="N", help="only of this epoch (default: all that are retained)")
         one.add_argument("--group", help="only of this group (default: all)")
@@ -53,22 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drop.add_argument("entry", nargs="?", help="only this entry (default: all that is dead or lost)")
     who = drop.add_mutually_exclusive_group(required=True)
     who.add_argument("--group", help="for this group")
-    who.add_argument(
-        "--all-groups", action="store_true", help="for every shared group; forged entries are then deleted"
-    )
+    who.add_argument("--all-groups", action="store_true", help="for every group; forged entries are then deleted")
     drop.add_argument("--reason", default="dropped by an operator", help="kept with the identity")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-
-
-def _action(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
-) -> argparse.ArgumentParser:
-    parser = actions.add_parser(name, help=text, description=text)
-    parser.add_argument("stream")
-    add_url(parser)
-    add_json(parser)
-    return parser
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
@@ -143,7 +131,7 @@ def _retry(client: Client, stream: Stream, args: argparse.Namespace, console: Co
 
 
 def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
-    from penstock_common.stream.bad import drop_bad
+    from penstock_common.stream.drop import drop_bad
 
     done = drop_bad(client, stream, args.epoch, group=args.group, reason=args.reason, entry=args.entry)
     return _tell(done, "is given up: nothing of it is owed to the group any more", args, console)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,7 @@ from penstock_common.format.limits import MAX_HEADER_BYTES, MAX_NUMBER
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import decode
 from penstock_common.stream.commands import Client, run_script
-from penstock_common.stream.dead import load_notes
+from penstock_common.stream.dead import DeadNote, load_notes
 from penstock_common.stream.entries import Record, group_counts, index_records, is_gone, parse_id
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.ledger import settled_bits
@@ -136,9 +136,7 @@ def survey_partition(
         group.dead = {entry_id: note.why for entry_id, note in notes.items() if not note.given_up}
         if group.is_ordered:
             _leave_out_bad(group, index)
-        for note in notes.values():
-            if note.given_up and note.shard in sizes:
-                group.given_up.setdefault(note.shard, []).append((note.first, note.end))
+        _take_given_up(group, notes.values())
     bad = {_place(name) for name in client.hkeys(partition.quarantine(epoch))}
     state: bytes | None = client.get(partition.state(epoch))
     roster = load_roster(client, partition)
@@ -150,6 +148,14 @@ def _settled_position(client: Client, partition: PartitionKeys, epoch: int, grou
     if (group, epoch) in roster.closed:
         return MAX_NUMBER
     return load_positions(client, partition, epoch, group).minimum(roster.groups[group].world)
+
+
+def _take_given_up(group: GroupSurvey, notes: Iterable[DeadNote]) -> None:
+    for note in notes:
+        if note.given_up and note.shard in group.settled:
+            group.given_up.setdefault(note.shard, []).append((note.first, note.end))
+            if group.is_ordered:  # it has no bits that giving up would have set
+                group.settled[note.shard][note.first : note.end] = True
 
 
 def _leave_out_bad(group: GroupSurvey, index: dict[int, list[Record]]) -> None:
