@@ -28,7 +28,7 @@ def drop_group(client: Client, stream: Stream, group: str) -> bool:
     """Takes a group off every roster, with all that it has settled; whether it was there."""
     found = False
     _forget(client, stream, group, retained_epochs(client, stream))
-    for partition in stream.partitions:
+    for partition in reversed(stream.partitions):  # the first, by which a group is known, last: it may be asked again
         epochs = load_roster(client, partition).epochs
         keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
         found = bool(run_script(client, DROP_GROUP, keys, [group])) or found

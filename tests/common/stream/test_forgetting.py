@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from penstock.__main__ import main
+from penstock_common.stream import forgetting
+from penstock_common.stream.commands import run_script
 from penstock_common.stream.forgetting import drop_group, reset_group
+from penstock_common.stream.roster import load_roster
 from tests.contracts.feed import loader_of, numbers, open_stream, produce
 
 
@@ -27,3 +33,24 @@ def test_a_group_that_is_reset_reads_everything_again(any_url: str, any_client: 
     reset_group(any_client, open_stream(any_client, "t"), "g", 0)
     with loader_of(any_url) as loader:
         assert sorted(numbers(loader)) == list(range(100))
+
+
+def test_a_drop_that_was_broken_off_is_simply_asked_for_again(
+    any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half dropped, a group held data in one partition, and nobody could name it any more to drop it."""
+    produce(any_url, "t", 10, partitions=2)
+    assert main(["groups", "declare", "t", "g", "--url", any_url]) == 0
+    stream, asked = open_stream(any_client, "t"), list[str]()
+
+    def break_off(client: Any, script: str, *given: Any) -> Any:
+        asked.append(script)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return run_script(client, script, *given)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(forgetting, "run_script", break_off)
+        drop_group(any_client, stream, "g")
+    assert main(["groups", "drop", "t", "g", "--url", any_url]) == 0
+    assert [list(load_roster(any_client, partition).groups) for partition in stream.partitions] == [[], []]
