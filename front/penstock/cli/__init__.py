@@ -84,6 +84,22 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
 
 
+def add_stream(parser: argparse.ArgumentParser) -> None:
+    """``stream``, with ``--url`` and ``--json``: what every command has that looks at one stream or steers it."""
+    parser.add_argument("stream", help="its name; `penstock inspect` lists them")
+    add_url(parser)
+    add_json(parser)
+
+
+def add_action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
+) -> argparse.ArgumentParser:
+    """One of several things that a command does with a stream, e.g. ``penstock groups list``."""
+    parser = actions.add_parser(name, help=text, description=text)
+    add_stream(parser)
+    return parser
+
+
 def url_of(args: argparse.Namespace) -> str:
     """The URL given with ``--url``, else the environment's, else the default."""
     from penstock_common.settings import Settings

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from penstock.cli import Parser, add_json, add_url, url_of
+from penstock.cli import Parser, add_stream, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -47,11 +47,9 @@ record gets it back. Groups that had settled the samples are not given them agai
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("stream")
+    add_stream(parser)
     parser.add_argument("--epoch", type=int, metavar="N", help="only this one (default: all that are retained)")
     parser.add_argument("--deep", action="store_true", help="fetch every payload and verify its checksum")
-    add_url(parser)
-    add_json(parser)
     parser.add_argument(
         "--repair", nargs=argparse.REMAINDER, metavar="SOURCE",
         help="make missing samples again; comes last: the rest of the line names the source",

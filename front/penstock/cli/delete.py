@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_json, add_url, url_of
+from penstock.cli import add_stream, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -18,11 +18,9 @@ HELP = "remove a stream with all its epochs and groups"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("stream")
+    add_stream(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--force", action="store_true", help="also under readers and writers; they stop with an error")
-    add_url(parser)
-    add_json(parser)
     parser.epilog = (
         "example:\n  penstock delete train --yes\n\n"
         "Nothing of it stays on the server, and nothing brings it back. A deletion that was interrupted is run again."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_json, add_url, url_of
+from penstock.cli import add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -28,16 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "epochs:N, time:24h, bytes:500mb",
     }
     for name, text in texts.items():
-        action = actions.add_parser(name, help=text, description=text)
-        action.add_argument("stream")
+        action = add_action(actions, name, text)
         if name == "retain":
-            action.add_argument("policy", metavar="POLICY")
+            action.add_argument("policy", metavar="POLICY", help="e.g. epochs:3")
         elif name != "list":
-            action.add_argument("epoch", type=int)
+            action.add_argument("epoch", type=int, help="its number, as `penstock epochs list` shows it")
         if name == "abandon":
             action.add_argument("--force", action="store_true", help="also an epoch that is complete")
-        add_url(action)
-        add_json(action)
     parser.epilog = (
         "example:\n  penstock epochs list train\n  penstock epochs close train 3\n  penstock epochs abandon train 3\n"
         "  penstock epochs pin train 2\n  penstock epochs retain train epochs:3\n\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_json, add_url, url_of
+from penstock.cli import add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -18,9 +18,9 @@ HELP = "list a stream's groups, declare one, or drop one"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _action(actions, "list", "every group, what it has yet to read, and whether data is kept for it")
-    declare = _action(actions, "declare", "make a group: data is kept for it from now on, until it is dropped")
-    drop = _action(actions, "drop", "forget a group, what it has read, and its claim on data")
+    add_action(actions, "list", "every group, what it has yet to read, and whether data is kept for it")
+    declare = add_action(actions, "declare", "make a group: data is kept for it from now on, until it is dropped")
+    drop = add_action(actions, "drop", "forget a group, what it has read, and its claim on data")
     for parser_of_one in (declare, drop):
         parser_of_one.add_argument("name", help="the group")
     declare.add_argument(
@@ -35,16 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "A trainer's group needs no declaring; but what it has not read is kept only while a member is there,\n"
         "and a declared group's until it is dropped."
     )
-
-
-def _action(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
-) -> argparse.ArgumentParser:
-    parser = actions.add_parser(name, help=text, description=text)
-    parser.add_argument("stream")
-    add_url(parser)
-    add_json(parser)
-    return parser
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

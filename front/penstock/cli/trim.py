@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_json, add_url, url_of
+from penstock.cli import add_stream, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -16,9 +16,7 @@ HELP = "release what a stream's retention gives up, now"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("stream")
-    add_url(parser)
-    add_json(parser)
+    add_stream(parser)
     parser.epilog = (
         "example:\n  penstock epochs retain train epochs:3\n  penstock trim train\n\n"
         "Writers and workers do the same by themselves every 10 seconds. What some group is owed, what is pinned and\n"
