@@ -139,6 +139,19 @@ class TestWindow(StageContract):
         """Of three batches."""
         return Window(where, 7, samples=3 * BATCH, nbytes=None)
 
+    def test_batches_stay_full_where_entries_were_lost(self) -> None:
+        """After a pass was broken off half of the window may have gone: drawing goes on until a batch is full."""
+        batches = arrivals([BATCH] * 9)
+        window = self.stage(setting())
+        for batch in batches[:3]:
+            window.put(batch)
+        batches[0].spans[0].lease.is_lost = batches[2].spans[0].lease.is_lost = True
+        window.end()
+        found = window.take()
+        assert found is not None
+        assert sorted(checked(found)) == list(batches[1].identities())
+        assert window.take() is None
+
 
 class TestWindowInBytes(StageContract):
     """A window in bytes, of samples of different sizes."""
