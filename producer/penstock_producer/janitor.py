@@ -19,7 +19,14 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import group_bits
 from penstock_common.stream.manifest import Manifest, begun_shards, ended_ms, find_manifest, retained_epochs
 from penstock_common.stream.release import release_epoch, unlink_epoch
-from penstock_common.stream.roster import Roster, expire_silent, forget_consumers, load_roster, server_ms
+from penstock_common.stream.roster import (
+    Roster,
+    expire_silent,
+    forget_consumers,
+    load_roster,
+    look_silent,
+    server_ms,
+)
 from penstock_common.stream.streams import Stream, deleted, find_stream
 from penstock_common.waiting import Notify
 from penstock_producer.policy import Policy, parse_policy
@@ -37,6 +44,8 @@ SLACK_SHARE = 0.1
 """How much more than needed is freed at once, so that a full budget is not planned for at every block."""
 SILENT_MS = 600_000
 """An undeclared group that vanished stops holding data after this long (design.md 5.6)."""
+LOOK_AGAIN_S = 4.0
+"""So much later who looked silent is looked at again: four beats of a member with a lease of 30 s."""
 TIDY_EVERY_S = 10.0
 """How often whoever writes looks for epochs that the policy gives up, and for trainers that vanished."""
 CHUNK = 250
@@ -91,11 +100,17 @@ def _facts(client: Client, stream: Stream, rosters: list[Roster], policy: Policy
 
 
 def _expire_vanished(client: Client, stream: Stream, silent_ms: int, notify: Notify) -> list[str]:
-    """Lets go what vanished trainers held, and what Redis remembers of them."""
+    """Lets go what vanished trainers held, and what Redis remembers of them.
+
+    Looks twice: a server's clock that jumps makes everybody look silent, until he renews a second later.
+    """
     expired: set[str] = set()
-    for partition in stream.partitions:
+    looked = [look_silent(client, partition, silent_ms) for partition in stream.partitions]
+    if any(looked):
+        time.sleep(LOOK_AGAIN_S)
+    for partition, silent in zip(stream.partitions, looked, strict=True):
         before = load_roster(client, partition).members
-        expired.update(expire_silent(client, partition, silent_ms))
+        expired.update(expire_silent(client, partition, silent_ms, silent))
         after = load_roster(client, partition).members if before else before
         for group, member in before.keys() - after.keys():
             forget_consumers(client, partition, group, member)

@@ -18,8 +18,7 @@ class Tidying:
     """Passes over a stream at intervals, from `start` to `stop`; it ends by itself with the stream."""
 
     def __init__(self, client: Client, stream: Stream, notify: Notify, every_s: float | None = None) -> None:
-        self._client = client.impatient()  # who writes bears an outage, and says so
-        self._stream, self._notify = stream, notify
+        self._client, self._stream, self._notify = client, stream, notify
         self._every_s = TIDY_EVERY_S if every_s is None else every_s
         self.stopping = threading.Event()
         """Set it to end the thread without waiting for that."""

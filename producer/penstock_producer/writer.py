@@ -89,7 +89,7 @@ class Writer:
             self._client, stream, spec=wanted, partitions=partitions, budget_bytes=budget_bytes,
             block_bytes=block_bytes, retention=policy, durability=durability and str(level), info=info,
         )  # fmt: skip
-        self._tidying = Tidying(self._client, self.stream, notify)
+        self._tidying = Tidying(self._client.impatient(), self.stream, notify)  # who writes bears outages
         self._tidying.start()
         weakref.finalize(self, self._tidying.stopping.set)
         self.should_stop: Callable[[], bool] = lambda: False

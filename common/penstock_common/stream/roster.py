@@ -298,15 +298,40 @@ def close_for_group(client: Client, stream: Stream, group: str, epoch: int) -> N
         run_script(client, CLOSE_FOR_GROUP, [partition.roster], [group, epoch])
 
 
-def expire_silent(client: Client, partition: PartitionKeys, silent_ms: int) -> list[str]:
+@readable(lambda client, partition, silent_ms: partition.roster)
+def look_silent(client: Client, partition: PartitionKeys, silent_ms: int) -> dict[bytes, bytes]:
+    """Roster fields, as they stand, of members, replays and undeclared groups unseen for so long by the server's clock.
+
+    That clock may have jumped: who still stands so at a second look, some beats later, is silent indeed.
+    """
+    before, found = server_ms(client) - silent_ms, {}
+    for name, value in client.hgetall(partition.roster).items():
+        if name[:2] in (b"m:", b"r:"):
+            is_silent = int(json.loads(value)["seen" if name[:2] == b"m:" else "till"]) < before
+        elif name[:2] == b"g:":
+            group = _group(value.decode())
+            is_silent = group.holds and not group.declared and group.seen_ms < before
+        else:
+            continue
+        if is_silent:
+            found[name] = value
+    return found
+
+
+def expire_silent(
+    client: Client, partition: PartitionKeys, silent_ms: int, looked: Mapping[bytes, bytes] | None = None
+) -> list[str]:
     """Forgets members and replays unseen for so long, and notes of waiting writers that died.
 
+    ``looked`` is what `look_silent` found before: what has changed since lives. None is one look only.
     Returns undeclared groups that stop holding data by it.
     A server that was down meanwhile has seen nobody: then nothing expires until it was up that long.
     """
     if int(client.info("server")["uptime_in_seconds"]) * 1000 < silent_ms:
         return []
-    return [name.decode() for name in run_script(client, EXPIRE_SILENT, [partition.roster], [silent_ms, STALE_MS])]
+    args: list[Arg] = [silent_ms, STALE_MS, int(looked is not None)]
+    args += [part for field in (looked or {}).items() for part in field]
+    return [name.decode() for name in run_script(client, EXPIRE_SILENT, [partition.roster], args)]
 
 
 def hold_for_replay(

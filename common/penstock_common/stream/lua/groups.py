@@ -175,18 +175,23 @@ return redis.call('HSET', KEYS[1], 'd:' .. ARGV[1] .. ':' .. ARGV[2], '1')
 EXPIRE_SILENT = (
     GO_ON
     + """
--- KEYS roster | ARGV silent_ms stale_ms : members unseen for so long go; undeclared groups unseen for so long stop
--- holding data; notes of waiting writers go when they are stale
+-- KEYS roster | ARGV silent_ms stale_ms twice field1 value1 .. : members unseen for so long go; undeclared groups
+-- unseen for so long stop holding data; notes of waiting writers go when they are stale. With twice = 1 only fields
+-- that still have the value of an earlier look: whoever lives has renewed since, whatever this server's clock did.
+local same = {}
+for i = 4, #ARGV, 2 do same[ARGV[i]] = ARGV[i + 1] end
+local function is_silent(field, value) return ARGV[3] ~= '1' or same[field] == value end
 local now = redis.call('TIME')
 now = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 local before, stale = now - tonumber(ARGV[1]), now - tonumber(ARGV[2])
 local all, expired = redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #all, 2 do
   local kind = string.sub(all[i], 1, 2)
-  if kind == 'm:' and cjson.decode(all[i + 1]).seen < before then redis.call('HDEL', KEYS[1], all[i]) end
-  if kind == 'r:' and cjson.decode(all[i + 1]).till < before then redis.call('HDEL', KEYS[1], all[i]) end
+  local twice = is_silent(all[i], all[i + 1])
+  if kind == 'm:' and twice and cjson.decode(all[i + 1]).seen < before then redis.call('HDEL', KEYS[1], all[i]) end
+  if kind == 'r:' and twice and cjson.decode(all[i + 1]).till < before then redis.call('HDEL', KEYS[1], all[i]) end
   if kind == 'w:' and cjson.decode(all[i + 1]).seen < stale then redis.call('HDEL', KEYS[1], all[i]) end
-  if kind == 'g:' then
+  if kind == 'g:' and twice then
     local record = cjson.decode(all[i + 1])
     if record.holds and not record.declared and record.seen < before then
       record.holds = false
