@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,6 +206,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "acknowledging": lambda loader: made(loader),
     "workers": lambda loader: made(loader, 2),
     "stateful workers": lambda loader: made(loader, 4, stateful.StatefulDataLoader),
+    "few snapshots": lambda loader: made(loader, 2, stateful.StatefulDataLoader, snapshot_every_n_steps=3),
 }
 
 
@@ -229,6 +232,43 @@ def test_a_state_goes_on_exactly_where_it_was_taken(way: str, any_url: str) -> N
             assert batches.state_dict().keys() == states[steps].keys()
             rest = [whole[0][steps:]] if steps < 14 else []
             assert [labels(batches) for _ in range(len(rest) + 1)] == [*rest, whole[1]]
+
+
+def train_with_checkpoints(url: str, file: str, workers: str, stop: str) -> None:
+    """Saves its state every other step and tells the loader; in step ``stop`` it waits to be killed."""
+    with rank_of(url, acknowledge="on_checkpoint") as loader:
+        batches = made(loader, int(workers), stateful.StatefulDataLoader)
+        for steps, _ in enumerate(batches, 1):
+            if steps % 2 == 0:
+                Path(file + ".new").write_text(json.dumps([steps, batches.state_dict()]))
+                Path(file + ".new").rename(file)
+                loader.checkpointed()
+            if steps == int(stop):
+                sys.stdout.write("here\n")
+                sys.stdout.flush()
+                signal.pause()
+
+
+@pytest.mark.parametrize(("killed_after", "workers"), [(2, 2), (7, 0), (7, 2), (12, 2)])
+def test_a_killed_training_goes_on_exactly_at_its_checkpoint(
+    killed_after: int, workers: int, any_url: str, tmp_path: Path
+) -> None:
+    """At 10, 50 and 90 % of an epoch: the batches are those of a run that nobody interrupted."""
+    plan(any_url, SIZES, BAD, epochs=2)
+    with rank_of(any_url, group="whole") as loader:
+        whole = labels(loader) + labels(loader)
+    file = tmp_path / "state.json"
+    with child(train_with_checkpoints, any_url, file, workers, killed_after) as trainer:
+        assert trainer.line() == "here"
+        trainer.kill()
+    steps, state = json.loads(file.read_text())
+    with rank_of(any_url, acknowledge="on_checkpoint") as loader:
+        batches = made(loader, workers, stateful.StatefulDataLoader)
+        batches.load_state_dict(state)
+        assert labels(batches) + labels(batches) == whole[steps:]
+        loader.checkpointed()
+    assert steps == killed_after // 2 * 2
+    assert positions(any_url) == [sum(SIZES) - len(BAD)] * 2
 
 
 def test_a_state_of_a_dataset_fits_any_number_of_workers(any_url: str) -> None:
