@@ -1,0 +1,31 @@
+"""The rule that blames a training for a full budget: by numbers, without a server."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_common.stream.waiters import Waiter
+from penstock_consumer.overdue import SETTLED_MS, Jam, is_overdue
+
+
+def jam(*, held: int = 80, need: int = 10, is_next: bool = True, waited: int = SETTLED_MS, others: bool = False) -> Jam:
+    """One waiting writer, a budget of 100, and what this member holds of it."""
+    writer = Waiter(0, waited, need, held, "budget", is_next)
+    return Jam([writer], held, 100, others)
+
+
+@pytest.mark.parametrize(
+    ("found", "is_blamed"),
+    [
+        (jam(), True),
+        (jam(is_next=False), False),  # it waits for an earlier shard, not for us
+        (jam(waited=SETTLED_MS - 1), False),  # the janitor may be about to free what is settled
+        (jam(others=True), False),  # somebody else's settling may do
+        (jam(others=True, held=95), True),  # but not here: what is held alone leaves no room
+        (jam(held=5), False),  # settling it would not help
+        (Jam([], 100, 100, False), False),  # nobody waits
+    ],
+)
+def test_only_who_alone_can_make_room_is_blamed(found: Jam, is_blamed: bool) -> None:
+    """An error that ends a training must never be a guess."""
+    assert is_overdue(found) is is_blamed
