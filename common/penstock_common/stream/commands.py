@@ -5,12 +5,13 @@ What a command means lives with its subject (streams, manifest, roster, entries,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, wraps
 from hashlib import sha1
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from penstock_common.errors import BadSpec, DamagedKey, PenstockError
 
@@ -23,6 +24,9 @@ Client: TypeAlias = Any
 """A control connection, as `connection.connect` makes it. redis-py declares every reply `bytes | str`, though here they
 are bytes: so the client is Any, and each reply's type is said where it is read."""
 
+_CANNOT_READ = re.compile(r"user_script:\s*\d+: (Expected |attempt to |bad argument )")
+"""How Lua, and its cjson, complain of a value: not what a command inside a script answered."""
+
 
 @cache
 def sha_of(script: str) -> bytes:
@@ -31,12 +35,23 @@ def sha_of(script: str) -> bytes:
 
 
 def run_script(client: Client, script: str, keys: Sequence[Key], args: Iterable[Arg]) -> Any:
-    """EVALSHA, loading the script where the server has lost it (a restart, SCRIPT FLUSH)."""
+    """EVALSHA, loading the script where the server has lost it (a restart, SCRIPT FLUSH).
+
+    Raises DamagedKey where the script cannot make sense of a value that it finds; the first key is the likeliest.
+    """
     given = list(args)
     try:
-        return client.evalsha(sha_of(script).decode(), len(keys), *keys, *given)
-    except NoScriptError:
-        return client.eval(script, len(keys), *keys, *given)
+        try:
+            return client.evalsha(sha_of(script).decode(), len(keys), *keys, *given)
+        except NoScriptError:
+            return client.eval(script, len(keys), *keys, *given)
+    except ResponseError as error:
+        if _CANNOT_READ.search(str(error)) is None:
+            raise
+        raise DamagedKey(
+            f"{' or '.join(keys[:3])} holds what Penstock did not write ({ascii(str(error))[:120]}): somebody else "
+            "did; docs/redis-keys.md says what belongs there"
+        ) from None
 
 
 def decoded(reply: dict[bytes, bytes]) -> dict[str, str]:

@@ -1,0 +1,30 @@
+"""Nonsense that somebody else wrote into a roster: a sentence that names the key, and no error of a Lua script."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from penstock_common.errors import DamagedKey
+from penstock_common.stream.roster import Membership, beat, join_group
+from penstock_common.stream.streams import Stream
+from tests.contracts.feed import open_stream, produce
+
+
+@pytest.mark.parametrize(
+    ("field", "nonsense"),
+    [("g:g", "{not json"), ("g:g", "17"), ("g:g", "[]"), ("m:g:me", "{not json"), ("m:g:me", "17")],
+)
+def test_nonsense_that_a_script_meets_is_named_by_its_key(
+    url: str, client: redis.Redis, field: str, nonsense: str
+) -> None:
+    """`ERR user_script:18: Expected value` tells nobody what to look at; on every version of the server."""
+    produce(url, "t", 10)
+    stream: Stream = open_stream(client, "t")
+    who = Membership(stream, "g", "me", "incarnation")
+    join_group(client, who)
+    (partition,) = stream.partitions
+    client.hset(partition.roster, field, nonsense)
+    with pytest.raises(DamagedKey, match=r"roster.*holds what Penstock did not write.*redis-keys"):
+        beat(client, who, partition, {})
+        join_group(client, who)
