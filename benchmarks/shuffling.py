@@ -1,7 +1,8 @@
 """How well the two ways of shuffling shuffle, against a true permutation: ``python -m benchmarks.shuffling``.
 
-No server: the stages and the permutation themselves are measured, on samples whose number is their place and whose
-label is constant over long stretches, as in a folder of images by class. The table is that of docs/shuffling.md.
+The stages and the permutation themselves are measured, on samples whose number is their place and whose label is
+constant over long stretches, as in a folder of images by class; then what a window costs, by itself and behind a
+server. The tables are those of docs/shuffling.md.
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.format.spec import Spec
+from penstock_common.stream.server import EmbeddedServer
+from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease, Span
 from penstock_consumer.pipeline.stage import Setting
 from penstock_consumer.pipeline.window import Window
 from penstock_producer.sources.plan import permutation
+from penstock_producer.writer import Writer
 
 SAMPLES, BATCH, CLASSES, ENTRY = 100_000, 64, 100, 128
 
@@ -95,6 +100,39 @@ def cost(sample_bytes: int, *, batches: int = 400) -> float:
     return batches * BATCH * sample_bytes / (time.perf_counter() - began) / 1e9
 
 
+def rate(server: EmbeddedServer, sample_bytes: int, n: int, batch: int, samples: int | None) -> float:
+    """Samples a second from a server to a loop that does nothing, all acknowledged, through a window of ``samples``."""
+    quiet: dict[str, Any] = {"url": server.url, "notify": lambda _: None}
+    name = f"{sample_bytes}-{samples}"
+    with Writer(name, spec={"x": ("uint8", (sample_bytes,))}, budget_bytes=2 << 30, **quiet) as writer:
+        with writer.epoch() as epoch:
+            for _ in range(0, n, 1000):
+                epoch.write_batch({"x": np.zeros((1000, sample_bytes), np.uint8)})
+        with Loader(name, group="g", batch_size=batch, **quiet) as loader:
+            if samples is not None:
+                loader.shuffle(samples=samples, seed=1)
+            began = time.perf_counter()
+            found = sum(one.size for one in loader)
+            return found / (time.perf_counter() - began)
+
+
+def costs() -> None:
+    """Prints what a window costs."""
+    print("| sample | through a window alone, GB/s |\n|---|---|")
+    for size in (256, 4096, 150_000):
+        print(f"| {size} bytes | {cost(size, batches=4000 if size < 10_000 else 100):.2f} |")
+    print("\n| from a server, samples/s (best of 3) | no window | window of 10 batches |\n|---|---|---|")
+    for size, n, batch in ((256, 100_000, 256), (4096, 50_000, 256), (150_000, 3000, 64)):
+        best = []
+        for samples in (None, 10 * batch):
+            tries = []
+            for _ in range(3):
+                with EmbeddedServer() as server:
+                    tries.append(rate(server, size, n, batch, samples))
+            best.append(max(tries))
+        print(f"| {size} bytes, batches of {batch} | {best[0]:,.0f} | {best[1]:,.0f} |")
+
+
 def main() -> None:
     """Prints the table."""
     arguments = argparse.ArgumentParser(description=__doc__)
@@ -125,9 +163,7 @@ def main() -> None:
             f"| {name} | {found.displacement:.3f} | {found.correlation:+.3f} | {found.run:.2f} | {found.labels:.1f} |"
         )
     print()
-    print("| sample | through a window, GB/s |\n|---|---|")
-    for size in (256, 4096, 150_000):
-        print(f"| {size} bytes | {cost(size, batches=4000 if size < 10_000 else 100):.2f} |")
+    costs()
 
 
 if __name__ == "__main__":

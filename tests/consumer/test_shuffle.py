@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.shuffling import measured
+from benchmarks.shuffling import interleaved, measured, windowed
 from penstock_common.format.spec import Spec
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
@@ -19,6 +19,7 @@ from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease, Span
 from penstock_consumer.pipeline.stage import Setting
 from penstock_consumer.pipeline.window import Window
+from penstock_producer.sources.plan import permutation
 from penstock_producer.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, loader_of, numbers, produce
 from tests.contracts.processes import child
@@ -44,6 +45,20 @@ def test_every_sample_comes_once_and_far_from_where_it_was(any_url: str, any_cli
     assert passes[0] != passes[1]
     assert delivered(any_client) == 1000
     assert audit_stream(any_client, "t").is_clean
+
+
+def test_canonical_order_is_a_true_permutation_and_a_window_mixes_what_is_near() -> None:
+    """What docs/shuffling.md tells users to choose by."""
+    n = 20_000
+    sorted_source, canonical = np.arange(n), measured(permutation(n, 1, 0))
+    true = measured(np.random.default_rng(1).permutation(n))
+    windows = [measured(windowed(sorted_source, size, 1)) for size in (20, 200, 2000, 10_000)]
+    assert abs(canonical.displacement - true.displacement) < 0.01
+    assert abs(canonical.labels - true.labels) < 1
+    assert [one.displacement for one in windows] == sorted(one.displacement for one in windows)
+    assert [one.labels for one in windows] == sorted(one.labels for one in windows)
+    assert windows[2].correlation > 0.9
+    assert measured(interleaved(permutation(n, 1, 0), 4)).labels > 0.97 * true.labels
 
 
 def test_the_same_arrivals_and_seed_give_the_same_batches(any_url: str) -> None:

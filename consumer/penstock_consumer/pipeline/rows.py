@@ -26,12 +26,15 @@ def unrolled(spans: Sequence[Span]) -> tuple[list[Lease], NDArray[np.int64]]:
 def rolled(leases: Sequence[Lease], offsets: Sequence[int]) -> list[Span]:
     """The spans of rows in this order; neighbours of one entry are one span."""
     spans: list[Span] = []
+    held: Lease | None = None
+    start = end = 0
     for lease, offset in zip(leases, offsets, strict=True):
-        if spans and spans[-1].lease is lease and spans[-1].hi == offset:
-            spans[-1] = Span(lease, spans[-1].lo, offset + 1)
-        else:
-            spans.append(Span(lease, offset, offset + 1))
-    return spans
+        if lease is not held or offset != end:
+            if held is not None:
+                spans.append(Span(held, start, end))
+            held, start = lease, offset
+        end = offset + 1
+    return [*spans, Span(held, start, end)] if held is not None else []
 
 
 def chosen_spans(spans: Sequence[Span], rows: NDArray[np.int64]) -> list[Span]:

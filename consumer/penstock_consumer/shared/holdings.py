@@ -28,16 +28,19 @@ class Due:
 def plan_acknowledgement(batch: Batch) -> dict[int, Due]:
     """Partition -> what is due for a batch that was trained on. Leases are counted down: call it once per batch."""
     plan: dict[int, Due] = {}
-    for span in batch.spans:
-        lease = span.lease.current()
+    settled: dict[Lease, list[tuple[int, int]]] = {}
+    for lease, lo, hi in batch.spans:
+        settled.setdefault(lease, []).append((lo, hi))
+    for delivered, ranges in settled.items():
+        lease = delivered.current()
         due = plan.setdefault(lease.partition, Due())
-        due.ranges.setdefault(lease.shard, []).append((span.lo, span.hi))
-        lease.owed -= span.hi - span.lo
+        due.ranges.setdefault(lease.shard, []).extend(ranges)
+        lease.owed -= sum(hi - lo for lo, hi in ranges)
         if lease.owed == 0:
             due.ids.append(lease.entry_id)
             # and its earlier batches' again: a server may have lost those bits with its last second, not the entry
             due.ranges[lease.shard] += lease.acknowledged
-        lease.acknowledged.append((span.lo, span.hi))
+        lease.acknowledged += ranges
     for due in plan.values():
         due.ranges = {shard: _joined(ranges) for shard, ranges in due.ranges.items()}
     return plan
