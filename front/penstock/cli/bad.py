@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument("--epoch", type=int, metavar="N", help="only of this epoch (default: all that are retained)")
         one.add_argument("--group", help="only of this group (default: all)")
     for one in (show, drop):
-        one.add_argument("epoch", type=int)
+        one.add_argument("epoch", type=int, help="its number, as `penstock epochs list` shows it")
     show.add_argument("entry", help="the entry's id, as `penstock bad list` shows it")
     retry.add_argument("entry", nargs="?", help="only this entry")
     drop.add_argument("entry", nargs="?", help="only this entry (default: all that is dead or lost)")
