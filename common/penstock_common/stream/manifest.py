@@ -18,7 +18,7 @@ from penstock_common.errors import EpochAbandoned, EpochNotFound, StreamConflict
 from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 from penstock_common.stream.commands import Client, decoded, is_script_error, readable, run_script
 from penstock_common.stream.lua.epochs import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH
-from penstock_common.stream.lua.streams import RESERVE_EPOCH
+from penstock_common.stream.lua.streams import BEGIN_MANIFEST, RESERVE_EPOCH
 from penstock_common.stream.ranges import parse_ranges
 from penstock_common.stream.streams import Stream, announce, deleted, read_counters, require_there
 
@@ -147,11 +147,10 @@ def open_epoch(
         "id": secrets.token_hex(8), "kind": kind, "seed": seed, "fingerprint": fingerprint, "done": 0,
         "created_ms": time.time_ns() // 1_000_000, "state": OPEN,
     }  # fmt: skip
-    with client.pipeline(transaction=True) as pipe:  # the first one's fields, whole: nobody sees half a manifest
-        for name, value in fields.items():
-            pipe.hsetnx(key, name, value)
-        pipe.hsetnx(keys.epochs, str(epoch), OPEN)
-        pipe.execute()
+    flat = [part for field in fields.items() for part in field]
+    begun = run_script(client, BEGIN_MANIFEST, [keys.meta, key, keys.epochs], [stream.id, epoch, OPEN, *flat])
+    if begun < 1:
+        raise deleted(client, stream) if begun < 0 else _was_released(client, stream, epoch)
     manifest = load_manifest(client, stream, epoch)
     if manifest.state == ABANDONED:
         raise EpochAbandoned(f"epoch {epoch} of {stream.name!r} was abandoned: it takes no more samples")
@@ -176,10 +175,14 @@ def _reserve_number(client: Client, stream: Stream, wanted: int | None) -> int:
     epoch = int(run_script(client, RESERVE_EPOCH, [stream.keys.meta], arguments))
     if epoch < 0:
         raise deleted(client, stream)
-    following, _, released = read_counters(client, stream)
-    if any(low <= epoch <= high for low, high in parse_ranges(released)):
-        raise EpochNotFound(f"epoch {epoch} of {stream.name!r} was released; the next is {following}")
+    if any(low <= epoch <= high for low, high in parse_ranges(read_counters(client, stream)[2])):
+        raise _was_released(client, stream, epoch)
     return epoch
+
+
+def _was_released(client: Client, stream: Stream, epoch: int) -> EpochNotFound:
+    following = read_counters(client, stream)[0]
+    return EpochNotFound(f"epoch {epoch} of {stream.name!r} was released; the next is {following}")
 
 
 def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequence[int]) -> str:

@@ -10,6 +10,8 @@ import redis
 from redis.client import Pipeline
 
 import penstock
+from penstock_common.errors import EpochNotFound
+from penstock_common.stream import manifest
 from penstock_common.stream.connection import connect
 from penstock_common.stream.entries import index_records, trim_entries
 from penstock_common.stream.manifest import retained_epochs
@@ -67,3 +69,21 @@ def test_a_connection_cut_while_a_release_is_noted_ends_neither_writer_nor_relea
     assert cut == [1]
     assert client.hget(stream.keys.meta, "released") == b"0"
     assert retained_epochs(client, stream) == {}
+
+
+def test_an_epoch_that_was_released_while_it_was_being_opened_does_not_come_back(
+    url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer may stand still between two commands for as long as an epoch lives: groups would read it again."""
+    stream, reserve = made(url, client, good=3), manifest._reserve_number
+
+    def reserve_and_stand_still(*given: Any) -> int:
+        number = reserve(*given)
+        assert release_epoch(client, stream, number)
+        return number
+
+    monkeypatch.setattr(manifest, "_reserve_number", reserve_and_stand_still)
+    with pytest.raises(EpochNotFound, match="epoch 0 of 'train' was released; the next is 1"):
+        manifest.open_epoch(client, stream, 0)
+    assert retained_epochs(client, stream) == {}
+    assert not client.exists(stream.keys.manifest(0))

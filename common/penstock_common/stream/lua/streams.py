@@ -45,6 +45,22 @@ return epoch
 """
 )
 
+BEGIN_MANIFEST = (
+    _IS_THERE
+    + """
+-- KEYS meta manifest epochs | ARGV stream_id epoch state field value.. : the first one's fields stay, whole; 0 for
+-- an epoch that was released: who stood still meanwhile must not bring it back, or groups would read it again.
+local epoch = tonumber(ARGV[2])
+for range in string.gmatch(redis.call('HGET', KEYS[1], 'released') or '', '[^,]+') do
+  local low, high = string.match(range, '^(%d+)%-?(%d*)$')
+  if epoch >= tonumber(low) and epoch <= tonumber(high == '' and low or high) then return 0 end
+end
+for i = 4, #ARGV, 2 do redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[i + 1]) end
+redis.call('HSETNX', KEYS[3], ARGV[2], ARGV[3])
+return 1
+"""
+)
+
 MARK_DELETING = """
 -- KEYS meta | ARGV stream_id now_ms
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return 0 end
