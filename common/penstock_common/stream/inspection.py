@@ -108,7 +108,9 @@ def inspect_stream(client: Client, name: str) -> StreamView:
     stream = load_stream(client, name)
     rosters = [load_roster(client, partition) for partition in stream.partitions]
     now = server_ms(client)
-    manifests = [m for e in retained_epochs(client, stream) if (m := find_manifest(client, stream, e)) is not None]
+    going = {epoch for roster in rosters for epoch in roster.retiring}  # the next pass of retention ends that
+    there = [epoch for epoch in retained_epochs(client, stream) if epoch not in going]
+    manifests = [m for e in there if (m := find_manifest(client, stream, e)) is not None]
     epochs = [_epoch_view(client, stream, manifest, rosters) for manifest in manifests]
     names = sorted({name for roster in rosters for name in roster.groups})
     following, final, released = read_counters(client, stream)
