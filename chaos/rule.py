@@ -39,6 +39,10 @@ class Rule:
         # 2. it left without acknowledging it
         if life.ending == LEFT and life.ended_ns <= by_ns and not diary.is_acknowledged(handed.seq):
             return "handed back"
+        # 2b. it was told to leave when no server answered: two seconds without one, and it goes
+        has_left = life.ending == LEFT and life.ended_ns <= by_ns
+        if has_left and self._is_away(life.ended_ns) and not self._was_certain(diary, handed):
+            return "left without a server"
         # 3. another process took its name, and with it what it held
         if life.replaced_ns and life.replaced_ns <= by_ns and not diary.is_certain(handed.seq, life.replaced_ns):
             return "its trainer replaced"
@@ -63,6 +67,9 @@ class Rule:
     @staticmethod
     def _was_certain(diary: Diary, handed: Handed) -> bool:
         return diary.is_certain(handed.seq, diary.life.ended_ns)
+
+    def _is_away(self, ns: int) -> bool:
+        return any(start <= ns < end for start, end in self.outages)
 
     def _lapses(self, diary: Diary) -> list[tuple[int, int]]:
         spans = [*diary.life.stops, *diary.stalls]

@@ -109,6 +109,17 @@ def test_who_leaves_gives_back_only_what_it_did_not_acknowledge() -> None:
     assert judged([first, diary(1, {1: (4, [1])})], [1, 2]).reasons == {"unexplained": 1}
 
 
+def test_who_is_told_to_leave_while_no_server_answers_may_leave_acknowledgements_behind() -> None:
+    """It waits two seconds and goes; with a server there it has no such excuse, and what was flushed has none."""
+    first = diary(0, {1: (1, [1]), 2: (2, [2])}, acknowledged={1: 1.5, 2: 2.5}, ending=LEFT, ended_s=3, flushed=[3.1])
+    later = diary(1, {1: (9, [2])})
+    away = judged([first, later], [1, 2], outages=[(2.2, 6)])
+    assert away.reasons == {"left without a server": 1}
+    assert judged([first, later], [1, 2], outages=[(4, 6)]).reasons == {"unexplained": 1}
+    first.flushed_ns.insert(0, int(2.7 * SECOND))
+    assert judged([first, later], [1, 2], outages=[(2.2, 6)]).reasons == {"unexplained": 1}
+
+
 def test_a_stop_excuses_only_beyond_a_lease_and_only_what_was_in_hand() -> None:
     """A member that is slow for less than its lease keeps what it holds."""
     second = diary(1, {1: (9, [1])})
