@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from penstock_consumer.pipeline.window import Window
 from penstock_producer.sources.plan import permutation
 from penstock_producer.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, loader_of, numbers, produce
+from tests.contracts.ordered import plan
 from tests.contracts.processes import child
 
 WINDOW = 50
@@ -185,6 +187,40 @@ def test_adapters_take_a_loader_that_shuffles_and_filters(framework: str, any_ur
             assert set(every) <= set(range(0, 200, 3))
             assert every != sorted(every)
     assert delivered(any_client) == 400
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_members_with_windows_share_an_epoch(partitions: int, any_url: str, any_client: Client) -> None:
+    """Each holds a part of the epoch in its window when the last entry is given out: nobody waits for the other's."""
+    sizes = [100] * 8
+    plan(any_url, sizes, partitions=partitions)
+    found: list[list[int]] = [[], []]
+    errors: list[BaseException] = []
+    started = threading.Barrier(2)
+    """At every step of both; broken when one is through."""
+
+    def run(member: int) -> None:
+        try:
+            with loader_of(any_url, member=f"m{member}", remainder="pad", prefetch_bytes=500) as loader:
+                for batch in loader.shuffle(samples=WINDOW, seed=member):
+                    found[member] += batch["y"][: batch.size].tolist()
+                    with suppress(threading.BrokenBarrierError):
+                        started.wait(20)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            started.abort()
+
+    threads = [threading.Thread(target=run, args=(member,)) for member in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+    assert min(map(len, found)) > 0
+    assert sorted(found[0] + found[1]) == list(range(800))
+    assert delivered(any_client) == 800
+    assert audit_stream(any_client, "t").is_clean
 
 
 def train(url: str, policy: str, stop_at: str) -> None:
