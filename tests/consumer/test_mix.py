@@ -180,7 +180,7 @@ def test_behind_a_framework_a_state_is_what_was_trained_on_not_what_was_pulled(a
     with mixture(any_url, group="whole") as mixed:
         whole = [step(batch) for batch in mixed]
     with mixture(any_url) as mixed:
-        feed = Feed.of(mixed)  # type: ignore[arg-type]
+        feed = Feed.of(mixed)
         passes = feed.passes(is_ordered=True, is_drained=True)
         next(passes)
         pulled = feed.batches()
@@ -200,7 +200,7 @@ def test_what_was_pulled_and_not_trained_on_comes_again_in_its_turn(any_url: str
     with mixture(any_url, group="whole") as mixed:
         whole = [step(batch) for batch in mixed]
     with mixture(any_url) as mixed:
-        feed = Feed.of(mixed)  # type: ignore[arg-type]
+        feed = Feed.of(mixed)
         passes = feed.passes(is_ordered=True, is_drained=True)
         next(passes)
         pulled = feed.batches()

@@ -17,6 +17,7 @@ from penstock_common.errors import SpecMismatch
 from penstock_consumer.adapters.selection import Select, chosen, refuse_ragged, shaped
 from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.loader import Loader
+from penstock_consumer.mixture import Mixture
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.state import State
 
@@ -28,7 +29,7 @@ Sharding = Any
 
 
 def dataset(
-    loader: Loader,
+    loader: Loader | Mixture,
     *,
     select: Select = None,
     sharding: Sharding | Mapping[str, Sharding] = None,
@@ -59,7 +60,7 @@ class Dataset:
 
     def __init__(
         self,
-        loader: Loader,
+        loader: Loader | Mixture,
         select: Select,
         sharding: Sharding | Mapping[str, Sharding],
         prefetch: int,
@@ -167,7 +168,7 @@ class Dataset:
         return any(isinstance(one, jax.sharding.Sharding) and not one.is_fully_replicated for one in given)
 
 
-def _refuse_unequal_steps(loader: Loader) -> None:
+def _refuse_unequal_steps(loader: Loader | Mixture) -> None:
     try:
         len(loader)
     except TypeError as error:

@@ -12,6 +12,7 @@ import keras
 
 from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.loader import Loader
+from penstock_consumer.mixture import Mixture
 
 
 class Acknowledge(keras.callbacks.Callback):
@@ -21,7 +22,7 @@ class Acknowledge(keras.callbacks.Callback):
     first step has ended. Not for ``acknowledge='on_checkpoint'``: see `ModelCheckpoint`.
     """
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader | Mixture) -> None:
         super().__init__()
         if loader.policy == "on_checkpoint":
             raise ValueError(
@@ -52,7 +53,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     With ``save_best_only`` a save that is left out acknowledges nothing.
     """
 
-    def __init__(self, loader: Loader, *args: Any, **settings: Any) -> None:
+    def __init__(self, loader: Loader | Mixture, *args: Any, **settings: Any) -> None:
         """Raises ValueError for a loader that acknowledges otherwise."""
         super().__init__(*args, **settings)
         if loader.policy != "on_checkpoint":

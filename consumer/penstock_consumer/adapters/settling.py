@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from penstock_common.errors import PenstockError
 from penstock_consumer.loader import Loader
+from penstock_consumer.mixture import Mixture
 from penstock_consumer.pipeline.batch import Batch
 
 UNSEEN = (
@@ -45,7 +46,7 @@ class Feed:
     for an element, which proves that it is done with the one before.
     """
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader | Mixture) -> None:
         self._loader = loader
         self._tokens = itertools.count()
         self._owed: dict[int, Batch] = {}
@@ -57,7 +58,7 @@ class Feed:
         """Who reports finished steps with `settle`; without one an arrival is the report of the step before."""
 
     @classmethod
-    def of(cls, loader: Loader) -> Feed:
+    def of(cls, loader: Loader | Mixture) -> Feed:
         """The feed of a loader, which from now on acknowledges for it."""
         if isinstance(loader.adapter, cls):
             return loader.adapter

@@ -20,6 +20,7 @@ from penstock_consumer.adapters.selection import Select
 from penstock_consumer.adapters.selection import chosen as names_of
 from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.loader import Loader
+from penstock_consumer.mixture import Mixture
 from penstock_consumer.pipeline.batch import Batch
 
 _SAME_BATCHES = ("skip", "shuffle", "prefetch", "repeat", "cache", "with_options", "batch", "ragged_batch")
@@ -32,7 +33,7 @@ _REMAKING = (
 """What comes out cannot be told from what went in; all of it has come out when the pass ends."""
 
 
-def dataset(loader: Loader, *, select: Select = None) -> tf.data.Dataset:
+def dataset(loader: Loader | Mixture, *, select: Select = None) -> tf.data.Dataset:
     """The loader's batches: each pass over the dataset is the group's next epoch, or the rest of a broken-off one.
 
     Elements are dicts ``name -> [n, *shape]``; ``select=("x", "y")`` makes them tuples, as ``fit`` wants, and
