@@ -215,6 +215,20 @@ def test_a_window_gives_what_it_has_where_nothing_comes() -> None:
     assert [None if batch is None else batch.size for batch in found] == [8, 8, None]  # no batch that is not full
 
 
+def test_a_long_step_is_no_hunger() -> None:
+    """Only a trainer that waits is starved: after a step of minutes the window is filled again before it gives."""
+    now = [0.0]
+    queue = Prefetch(1 << 30)
+    staged = Staged(queue, [Window(setting(), 1, samples=16, nbytes=None)], clock=lambda: now[0])
+    for batch in arrivals([8, 8, 8]):
+        queue.put(batch)
+    assert [staged.get(0) is None for _ in range(2)] == [False, False]
+    now[0] = 100
+    assert staged.get(0) is None
+    now[0] += STARVED_S
+    assert staged.get(0) is not None
+
+
 def test_an_error_of_the_reader_comes_through() -> None:
     """Stages must not swallow why an epoch broke off."""
     queue = Prefetch(1 << 30)

@@ -34,20 +34,25 @@ class Staged:
         self._ended = 0
         """So many of the first stages were told that nothing more comes."""
         self._next: Batch | None = None
-        self._fed_s = clock()
+        self._empty_s: float | None = None
+        """Since when it is asked in vain: a long step of the trainer's is no hunger."""
 
     def get(self, timeout_s: float) -> Batch | None:
         """The next batch; None if there is none within the timeout or `is_over`. Raises the reader's error."""
         batch, self._next = self._next, None
         if batch is not None:
             return batch
-        last = len(self._stages) - 1
-        batch = self._pull(last, self._clock() + timeout_s)
-        if batch is None and self._stages and self._clock() - self._fed_s >= STARVED_S:
-            for stage in self._stages:
-                stage.starve()
-            batch = self._pull(last, None)
-        return batch
+        last, asked_s = len(self._stages) - 1, self._clock()
+        batch = self._pull(last, asked_s + timeout_s)
+        if batch is not None:
+            return batch
+        if self._empty_s is None:
+            self._empty_s = asked_s
+        if self._clock() - self._empty_s < STARVED_S:
+            return None
+        for stage in self._stages:
+            stage.starve()
+        return self._pull(last, None)
 
     @property
     def holds_batches(self) -> bool:
@@ -98,5 +103,5 @@ class Staged:
             return None
         batch = self.inner.get(0 if until is None else max(0.0, until - self._clock()))
         if batch is not None:
-            self._fed_s = self._clock()
+            self._empty_s = None
         return batch
