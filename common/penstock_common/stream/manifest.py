@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import EpochAbandoned, EpochNotFound, StreamConflict
 from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 from penstock_common.stream.commands import Client, decoded, is_script_error, readable, run_script
-from penstock_common.stream.lua.epochs import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH
+from penstock_common.stream.lua.epochs import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH, UNMAKE_EPOCH
 from penstock_common.stream.lua.streams import BEGIN_MANIFEST, RESERVE_EPOCH
 from penstock_common.stream.ranges import parse_ranges
 from penstock_common.stream.streams import Stream, announce, deleted, read_counters, require_there
@@ -154,16 +154,31 @@ def open_epoch(
     manifest = load_manifest(client, stream, epoch)
     if manifest.state == ABANDONED:
         raise EpochAbandoned(f"epoch {epoch} of {stream.name!r} was abandoned: it takes no more samples")
-    made = [key, keys.epochs]
-    for partition in stream.partitions:
-        names = [partition.roster, partition.state(epoch), partition.entries(epoch)]
-        run_script(client, OPEN_EPOCH, names, [epoch, manifest.id])
-        made += names
-    require_there(client, stream, made)
+    _register(client, stream, manifest)
     announce(client, keys, OPEN, epoch)
     if sizes is not None:
         size_epoch(client, stream, manifest, sizes)
     return load_manifest(client, stream, epoch)
+
+
+def _register(client: Client, stream: Stream, manifest: Manifest) -> None:
+    """Makes the epoch's keys in every partition, or none of them where it was released since the manifest was read.
+
+    A release goes partition by partition and takes the manifest last but for its `x:` fields: whoever comes before it
+    is swept up by it, whoever comes while it lasts meets `x:`, whoever comes after it finds no manifest.
+    """
+    epoch = manifest.epoch
+    made = [[p.roster, p.state(epoch), p.entries(epoch)] for p in stream.partitions]
+    is_whole = all(run_script(client, OPEN_EPOCH, names, [epoch, manifest.id]) for names in made)
+    flat = [stream.keys.manifest(epoch), stream.keys.epochs, *(name for names in made for name in names)]
+    require_there(client, stream, flat)
+    found = find_manifest(client, stream, epoch)
+    is_there = found is not None and found.id == manifest.id
+    if is_whole and is_there:
+        return
+    for names in made if not is_there else ():  # else the release is under way, and sweeps up all of it
+        run_script(client, UNMAKE_EPOCH, names, [epoch, manifest.id])
+    raise _was_released(client, stream, epoch)
 
 
 def _reserve_number(client: Client, stream: Stream, wanted: int | None) -> int:

@@ -15,7 +15,7 @@ from penstock_common.stream import manifest
 from penstock_common.stream.connection import connect
 from penstock_common.stream.entries import index_records, trim_entries
 from penstock_common.stream.manifest import retained_epochs
-from penstock_common.stream.release import release_epoch
+from penstock_common.stream.release import release_epoch, retire_epoch, unlink_epoch
 from penstock_common.stream.roster import load_roster
 from penstock_common.stream.streams import Stream, load_stream
 
@@ -87,3 +87,39 @@ def test_an_epoch_that_was_released_while_it_was_being_opened_does_not_come_back
         manifest.open_epoch(client, stream, 0)
     assert retained_epochs(client, stream) == {}
     assert not client.exists(stream.keys.manifest(0))
+
+
+def test_what_was_made_of_an_epoch_that_was_released_while_it_was_opened_goes_again(
+    url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that stood still before it registers the epoch would leave keys that nothing ever takes away."""
+    stream, load = made(url, client, good=3), manifest.load_manifest
+
+    def load_and_stand_still(*given: Any) -> manifest.Manifest:
+        found = load(*given)
+        assert release_epoch(client, stream, 0)
+        return found
+
+    monkeypatch.setattr(manifest, "load_manifest", load_and_stand_still)
+    with pytest.raises(EpochNotFound, match="epoch 0 of 'train' was released; the next is 1"):
+        manifest.open_epoch(client, stream, 0)
+    monkeypatch.undo()
+    partition = stream.partitions[0]
+    assert not client.exists(partition.state(0), partition.entries(0), stream.keys.manifest(0))
+    assert load_roster(client, partition).epochs == {}
+    assert manifest.open_epoch(client, stream).epoch == 1
+
+
+def test_an_epoch_that_is_being_released_is_not_registered_again(
+    url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest goes last: who looks only for that takes for living what is half gone."""
+    stream = made(url, client, good=3)
+    manifest_id = manifest.load_manifest(client, stream, 0).id
+    retire_epoch(client, stream.partitions[0], 0, manifest_id)
+    with pytest.raises(EpochNotFound, match="was released"):
+        manifest.open_epoch(client, stream, 0)
+    assert load_roster(client, stream.partitions[0]).retiring == {0: manifest_id}
+    assert load_roster(client, stream.partitions[0]).epochs == {}
+    unlink_epoch(client, stream, 0, manifest_id)
+    assert retained_epochs(client, stream) == {}

@@ -9,7 +9,9 @@ from penstock_common.stream.lua.pieces import GO_ON, MARK_LOST
 
 OPEN_EPOCH = """
 -- KEYS roster state entries | ARGV epoch manifest_id : registers first, then makes every (epoch, group) pair at 0
+-- 0 for an epoch that is being released.
 local epoch, id = ARGV[1], ARGV[2]
+if redis.call('HEXISTS', KEYS[1], 'x:' .. epoch) == 1 then return 0 end
 local known = redis.call('HGET', KEYS[1], 'e:' .. epoch)
 if known and known ~= id then return redis.error_reply('PENSTOCK epoch has another manifest') end
 redis.call('HSET', KEYS[1], 'e:' .. epoch, id)
@@ -26,6 +28,19 @@ for _, group in ipairs(groups) do
   local made = redis.pcall('XGROUP', 'CREATE', KEYS[3], group, '0', 'MKSTREAM')
   if made.err and not string.find(made.err, 'BUSYGROUP') then return made end
 end
+return 1
+"""
+
+UNMAKE_EPOCH = """
+-- KEYS roster state entries | ARGV epoch manifest_id : takes back what OPEN_EPOCH made of an epoch that was released
+-- meanwhile; what is of another manifest stays. 0 where nothing was.
+local epoch, id = ARGV[1], ARGV[2]
+if redis.call('HGET', KEYS[1], 'e:' .. epoch) ~= id then return 0 end
+local bytes = tonumber(redis.call('HGET', KEYS[1], 'b:' .. epoch) or '0')
+if bytes ~= 0 then redis.call('HINCRBY', KEYS[1], 'bytes', 0 - bytes) end
+redis.call('HDEL', KEYS[1], 'e:' .. epoch, 't:' .. epoch, 'b:' .. epoch, 'p:' .. epoch)
+if redis.call('GET', KEYS[2]) == 'live:' .. id then redis.call('UNLINK', KEYS[2]) end
+redis.call('UNLINK', KEYS[3])
 return 1
 """
 
