@@ -12,6 +12,7 @@ from penstock_common.errors import CheckpointOverdue
 from penstock_common.stream.suitability import readable_bytes
 from penstock_common.stream.waiters import Waiter
 from penstock_consumer.handed import Amount
+from penstock_consumer.holds import GroupHold
 
 WARN_SHARE = 0.5
 """Of the stream's budget, handed out and not settled: time to say so, while there is still room."""
@@ -34,6 +35,8 @@ class Jam:
     """The partition's."""
     has_others: bool
     """Whether another member, group or replay holds something too."""
+    group: GroupHold | None = None
+    """What all members of this group hold; only asked for after a long wait."""
 
 
 def is_overdue(jam: Jam) -> bool:
@@ -53,6 +56,23 @@ def is_overdue(jam: Jam) -> bool:
     return False
 
 
+def is_group_overdue(jam: Jam) -> bool:
+    """Whether the members of this group together keep the awaited writer out, and this one no less than most.
+
+    Another member may just be slow, so this is for long waits; and it is for those who hold much, not for one with
+    little in hand: where all of them wait for each other, whoever holds most is told.
+    """
+    group = jam.group
+    if group is None or not jam.mine_bytes or jam.mine_bytes * group.members < group.nbytes:
+        return False
+    for waiter in jam.waiters:
+        lacking = waiter.held_bytes + waiter.need_bytes - jam.budget_bytes
+        is_due = waiter.is_next and waiter.why == "budget" and waiter.seen_ms - waiter.since_ms >= SETTLED_MS
+        if is_due and 0 < lacking <= group.freed_bytes:
+            return True
+    return False
+
+
 def warning(held: Amount, budget_bytes: int, stream: str, remedy: str) -> str | None:
     """What to say of so much handed out and not settled; None while it is little."""
     if held.nbytes <= WARN_SHARE * budget_bytes:
@@ -62,9 +82,14 @@ def warning(held: Amount, budget_bytes: int, stream: str, remedy: str) -> str | 
 
 def overdue(jams: Iterable[Jam], held: Amount, budget_bytes: int, stream: str, remedy: str) -> CheckpointOverdue | None:
     """The error to raise in a loop that waits for a batch; None where others hold the room, or nobody waits for it."""
-    if not held.batches or not any(is_overdue(jam) for jam in jams):
+    found = list(jams) if held.batches else []
+    together = [jam.group.nbytes for jam in found if jam.group is not None and is_group_overdue(jam)]
+    if not together and not any(is_overdue(jam) for jam in found):
         return None
-    text = f"{_numbers(held, budget_bytes, stream)}; its writers wait for that room, so no batch can come: {remedy}"
+    group = f" ({readable_bytes(sum(together))} with the group's other members)" if together else ""
+    text = (
+        f"{_numbers(held, budget_bytes, stream)}{group}; its writers wait for that room, so no batch can come: {remedy}"
+    )
     return CheckpointOverdue(text, held.batches, held.samples, held.nbytes, budget_bytes)
 
 

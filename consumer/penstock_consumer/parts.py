@@ -43,8 +43,8 @@ class AnyPlace(Protocol):
     def close_epochs(self, ended: int) -> None:
         """Closes for the group what is settled by now; raises EpochIncomplete."""
 
-    def jams(self) -> list[Jam]:
-        """The partitions where writers wait for room, and what this member holds of them."""
+    def jams(self, *, together: bool = False) -> list[Jam]:
+        """The partitions where writers wait for room, and what this member holds of them; ``together``: its group."""
 
     def hurry(self, patience_s: float) -> None:
         """From now on a server that went away is not waited for longer than this."""

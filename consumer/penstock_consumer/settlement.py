@@ -216,12 +216,14 @@ class Settlement:
         if self.policy == "on_next" or self.reading is None:
             return
         is_alone = self.policy == "on_checkpoint" and self.adapter is None and not self._handed.is_being_saved
-        if min(waited_s, self._handed.quiet_s) < (PATIENCE_S if is_alone else ELSEWHERE_S):
+        waited_s = min(waited_s, self._handed.quiet_s)
+        if waited_s < (PATIENCE_S if is_alone else ELSEWHERE_S):
             return
         with suppress(ServerUnavailable):  # the reader says so
             place = self.reading.place
             budget, held = place.stream.budget_bytes, self._handed.waiting
-            if (error := overdue(place.jams(), held, budget, self._stream, self._remedy(budget))) is not None:
+            jams = place.jams(together=waited_s >= ELSEWHERE_S)  # other members may be about to settle, too
+            if (error := overdue(jams, held, budget, self._stream, self._remedy(budget))) is not None:
                 raise error
 
     def _remedy(self, budget_bytes: int) -> str:

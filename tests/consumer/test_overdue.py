@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock_common.stream.waiters import Waiter
-from penstock_consumer.overdue import SETTLED_MS, Jam, is_overdue
+from penstock_consumer.holds import GroupHold
+from penstock_consumer.overdue import SETTLED_MS, Jam, is_group_overdue, is_overdue
 
 
 def jam(*, held: int = 80, need: int = 10, is_next: bool = True, waited: int = SETTLED_MS, others: bool = False) -> Jam:
@@ -29,3 +30,29 @@ def jam(*, held: int = 80, need: int = 10, is_next: bool = True, waited: int = S
 def test_only_who_alone_can_make_room_is_blamed(found: Jam, is_blamed: bool) -> None:
     """An error that ends a training must never be a guess."""
     assert is_overdue(found) is is_blamed
+
+
+def together(mine: int, all_bytes: int, freed: int, *, members: int = 2, need: int = 10, is_next: bool = True) -> Jam:
+    """A full budget of 100, and what the group's members hold of it."""
+    writer = Waiter(0, SETTLED_MS, need, 100, "budget", is_next)
+    return Jam([writer], mine, 100, True, GroupHold(all_bytes, freed, members))
+
+
+@pytest.mark.parametrize(
+    ("found", "is_blamed"),
+    [
+        (together(50, 100, 100), True),
+        (together(50, 100, 10), True),  # most of it is held by others too, but what only this group holds is enough
+        (together(50, 100, 9), False),  # another group holds the room
+        (together(49, 100, 100), False),  # the other member holds more
+        (together(0, 0, 0, members=0), False),
+        (together(50, 100, 100, is_next=False), False),  # it waits for an earlier shard
+        (jam(others=True), False),  # not asked yet: the wait is short
+    ],
+)
+def test_members_that_fill_the_budget_together_are_blamed_and_the_one_with_most_is_told(
+    found: Jam, is_blamed: bool
+) -> None:
+    """Each alone is below the budget, and yet nobody but they can make room."""
+    assert is_group_overdue(found) is is_blamed
+    assert not is_overdue(found)

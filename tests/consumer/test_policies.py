@@ -276,6 +276,42 @@ class TestOverdue:
                         loader.checkpointed()
             assert handed >= (350 if group == "h" else 50)
 
+    def test_members_that_fill_the_budget_together_are_told(
+        self, any_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each waits for batches before its checkpoint, and what all hold leaves no room for any."""
+        monkeypatch.setattr("penstock_consumer.settlement.ELSEWHERE_S", 4.0)
+        caught: list[CheckpointOverdue] = []
+        said: list[str] = []
+
+        def train(member: str) -> None:
+            settings: dict[str, Any] = {"acknowledge": "on_checkpoint", "prefetch_bytes": 100, "notify": said.append}
+            with loader_of(any_url, member=member, batch_size=5, timeout_s=15, **settings) as loader:
+                try:
+                    list(loader)
+                except CheckpointOverdue as error:
+                    caught.append(error)
+                    over.wait(10)  # leaving would hand everything to the other
+                except WaitTimeout:
+                    pass
+
+        over = threading.Event()
+        with writing(any_url, 1000):
+            members = [threading.Thread(target=train, args=(name,)) for name in ("one", "two")]
+            for member in members:
+                member.start()
+            for _ in range(200):
+                if caught:
+                    break
+                time.sleep(0.05)
+            over.set()
+            for member in members:
+                member.join(30)
+        assert caught
+        assert caught[0].nbytes < BUDGET * 0.9, "alone it is below the budget"
+        assert "with the group's other members); its writers wait for that room" in str(caught[0])
+        assert any("its writer waits for room (" in line and "group 'g' has " in line for line in said)
+
     def test_a_rank_that_waits_for_a_slower_one_is_not_blamed(self, any_url: str) -> None:
         """What an ordered group holds is what its slowest rank has not settled."""
         settings: dict[str, Any] = {"acknowledge": "on_checkpoint", "order": "canonical", "world_size": 2}

@@ -204,13 +204,13 @@ class OrderedPlace(Place):
         self._ends.pop(epoch, None)
         return True
 
-    def jams(self) -> list[Jam]:
+    def jams(self, *, together: bool = False) -> list[Jam]:
         """See `Place.jams`; none where a rank that is behind this one holds the room."""
         for epoch in retained_epochs(self.client, self.stream):
             positions = known_positions(self.client, self.stream, epoch, self.who.group)
             if positions.minimum(self.order.world) < positions.of(self.order.rank):
                 return []
-        return super().jams()
+        return super().jams()  # what this rank holds is counted by the lowest rank's position: the group's already
 
     def _held_bytes(self, partition: PartitionKeys) -> int:
         """Payload bytes of the entries that this group's lowest rank has not settled."""

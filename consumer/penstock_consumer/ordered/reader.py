@@ -28,6 +28,7 @@ from penstock_common.stream.positions import HEAD_STEPS
 from penstock_common.stream.roster import load_roster
 from penstock_common.stream.suitability import require_step_fits
 from penstock_common.waiting import Notify, Outage
+from penstock_consumer.holds import why_no_room
 from penstock_consumer.newer import too_old
 from penstock_consumer.ordered.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
 from penstock_consumer.ordered.expected import Discard, Expected
@@ -142,6 +143,9 @@ class OrderedReader:
                 f"the word that epoch {self.epoch} of {name!r} is complete: all {total} samples are there, but its "
                 f"producer has not said so. If it died: `penstock epochs close {name} {self.epoch}`"
             )
+        if full := why_no_room(self.place.client, self.place.stream):
+            where = self._walk.where()
+            return f"{where} of epoch {self.epoch} of {name!r}; none came for {seconds:.0f} s: {full}"
         return (
             f"{self._walk.where()} of epoch {self.epoch} of {name!r}, which is next in order (step {step} ends at "
             f"position {self.steps.end_of(step)}); none came for {seconds:.0f} s. Is a producer running "

@@ -27,6 +27,7 @@ from penstock_common.stream.roster import (
 )
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_common.waiting import Notify, to_stderr
+from penstock_consumer.holds import hold_of
 from penstock_consumer.overdue import Jam
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.shared.holdings import Holdings, plan_acknowledgement
@@ -222,8 +223,8 @@ class Place:
         """Off the roster, which comes before anything of an epoch is unlinked."""
         return epoch not in load_roster(self.client, self.stream.partitions[0]).epochs
 
-    def jams(self) -> list[Jam]:
-        """The partitions where writers wait for room, and what this member holds of them."""
+    def jams(self, *, together: bool = False) -> list[Jam]:
+        """The partitions where writers wait for room, and what this member holds of them; ``together``: its group."""
         rosters = [(partition, load_roster(self.client, partition)) for partition in self.stream.partitions]
         return [
             Jam(
@@ -231,6 +232,9 @@ class Place:
                 mine_bytes=self._held_bytes(partition),
                 budget_bytes=self.stream.partition_budget,
                 has_others=self._have_others(partition, roster),
+                group=hold_of(self.client, self.stream, partition, roster, self.who.group, with_freed=True)
+                if together
+                else None,
             )
             for partition, roster in rosters
             if roster.waiting

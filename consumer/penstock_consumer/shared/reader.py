@@ -19,14 +19,15 @@ from penstock_common.stream.manifest import Manifest, find_manifest, load_manife
 from penstock_common.stream.roster import load_roster, server_ms
 from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify, Outage
-from penstock_consumer.shared.burials import Burials, suspicion
-from penstock_consumer.shared.place import Place
-from penstock_consumer.shared.keeper import Claimed, Keeper
+from penstock_consumer.holds import why_no_room
 from penstock_consumer.newer import is_newer, refuse_newer
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
 from penstock_consumer.receive import Received, Receiver
+from penstock_consumer.shared.burials import Burials, suspicion
+from penstock_consumer.shared.keeper import Claimed, Keeper
+from penstock_consumer.shared.place import Place
 from penstock_consumer.shared.where import Where
 
 AHEAD = 2
@@ -133,6 +134,8 @@ class EpochReader:
                 "acknowledge: it is handed out here once its lease has lapsed"
             )
         done = "" if manifest.sizes is None else f" ({len(manifest.done)} of {len(manifest.sizes)} shards are done)"
+        if full := why_no_room(self.place.client, self.place.stream):
+            return f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: {full}"
         return (
             f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s. Is a producer "
             f"running (`penstock inspect {name}`)? If none will: `penstock epochs close {name} {self.epoch}`"
