@@ -28,6 +28,9 @@ RETRIES = 4
 that commits something gives the job all of them again: what counts is how many in a row got nowhere."""
 PAUSES_S = (0.0, 0.5, 2.0, 5.0)
 """Before a failed job goes back to the queue; rq's own intervals would need its scheduler process."""
+DEATHS = 15
+"""Workers killed in a row without any progress before their shard fails: a machine short of memory, or an impatient
+operator, kills some by chance; a sample that kills whoever makes it kills them all."""
 MENDED_BY_RETRY = (ServerUnavailable, SourceError, OSError, MemoryError)
 ENDLESS = 1 << 30
 PASS_ON_S = 3.0
@@ -128,6 +131,7 @@ class _Note:
         self._job.meta["at"] = committed
         if before is not None:  # some run got on since this was last noted, be it this one or one that was killed
             self._job.retries_left = RETRIES
+            self._job.meta.pop("deaths", None)
             with suppress(ServerUnavailable):
                 self._job.connection.hset(self._job.key, "retries_left", RETRIES)
         _save_meta(self._job)
@@ -180,9 +184,16 @@ class ShardJob(Job):
     def why_lost(self, reason: str = "its worker was not heard of any more") -> str:
         """Why it fails for good, where workers died of it: what befell the last one, and where all got no further."""
         return (
-            f"{reason}, the last of {RETRIES + 1} in a row that got no further than sample {self.meta.get('at', 0)} of "
-            "this shard: see what kills them (memory? a crash in the transform?)"
+            f"{reason}, the last of {self.meta.get('deaths', RETRIES + 1)} in a row that got no further than sample "
+            f"{self.meta.get('at', 0)} of this shard: see what kills them (memory? a crash in the transform?)"
         )
+
+    def lose_worker(self, *, is_to_blame: bool) -> None:
+        """Its worker died: costs it no retry, but too many deaths in a row cost it all."""
+        if is_to_blame:
+            self.meta["deaths"] = int(self.meta.get("deaths", 0)) + 1
+        is_hopeless = int(self.meta.get("deaths", 0)) >= DEATHS
+        self.retries_left = 0 if is_hopeless else (self.retries_left or 0) + 1
 
     def judge(self, error: BaseException) -> None:
         """Notes why a run failed, and whether another run may help; rq then does what ``retries_left`` says."""

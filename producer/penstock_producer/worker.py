@@ -252,7 +252,7 @@ def _watch_owner(owner: int) -> None:
 def return_jobs(queue: Queue, worker_name: str, reason: str, *, is_to_blame: bool = True) -> int:
     """Puts what a dead worker was doing back to the front of the queue, at once; returns how many jobs.
 
-    ``is_to_blame`` is whether the job may be what killed it: then it costs one of the job's retries.
+    ``is_to_blame`` is whether the job may be what killed it: too many such deaths in a row fail it.
     """
     registry = StartedJobRegistry(queue=queue, job_class=ShardJob)
     returned = 0
@@ -263,8 +263,7 @@ def return_jobs(queue: Queue, worker_name: str, reason: str, *, is_to_blame: boo
         except (ValueError, NoSuchJobError):
             continue
         if execution.worker_name == worker_name and isinstance(job, ShardJob):
-            if not is_to_blame:
-                job.retries_left = (job.retries_left or 0) + 1
+            job.lose_worker(is_to_blame=is_to_blame)
             _return(queue, job, execution, reason)
             returned += 1
     return returned

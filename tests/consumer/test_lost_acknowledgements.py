@@ -9,6 +9,7 @@ import pytest
 
 from penstock_common.errors import ServerUnavailable
 from penstock_consumer.shared.keeper import Keeper
+from penstock_producer.writer import Writer
 from tests.contracts.feed import loader_of, numbers, open_stream, produce
 
 COUNT, BLOCK, BATCH = 40, 4, 5
@@ -68,3 +69,21 @@ def test_a_connection_cut_while_an_epochs_end_is_looked_at_ends_no_training(
         assert len(cut) == 2
         loader.checkpointed()
     assert any_client.xpending(open_stream(any_client, "t").partitions[0].entries(0), "g")["pending"] == 0
+
+
+def test_what_was_settled_of_an_epoch_that_was_given_up_is_not_handed_out_again(any_url: str) -> None:
+    """An abandoned epoch takes no acknowledgements: its entries stay pending, though they were trained on."""
+    spec = {"y": ("int64", ())}
+    with Writer("t", url=any_url, spec=spec, block_bytes=8 * BLOCK, notify=lambda _: None) as writer:
+        epoch = writer.epoch()
+        for y in range(COUNT):
+            epoch.write({"y": y})
+        epoch.flush()
+        found = []
+        with loader_of(any_url, batch_size=BATCH, acknowledge="on_checkpoint") as loader:
+            for number, batch in enumerate(loader):
+                found += batch["y"].tolist()
+                if number == 1:
+                    epoch.abandon()
+                loader.checkpointed()
+    assert sorted(found) == list(range(COUNT))

@@ -39,7 +39,7 @@ def test_a_sample_that_kills_every_worker_fails_its_epoch_and_says_where(any_url
     """A crash in a transform must not eat workers for ever; shard, place and cause are what its author needs."""
     with pytest.raises(
         EpochFailed,
-        match=r"shard 0 of epoch 0 of 'train': worker process \d+ was killed by SIGKILL, the last of 5 .*"
+        match=r"shard 0 of epoch 0 of 'train': worker process \d+ was killed by SIGKILL, the last of 15 .*"
         r"no further than sample 60 of this shard",
     ):
         produce(

@@ -330,7 +330,7 @@ class TestRefusals:
         """It might wait for room for ever, so it is said at once, with numbers."""
         spec = {"x": ("uint8", (300_000,))}
         with writer_of(any_url, spec=spec, budget_bytes=1_000_000) as writer, writer.epoch() as epoch:
-            with pytest.raises(TooLarge, match="293 KiB.*quarter"):
+            with pytest.raises(TooLarge, match=r"293 KiB.*quarter"):
                 epoch.write({"x": np.zeros(300_000, np.uint8)})
             epoch.abandon()
 

@@ -250,7 +250,9 @@ def abandon_epoch(client: Client, stream: Stream, epoch: int) -> None:
     manifest = load_manifest(client, stream, epoch)
     for partition in stream.partitions:
         client.set(partition.state(epoch), f"abandoned:{manifest.id}", xx=True)  # not of one that is gone meanwhile
-    client.hset(stream.keys.manifest(epoch), "state", ABANDONED)
-    client.hset(stream.keys.epochs, str(epoch), ABANDONED)
+    with client.pipeline(transaction=True) as pipe:
+        pipe.hset(stream.keys.manifest(epoch), "state", ABANDONED)
+        pipe.hset(stream.keys.epochs, str(epoch), ABANDONED)
+        pipe.execute()
     require_there(client, stream, [stream.keys.manifest(epoch), stream.keys.epochs])
     announce(client, stream.keys, ABANDONED, epoch)

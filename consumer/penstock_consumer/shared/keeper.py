@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from penstock_common.errors import ServerUnavailable
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Pending, claim, list_pending
+from penstock_common.stream.manifest import ABANDONED, retained_epochs
 from penstock_common.stream.roster import Membership, beat, load_roster
 from penstock_common.waiting import Notify, Outage
 from penstock_consumer.pipeline.batch import Lease
@@ -168,12 +169,18 @@ class Keeper:
             self._claim([c for c in claims if not c[1].member.startswith("~")], min_idle_ms=int(self._lease_s * 900))
 
     def _pending(self) -> list[tuple[Key, Pending]]:
+        """What is pending of the group's open epochs. An abandoned one takes no acknowledgements any more and owes nothing
+        to anyone: what is pending of it may well be settled, and would be handed out again and again.
+        """
         found: list[tuple[Key, Pending]] = []
+        states = retained_epochs(self._client, self._who.stream)
         for partition in self._who.stream.partitions:
             roster = load_roster(self._client, partition)
             record = roster.groups.get(self._who.group)
             for epoch in roster.epochs:
                 if record is None or epoch < record.first or (self._who.group, epoch) in roster.closed:
+                    continue
+                if states.get(epoch) == ABANDONED:
                     continue
                 pending = list_pending(self._client, partition, epoch, self._who.group)
                 found += [((partition.number, epoch, entry.entry_id), entry) for entry in pending]

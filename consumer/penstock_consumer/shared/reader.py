@@ -15,7 +15,7 @@ from penstock_common.stream.connection import open_channel
 from penstock_common.stream.entries import fetch_command, list_pending, read_group_command
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import acknowledge
-from penstock_common.stream.manifest import Manifest, find_manifest, load_manifest
+from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, load_manifest
 from penstock_common.stream.roster import load_roster, server_ms
 from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify, Outage
@@ -314,6 +314,8 @@ class EpochReader:
         """Nothing undelivered: whether all that is unsettled is held here, handed, or by someone who proved to live."""
         self._assembler.flush()
         self._emit(self._assembler)
+        if self._manifest.state == ABANDONED:  # its acknowledgements are refused, so who holds what says nothing
+            return not self._has_claims()
         # what was delivered under this name and never arrived, or was settled and lost by the server
         self.keeper.recover(self.place.is_all_settled)
         began_ms = server_ms(self.place.client)
