@@ -247,6 +247,8 @@ def _watch_owner(owner: int) -> None:
         tick.wait(0.5)
     if owner:
         os.kill(os.getpid(), signal.SIGTERM)
+        tick.wait(2 * STOP_GRACE_S)
+        os._exit(EXIT_LOST)  # it waits for a server that most likely went with its owner; what is committed stands
 
 
 def return_jobs(queue: Queue, worker_name: str, reason: str, *, is_to_blame: bool = True) -> int:
