@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -18,7 +18,30 @@ class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ImagesConfig(_Config):
+class _PixelsConfig(_Config):
+    """How the bytes of images become arrays."""
+
+    mode: Literal["rgb", "gray", "gray16"] = "rgb"
+    """uint8 [H, W, 3], uint8 [H, W, 1] or uint16 [H, W, 1]."""
+    resize: Size | None = None
+    """(height, width), or one number: the shorter side, keeping the aspect ratio."""
+    crop: Size | None = None
+    """(height, width) cut from the centre after resizing; one number: a square."""
+    max_pixels: Annotated[int, Field(gt=0, le=178_956_970)] = 89_478_485
+    """Larger images are refused before they are decoded. Pillow warns above the default and refuses above the bound."""
+
+    @model_validator(mode="after")
+    def _crop_fits(self) -> Self:
+        crop = (self.crop, self.crop) if isinstance(self.crop, int) else self.crop
+        resize = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
+        # one number is the shorter side: only what is too large for both sides is surely wrong
+        compare = all if isinstance(self.resize, int) else any
+        if crop and resize and compare(c > r for c, r in zip(crop, resize, strict=True)):
+            raise ValueError(f"crop {crop} is larger than resize {resize}; crop is cut from the resized image")
+        return self
+
+
+class ImagesConfig(_PixelsConfig):
     """A folder or a zip of images."""
 
     kind: Literal["images"] = "images"
@@ -32,31 +55,13 @@ class ImagesConfig(_Config):
     """What becomes of images that the labels file does not name."""
     classes: tuple[str, ...] | None = None
     """Class names in id order, so that two folders agree. None: the names found, sorted."""
-    mode: Literal["rgb", "gray", "gray16"] = "rgb"
-    """``x`` is uint8 [H, W, 3], uint8 [H, W, 1] or uint16 [H, W, 1]."""
-    resize: Size | None = None
-    """(height, width), or one number: the shorter side, keeping the aspect ratio."""
-    crop: Size | None = None
-    """(height, width) cut from the centre after resizing; one number: a square."""
-    max_pixels: Annotated[int, Field(gt=0, le=178_956_970)] = 89_478_485
-    """Larger images are refused before they are decoded. Pillow warns above the default and refuses above the bound."""
     transform: str | None = None
     """``module:function`` of the sample, or of the sample and a numpy Generator."""
 
     @model_validator(mode="after")
-    def _one_way_to_label(self) -> ImagesConfig:
+    def _one_way_to_label(self) -> Self:
         if self.label and self.labels:
             raise ValueError("label (a function) and labels (a file) exclude each other: give one")
-        return self
-
-    @model_validator(mode="after")
-    def _crop_fits(self) -> ImagesConfig:
-        crop = (self.crop, self.crop) if isinstance(self.crop, int) else self.crop
-        resize = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
-        # one number is the shorter side: only what is too large for both sides is surely wrong
-        compare = all if isinstance(self.resize, int) else any
-        if crop and resize and compare(c > r for c, r in zip(crop, resize, strict=True)):
-            raise ValueError(f"crop {crop} is larger than resize {resize}; crop is cut from the resized image")
         return self
 
 
