@@ -203,7 +203,8 @@ class OrderedReader:
 
     def _await_more(self) -> None:
         self.queue.wait_for_room(0, 0)  # raises Stopped
-        if not self._walk.wait(BLOCK_MS):
+        # one that lies there for ever, of no step of this rank or of a shard not known yet, must not drown the word
+        if not (self._walk.wait(BLOCK_MS) and self._walk.advance()):
             self._refresh(load_manifest(self.place.client, self.place.stream, self.epoch))
 
     def _refresh(self, manifest: Manifest) -> None:

@@ -57,6 +57,10 @@ class Walk:
                 return False
         return True
 
+    def advance(self) -> bool:
+        """Reads on by one record, needed or not; whether there was one that could be read."""
+        return self.reach(self.end + 1)
+
     def to_the_end(self) -> int:
         """Reads all that is there without a gap; returns its end."""
         while self._extend():

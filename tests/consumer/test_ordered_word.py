@@ -1,0 +1,52 @@
+"""What an ordered reader hears of its producer while samples that are not its own lie in front of it."""
+
+from __future__ import annotations
+
+from penstock_consumer.shares import Shares, read_share
+from penstock_producer.shard import ShardWriter
+from tests.contracts.feed import numbers, sample
+from tests.contracts.ordered import planned_writer, rank_of
+
+
+def fill(shard: ShardWriter, start: int, count: int) -> None:
+    """Commits so many samples, and does not say that the shard is complete."""
+    for number in range(start, start + count):
+        shard.write(sample(number))
+    shard.settle()
+
+
+def test_a_share_that_has_all_its_steps_hears_that_the_epoch_is_complete(any_url: str) -> None:
+    """The last step is another worker's: its entries are news to this one for ever, and must not drown the word."""
+    with planned_writer(any_url, block_samples=2) as writer, rank_of(any_url) as loader:
+        shard = writer.epoch(sizes=[19]).shard(0)
+        fill(shard, 0, 19)
+        part = Shares(loader).begin(is_first=True)
+        assert part is not None
+        batches = read_share(part, (1, 2))
+        assert numbers([next(batches)]) == list(range(8, 16))
+        shard.close()
+        assert numbers(batches) == []
+
+
+def test_a_rank_that_drops_the_rest_hears_that_the_epoch_is_complete(any_url: str) -> None:
+    """With remainder='drop' the samples behind the last whole step are nobody's."""
+    with planned_writer(any_url, block_samples=2) as writer, rank_of(any_url, remainder="drop") as loader:
+        shard = writer.epoch(sizes=[13]).shard(0)
+        fill(shard, 0, 13)
+        batches = iter(loader)
+        assert numbers([next(batches)]) == list(range(8))
+        shard.close()
+        assert numbers(batches) == []
+
+
+def test_a_shard_that_was_begun_after_the_one_before_it_was_complete_is_read(any_url: str) -> None:
+    """A pause between two shards of an epoch without a plan: the reader stands behind all the shards it knows of."""
+    with planned_writer(any_url, block_samples=4) as writer, rank_of(any_url) as loader:
+        epoch = writer.epoch(0)
+        with epoch.shard(0) as shard:
+            fill(shard, 0, 8)
+        batches = iter(loader)
+        assert numbers([next(batches)]) == list(range(8))
+        with epoch.shard(1) as shard:
+            fill(shard, 8, 8)
+            assert numbers([next(batches)]) == list(range(8, 16))
