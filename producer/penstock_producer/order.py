@@ -6,6 +6,7 @@ The permutation and the cut are ``sources/plan``'s; reading and writing are ``fi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -33,12 +34,22 @@ def count_samples(source: Source | BatchSource) -> int:
 
 
 class EpochOrder:
-    """Which items lie in which shard."""
+    """Which items lie in which shard: cut by ``shard_samples``, or as the ``planned`` sizes of a manifest say.
+
+    Where the source does not have what was planned, `sizes` differ from it.
+    """
 
     def __init__(
-        self, source: Source | BatchSource, *, seed: int, epoch: int, shuffle: bool, shard_samples: int
+        self,
+        source: Source | BatchSource,
+        *,
+        seed: int,
+        epoch: int,
+        shuffle: bool,
+        shard_samples: int = 1,
+        planned: Sequence[int] | None = None,
     ) -> None:
-        self._source, self._shard_samples = source, shard_samples
+        self._source, self._shard_samples, self._planned = source, shard_samples, planned
         self._order = permutation(len(source), seed, epoch) if shuffle else in_order(len(source))
 
     @cached_property
@@ -49,9 +60,19 @@ class EpochOrder:
     @cached_property
     def _counts(self) -> list[int]:
         """Items per shard."""
+        if self._planned is not None:
+            return self._counts_of(self._planned)
         if self._item_sizes is None:
             return cut(len(self._order), self._shard_samples)
         return cut_batches(self._item_sizes, self._shard_samples)
+
+    def _counts_of(self, planned: Sequence[int]) -> list[int]:
+        """Items that make shards of these sizes; what the source has beyond them is one shard more."""
+        sizes = np.ones(len(self._order), np.int64) if self._item_sizes is None else np.array(self._item_sizes)
+        ends = np.searchsorted(np.cumsum(sizes), np.cumsum(np.array(planned, np.int64)), side="right").tolist()
+        if not ends or ends[-1] < len(sizes):
+            ends.append(len(sizes))
+        return [end - start for start, end in zip([0, *ends], ends, strict=False) if end > start]
 
     @cached_property
     def sizes(self) -> list[int]:

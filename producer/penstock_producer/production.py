@@ -221,7 +221,7 @@ class Production:
         if self._plan.shard_samples:
             return self._plan.shard_samples
         if earlier is not None and earlier.sizes:
-            return max(earlier.sizes)  # cuts as it was cut, whatever the number of workers now
+            return max(earlier.sizes)  # of the epochs that follow it
         source = self._source
         if source.unit == "item":
             return 1
@@ -240,8 +240,12 @@ class Production:
         self._dispatcher.return_jobs(name, reason)
 
     def _order(self, source: Source | BatchSource, epoch: int) -> EpochOrder:
-        plan = self._plan
-        return EpochOrder(source, seed=plan.seed, epoch=epoch, shuffle=plan.shuffle, shard_samples=self._shard_samples)
+        """An epoch that was planned before stays as it was cut, whatever the number of workers now."""
+        plan, earlier = self._plan, find_manifest(self._client, self._writer.stream, epoch)
+        return EpochOrder(
+            source, seed=plan.seed, epoch=epoch, shuffle=plan.shuffle, shard_samples=self._shard_samples,
+            planned=None if earlier is None else earlier.sizes,
+        )  # fmt: skip
 
     def _open_epochs(self, ahead: int) -> None:
         while self._todo and len(self._live) < ahead:
@@ -268,7 +272,6 @@ class Production:
             fingerprint=self._source.fingerprint,
             seed=self._plan.seed,
             shuffle=self._plan.shuffle,
-            shard_samples=self._shard_samples,
             on_error=self._plan.on_error,
             max_bad=self._plan.max_bad,
             spec_is_declared=self._plan.spec is not None,

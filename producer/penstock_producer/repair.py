@@ -102,9 +102,8 @@ def _order(stream: Stream, manifest: Manifest, source: AnySource) -> EpochOrder:
             f"{what} was made from another source: its fingerprint is {manifest.fingerprint}, of this one "
             f"{source.fingerprint}; name the source as `penstock produce` was given it, with the same files and options"
         )
-    cut = max(manifest.sizes, default=1)  # as it was cut, whatever the number of workers then
     order = EpochOrder(
-        source, seed=manifest.seed, epoch=manifest.epoch, shuffle=shuffles[0], shard_samples=max(1, cut)
+        source, seed=manifest.seed, epoch=manifest.epoch, shuffle=shuffles[0], planned=manifest.sizes
     )  # fmt: skip
     if tuple(order.sizes) != manifest.sizes:
         raise NotRepairable(f"{what} is cut into {len(manifest.sizes)} shards otherwise than this source: it changed")

@@ -41,8 +41,6 @@ class ShardTask(BaseModel):
     """Of the source where it was planned: a worker that finds other files refuses the job."""
     seed: int
     shuffle: bool = True
-    shard_samples: Annotated[int, Field(gt=0)]
-    """The size the epoch was cut into."""
     on_error: OnError = "quarantine"
     max_bad: MaxBad = "50%"
     spec_is_declared: bool = False

@@ -198,7 +198,7 @@ class Workbench:
         if manifest.state in (PRODUCED, ABANDONED) or task.shard in manifest.done:
             return
         order = EpochOrder(
-            source, seed=task.seed, epoch=task.epoch, shuffle=task.shuffle, shard_samples=task.shard_samples
+            source, seed=task.seed, epoch=task.epoch, shuffle=task.shuffle, planned=manifest.sizes
         )
         if manifest.sizes != tuple(order.sizes):
             raise StreamConflict(f"epoch {task.epoch} of {task.stream!r} is cut otherwise than this source: it changed")

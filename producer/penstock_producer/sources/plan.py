@@ -13,6 +13,13 @@ from numpy.typing import NDArray
 MAX_SHARD_SAMPLES = 1 << 20
 """Docs: a shard holds at most 2^20 samples (bits of one ledger key)."""
 
+TAPER_SHARDS = 4
+"""The rule below takes an epoch to be made by one worker for every two times so many full shards."""
+SMALLEST_PART = 8
+"""The last shards of an epoch have this part of a full one: its end then waits for one worker an eighth as long."""
+MOST_HELPERS = 64
+"""Bounds how many small shards there are, where shards are small for another reason than many workers."""
+
 _PERMUTATION, _SAMPLE = 0, 1
 """Last counter word of Philox: keeps the two uses of one (seed, epoch) key apart."""
 
@@ -41,26 +48,44 @@ def _philox(seed: int, epoch: int, counter: tuple[int, int, int, int]) -> np.ran
     return np.random.Philox(key=key, counter=np.array(counter, dtype=np.uint64))
 
 
+def shard_size(left: int, n: int, shard_samples: int) -> int:
+    """Samples of the next shard when ``left`` of the epoch's ``n`` are not cut yet: full ones, then ever smaller.
+
+    Guided self-scheduling (Polychronopoulos and Kuck, 1987): an equal share of what is left for each of twice as many
+    workers as the epoch seems planned for, so that all of them end together.
+    """
+    shares = min(MOST_HELPERS, n // (TAPER_SHARDS * shard_samples))
+    if shares < 2:  # so few shards that a smaller one would only be another one
+        return shard_samples
+    return max(-(-shard_samples // SMALLEST_PART), min(shard_samples, -(-left // shares)))
+
+
 def cut(n: int, shard_samples: int) -> list[int]:
-    """Sizes of the shards of n samples: all ``shard_samples``, the last what remains."""
+    """Sizes of the shards of n samples: ``shard_samples`` at first, towards the end less; see `shard_size`."""
     _check(shard_samples)
-    full, rest = divmod(n, shard_samples)
-    return [shard_samples] * full + ([rest] if rest else [])
+    sizes: list[int] = []
+    left = n
+    while left:
+        sizes.append(min(left, shard_size(left, n, shard_samples)))
+        left -= sizes[-1]
+    return sizes
 
 
 def cut_batches(sizes: Sequence[int] | NDArray[np.int64], shard_samples: int) -> list[int]:
-    """Items per shard for items of these sizes in epoch order: as many as fit ``shard_samples``, and at least one."""
+    """Items per shard for items of these sizes in epoch order: as many as fit the shard's size, and at least one."""
     _check(shard_samples)
     counts: list[int] = []
-    held = shard_samples
-    for item, size in enumerate(sizes):
+    left = n = int(sum(sizes))
+    held = room = 0
+    for item, size in enumerate(map(int, sizes)):
         if size > MAX_SHARD_SAMPLES:
             raise ValueError(f"batch {item} holds {size} samples; a shard takes at most {MAX_SHARD_SAMPLES}")
-        if held + int(size) > shard_samples:
+        if not counts or held + size > room:
             counts.append(0)
-            held = 0
+            held, room = 0, shard_size(left, n, shard_samples)
         counts[-1] += 1
-        held += int(size)
+        held += size
+        left -= size
     return counts
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_producer.order import default_shard_samples
 from penstock_producer.sources.plan import (
     MAX_SHARD_SAMPLES,
     cut,
@@ -15,6 +16,7 @@ from penstock_producer.sources.plan import (
     items_of,
     permutation,
     sample_rng,
+    shard_size,
 )
 
 
@@ -53,26 +55,49 @@ def test_samples_have_generators_of_their_own() -> None:
 
 @given(st.integers(0, 5000), st.integers(1, 700))
 def test_shards_cover_the_epoch(n: int, shard_samples: int) -> None:
-    """The manifest's sizes must add up, and shards join to the order."""
+    """The manifest's sizes must add up, never rise, and shards join to the order."""
     sizes = cut(n, shard_samples)
     order = permutation(n, 1, 1)
     assert sum(sizes) == n
-    assert all(size == shard_samples for size in sizes[:-1])
+    assert all(size <= shard_samples for size in sizes)
+    assert sizes == sorted(sizes, reverse=True)
     joined = [items_of(order, sizes, shard) for shard in range(len(sizes))]
     assert np.array_equal(np.concatenate([*joined, order[:0]]), order)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3, 8, 30])
+def test_later_shards_are_smaller_so_that_workers_end_together(workers: int) -> None:
+    """The end of an epoch must not wait for one worker: simulated with workers of which one is half as fast."""
+
+    def ends(sizes: list[int]) -> list[float]:
+        free = [0.0] * workers
+        for size in sizes:
+            first = free.index(min(free))
+            free[first] += size * (2.0 if first == 0 and workers > 1 else 1.0)
+        return free
+
+    samples = 4800 * workers
+    full = default_shard_samples(samples, workers)
+    sizes, equal = cut(samples, full), [full] * (samples // full)
+    assert sizes[0] == full
+    assert sizes[-1] <= full / 8 + 1
+    assert len(sizes) < 2 * len(equal)
+    waits, before = ends(sizes), ends(equal)
+    assert max(waits) - min(waits) <= full / 4
+    assert workers == 1 or max(waits) < max(before)
+
+
 @given(st.lists(st.integers(1, 90), max_size=60), st.integers(1, 200))
 def test_batches_are_never_cut(sizes: list[int], shard_samples: int) -> None:
-    """A batch is read once, so it belongs to one shard."""
+    """A batch is read once, so it belongs to one shard; a shard takes what fits."""
     counts = cut_batches(sizes, shard_samples)
     assert sum(counts) == len(sizes)
-    start = 0
+    start, n = 0, sum(sizes)
     for count in counts:
-        held = sizes[start : start + count]
-        assert count == 1 or (count > 1 and sum(held) <= shard_samples)
+        held, room = sizes[start : start + count], shard_size(sum(sizes[start:]), n, shard_samples)
+        assert count == 1 or (count > 1 and sum(held) <= room <= shard_samples)
         if start + count < len(sizes):
-            assert sum(held) + sizes[start + count] > shard_samples
+            assert sum(held) + sizes[start + count] > room
         start += count
 
 
