@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
@@ -50,6 +51,12 @@ class Settings(BaseModel):
     """Move payloads through redis-py's own data path, not ours."""
     no_color: Annotated[bool, Field(description="NO_COLOR")] = False
     """Any value of NO_COLOR asks for output without colours (no-color.org)."""
+
+    cache: Annotated[Path, Field(description="PENSTOCK_CACHE")] = Path(os.path.expanduser("~/.cache/penstock"))  # noqa: PTH111
+    """Folder of what can be found out again at any time, like the indexes of tars.
+
+    Path.expanduser would raise where a container's user has no home.
+    """
 
     @model_validator(mode="before")
     @classmethod

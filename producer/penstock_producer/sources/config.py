@@ -65,6 +65,48 @@ class ImagesConfig(_PixelsConfig):
         return self
 
 
+class TarConfig(_PixelsConfig):
+    """Tars in webdataset's layout: members of one base name are one sample."""
+
+    kind: Literal["tar"] = "tar"
+    path: str
+    """A .tar, or a folder of them."""
+    fields: dict[str, str] | None = None
+    """Tensor name -> field, which is what a member's name holds behind its first dot. None: all that are there."""
+    transform: str | None = None
+    """``module:function`` of the sample, or of the sample and a numpy Generator."""
+
+
+class ArraysConfig(_Config):
+    """Rows of numpy files, side by side."""
+
+    kind: Literal["arrays"] = "arrays"
+    columns: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Tensor name -> .npy files, whose rows follow each other."""
+    archives: tuple[str, ...] = ()
+    """.npz files, whose rows follow each other; every array in them is a column."""
+    transform: str | None = None
+    """``module:function`` of the sample, or of the sample and a numpy Generator."""
+
+    @model_validator(mode="after")
+    def _some_file(self) -> Self:
+        if not self.archives and not any(self.columns.values()):
+            raise ValueError("no file: give .npy files as columns, or .npz files as archives")
+        return self
+
+
+class TorchConfig(_Config):
+    """A torch Dataset, IterableDataset or DataLoader, found by import name."""
+
+    kind: Literal["torch"] = "torch"
+    name: str
+    """``module:attribute``; a function or class is called without arguments."""
+    transform: str | None = None
+    """``module:function`` of the item, or of the item and a numpy Generator."""
+    limit: Count | None = None
+    """As in GeneratorConfig; not for a Dataset with a length."""
+
+
 class DatasetConfig(_Config):
     """An object with ``__len__`` and ``__getitem__``, or equally long arrays, found by import name."""
 
@@ -125,7 +167,8 @@ class LocalConfig(_Config):
 
 
 SourceConfig = Annotated[
-    ImagesConfig | DatasetConfig | KerasConfig | GeneratorConfig | LocalConfig, Field(discriminator="kind")
+    ImagesConfig | TarConfig | ArraysConfig | DatasetConfig | KerasConfig | TorchConfig | GeneratorConfig | LocalConfig,
+    Field(discriminator="kind"),
 ]
 
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(SourceConfig)

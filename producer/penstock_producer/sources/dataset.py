@@ -41,12 +41,19 @@ class Dataset:
         """One item, through the transform if there is one."""
         key = self.key(index)
         try:
-            item = self._items[index]
-            if isinstance(self._items, np.ndarray):
-                item = np.array(item)  # a view would let a transform that works in place change the dataset
+            item = self._item(index)
         except Exception as error:
             raise SampleError(f"{key}: the dataset failed: {blame(error)}") from error
         return self._transform(item, rng, key) if self._transform else as_sample(item, key)
+
+    def _item(self, index: int) -> Any:
+        item = self._items[index]
+        # a view would let a transform that works in place change the dataset
+        return np.array(item) if isinstance(self._items, np.ndarray) else item
+
+    def column(self, name: str) -> Any:
+        """All values of one tensor, where the dataset is arrays side by side."""
+        return self._items.arrays.get(name) if isinstance(self._items, Columns) else None
 
     def close(self) -> None:
         """The object is its owner's; nothing is open."""
@@ -56,14 +63,14 @@ class Columns:
     """Equally long arrays side by side, as ``(x_train, y_train)`` or ``{"x": ..., "y": ...}``."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
-        self._arrays = arrays
+        self.arrays = arrays
 
     def __len__(self) -> int:
-        return len(next(iter(self._arrays.values())))
+        return len(next(iter(self.arrays.values())))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         # rows are copied: transforms work in place
-        return {name: np.array(array[index]) for name, array in self._arrays.items()}
+        return {name: np.array(array[index]) for name, array in self.arrays.items()}
 
 
 def _as_columns(dataset: Any, name: str) -> Any:

@@ -108,8 +108,13 @@ def batch_tensors(batch: Any, key: str) -> dict[str, Any]:
         for inner, tensor in _flat(str(name), value):
             if inner in tensors:
                 raise SampleError(f"{key}: two tensors are named {inner!r}")
-            tensors[inner] = np.asarray(tensor)
+            tensors[inner] = tensor if _is_texts(tensor) else np.asarray(tensor)
     return tensors
+
+
+def _is_texts(value: Any) -> bool:
+    """Bytes of any length each, which an array would fill up to the longest."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], bytes)
 
 
 def _flat(name: str, value: Any) -> list[tuple[str, Any]]:

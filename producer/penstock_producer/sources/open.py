@@ -7,13 +7,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock_common.errors import SourceError
+from penstock_producer.sources.arrays import Arrays
 from penstock_producer.sources.config import (
+    ArraysConfig,
     DatasetConfig,
     GeneratorConfig,
     ImagesConfig,
     KerasConfig,
     LocalConfig,
     SourceConfig,
+    TarConfig,
+    TorchConfig,
 )
 from penstock_producer.sources.dataset import Dataset
 from penstock_producer.sources.generator import Factory, Generator, in_step
@@ -29,6 +33,12 @@ def open_source(config: SourceConfig) -> AnySource:
     match config:
         case ImagesConfig():
             return _images(config)
+        case TarConfig():
+            return _tar(config)
+        case ArraysConfig():
+            return _transformed(Arrays(config), config.transform)
+        case TorchConfig():
+            return _torch(config)
         case DatasetConfig():
             return _dataset(resolve_object(config.name), config.name, _transform(config.transform))
         case KerasConfig():
@@ -41,21 +51,44 @@ def open_source(config: SourceConfig) -> AnySource:
 
 def pin(config: SourceConfig, source: AnySource) -> SourceConfig:
     """The config with what opening found out, for jobs: absolute paths, and batch sizes that need no second probe."""
-    if isinstance(config, ImagesConfig):
-        paths = {"path": os.path.abspath(config.path)}  # noqa: PTH100 - Path.absolute keeps ".."
-        if config.labels:
-            paths["labels"] = os.path.abspath(config.labels)  # noqa: PTH100
-        return config.model_copy(update=paths)
+    match config:
+        case ImagesConfig():
+            labels = {"labels": _absolute(config.labels)} if config.labels else {}
+            return config.model_copy(update={"path": _absolute(config.path), **labels})
+        case TarConfig():
+            return config.model_copy(update={"path": _absolute(config.path)})
+        case ArraysConfig():
+            columns = {name: tuple(map(_absolute, paths)) for name, paths in config.columns.items()}
+            return config.model_copy(update={"columns": columns, "archives": tuple(map(_absolute, config.archives))})
     if isinstance(config, (KerasConfig, LocalConfig)) and isinstance(source, KerasBatches):
         return config.model_copy(update={"sizes": source.sizes})
     return config
 
 
+def _absolute(path: str) -> str:
+    return os.path.abspath(path)  # noqa: PTH100 - Path.absolute keeps ".."
+
+
 def _images(config: ImagesConfig) -> Source:
     from penstock_producer.sources.images import Images  # Pillow is an extra
 
-    images = Images(config)
-    return Transformed(images, Transform.load(config.transform)) if config.transform else images
+    return _transformed(Images(config), config.transform)
+
+
+def _tar(config: TarConfig) -> Source:
+    from penstock_producer.sources.tar import Tars  # Pillow again
+
+    return _transformed(Tars(config), config.transform)
+
+
+def _torch(config: TorchConfig) -> AnySource:
+    from penstock_producer.sources.torch import open_torch  # seconds, and an extra
+
+    return open_torch(resolve_object(config.name), config.name, _transform(config.transform), config.limit)
+
+
+def _transformed(source: Source, transform: str | None) -> Source:
+    return Transformed(source, Transform.load(transform)) if transform else source
 
 
 def _dataset(dataset: Any, name: str, transform: Transform | None) -> Source:

@@ -66,12 +66,7 @@ class Zip:
         return data
 
     def _inflated(self, member: _Member) -> bytes:
-        header = os.pread(self._fd, _LOCAL_HEADER.size, member.offset)
-        signature, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
-        if signature != b"PK\x03\x04":
-            raise ValueError("its header is not where the directory says")
-        start = member.offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-        data = os.pread(self._fd, member.packed, start)
+        data = os.pread(self._fd, member.packed, member_start(self._fd, member.offset))
         if not member.is_deflated:
             return data
         # one byte more than declared shows a lie; without a bound it could fill the memory
@@ -82,6 +77,14 @@ class Zip:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def member_start(fd: int, offset: int) -> int:
+    """Where the bytes begin of a member whose local header is at ``offset``; raises ValueError, struct.error."""
+    signature, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(os.pread(fd, _LOCAL_HEADER.size, offset))
+    if signature != b"PK\x03\x04":
+        raise ValueError("its header is not where the directory says")
+    return int(offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
 
 
 def _common_root(names: list[str]) -> str:

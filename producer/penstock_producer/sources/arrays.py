@@ -1,0 +1,174 @@
+"""Rows of .npy and .npz files as samples: mapped into memory, so that only the rows that are made are read.
+
+Several files of one tensor follow each other; several tensors lie side by side.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.errors import SourceError
+from penstock_common.format.dtypes import wire_name
+from penstock_common.format.spec import SpecLike
+from penstock_producer.sources.config import ArraysConfig
+from penstock_producer.sources.files import File, fingerprint, shown
+from penstock_producer.sources.items import as_sample
+from penstock_producer.sources.protocol import Sample
+from penstock_producer.sources.zip import member_start
+
+_TEXT = "US"
+"""Kinds of numpy's fixed-length texts, which travel as bytes."""
+
+
+class Column:
+    """One tensor's rows, of one file after the other."""
+
+    def __init__(self, name: str, parts: Sequence[tuple[str, NDArray[Any]]]) -> None:
+        _, like = parts[0]
+        for where, part in parts:
+            if not part.ndim:
+                raise SourceError(f"{where}: {name!r} has no rows: its shape is (); expected one row per sample")
+            if wire_name(part.dtype) is None and part.dtype.kind not in _TEXT:
+                raise SourceError(f"{where}: {name!r} is of dtype {part.dtype}; expected numbers or texts")
+            if (part.dtype != like.dtype and part.dtype.kind not in _TEXT) or part.shape[1:] != like.shape[1:]:
+                raise SourceError(
+                    f"{where}: {name!r} has rows {part.dtype}{list(part.shape[1:])}, {parts[0][0]} has "
+                    f"{like.dtype}{list(like.shape[1:])}; files of one tensor need the same"
+                )
+        self._parts = [part for _, part in parts]
+        self._ends = np.cumsum([len(part) for part in self._parts])
+        self.dtype, self.shape = like.dtype, like.shape[1:]
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        """A copy, because transforms work in place."""
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        return np.array(self._parts[part][index - int(self._ends[part])])
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """All rows."""
+        return np.concatenate(self._parts)
+
+
+class Arrays:
+    """Rows by index."""
+
+    unit: Literal["sample"] = "sample"
+    repeatable = True
+
+    def __init__(self, config: ArraysConfig) -> None:
+        paths = [*config.archives, *(path for files in config.columns.values() for path in files)]
+        files = [_file(path) for path in paths]
+        parts = {name: [(path, _mapped(path)) for path in group] for name, group in config.columns.items()}
+        for path in config.archives:
+            found = _unpacked(path)
+            if parts.keys() - config.columns.keys() and found.keys() != parts.keys() - config.columns.keys():
+                raise SourceError(f"{path} holds {sorted(found)}, {config.archives[0]} others; all need the same names")
+            for name, array in found.items():
+                if name in config.columns:
+                    raise SourceError(f"tensor {name!r} is both in {path} and in {config.columns[name][0]}")
+                parts.setdefault(name, []).append((path, array))
+        self._columns = {name: Column(name, group) for name, group in parts.items()}
+        lengths = {name: len(column) for name, column in self._columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise SourceError(f"the arrays have different lengths: {lengths}; each needs one row per sample")
+        self._length = next(iter(lengths.values()))
+        if not self._length:
+            raise SourceError(f"{paths[0]} is empty: its arrays have no rows")
+        self._name = Path(paths[0]).name
+        names = {name: [Path(path).name for path in group] for name, group in config.columns.items()}
+        self.fingerprint = fingerprint(["arrays", names, config.transform], files)
+        self.info: dict[str, Any] = {"source": "arrays", "files": [shown(file.path) for file in files]}
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def spec(self) -> SpecLike:
+        """The arrays' own dtypes and rows."""
+        return {
+            name: ("bytes", ()) if column.dtype.kind in _TEXT else (str(wire_name(column.dtype)), column.shape)
+            for name, column in self._columns.items()
+        }
+
+    def key(self, index: int) -> str:
+        """Like ``x.npy[12]``."""
+        return f"{shown(self._name)}[{index}]"
+
+    def read(self, index: int, rng: np.random.Generator) -> Sample:
+        """One row of each array, copied."""
+        rows = {name: column[index] for name, column in self._columns.items()}
+        return as_sample({name: row[()] if row.dtype.kind in _TEXT else row for name, row in rows.items()}, "")
+
+    def column(self, name: str) -> NDArray[Any] | None:
+        """All rows of one tensor."""
+        return self._columns[name].values if name in self._columns else None
+
+    def close(self) -> None:
+        """The maps go with the object."""
+
+
+def _file(path: str) -> File:
+    try:
+        stat = os.stat(path)  # noqa: PTH116
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}; give .npy or .npz files") from error
+    return File(os.path.basename(path), stat.st_size, int(stat.st_mtime))  # noqa: PTH119
+
+
+def _mapped(path: str) -> NDArray[Any]:
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise SourceError(f"{path} is not a readable .npy: {_why(error)}") from error
+    if isinstance(found, Mapping):
+        raise SourceError(f"{path} holds several arrays: give it without a tensor's name")
+    array: NDArray[Any] = found
+    return array
+
+
+def _unpacked(path: str) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz: mapped where they are stored, read into memory where they are compressed."""
+    try:
+        with zipfile.ZipFile(path) as archive, open(path, "rb") as file:  # noqa: PTH123
+            return {
+                member.filename.removesuffix(".npy"): _stored(path, file, member)
+                if member.compress_type == zipfile.ZIP_STORED
+                else _compressed(archive, member)
+                for member in archive.infolist()
+                if member.filename.endswith(".npy")
+            }
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise SourceError(f"{path} is not a readable .npz: {_why(error)}") from error
+
+
+def _stored(path: str, file: Any, member: zipfile.ZipInfo) -> NDArray[Any]:
+    file.seek(member_start(file.fileno(), member.header_offset))
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("Object arrays cannot be loaded: they are pickles")
+    if not np.prod(shape):
+        return np.zeros(shape, dtype)
+    return np.memmap(path, dtype, "r", file.tell(), shape, "F" if is_fortran else "C")
+
+
+def _compressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    with archive.open(member) as packed:
+        array: NDArray[Any] = np.lib.format.read_array(packed, allow_pickle=False)
+    return array
+
+
+def _why(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,170 @@
+"""Tars in webdataset's layout as samples by number: files of one base name are one sample, whatever the tar's order.
+
+Finding members is ``tar_index``'s, reading them ``tar_fields``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.errors import SampleError, SourceError
+from penstock_common.format.spec import Spec, SpecLike
+from penstock_common.settings import Settings
+from penstock_producer.sources.config import TarConfig
+from penstock_producer.sources.decode import Decoder
+from penstock_producer.sources.files import fingerprint, is_hidden, shown
+from penstock_producer.sources.items import as_sample
+from penstock_producer.sources.protocol import Sample
+from penstock_producer.sources.tar_fields import IMAGES, NUMBERS, is_readable, kind_of, tensor_of, tensors_of
+from penstock_producer.sources.tar_index import TarFile
+
+PROBES = 64
+"""Samples read to learn which sizes are common to all."""
+
+
+class Tars:
+    """The samples of one tar or of all tars below a folder, tars sorted by path."""
+
+    unit: Literal["sample"] = "sample"
+    repeatable = True
+
+    def __init__(self, config: TarConfig) -> None:
+        self._tars: list[TarFile] = []
+        cache = Settings.from_environment().cache
+        try:
+            for path, name in _tars(Path(config.path)):
+                self._tars.append(TarFile(path, name, cache))
+            self._ends = np.cumsum([len(tar.shard.keys) for tar in self._tars])
+            if not len(self):
+                raise SourceError(f"{config.path} holds no samples: its tars hold no files named like 0001.jpg")
+            self._fields = self._chosen(config.fields)
+        except BaseException:
+            self.close()
+            raise
+        self._decoder = Decoder(config.mode, config.resize, config.crop, config.max_pixels)
+        options = config.model_dump(mode="json", exclude={"path"})
+        self.fingerprint = fingerprint(options, (tar.file for tar in self._tars))
+        self.info: dict[str, Any] = {"source": "tar", "tars": len(self._tars), "fields": self._fields}
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def _at(self, index: int) -> tuple[TarFile, int]:
+        tar = int(np.searchsorted(self._ends, index, side="right"))
+        return self._tars[tar], index - (int(self._ends[tar - 1]) if tar else 0)
+
+    def _chosen(self, given: dict[str, str] | None) -> dict[str, str]:
+        """Tensor -> field: as given, else every field there is."""
+        found = dict.fromkeys(field for tar in self._tars for field in tar.shard.offsets)
+        if given:
+            absent = [field for field in given.values() if field not in found]
+            if absent:
+                raise SourceError(f"no sample has a .{absent[0]}; the tars hold .{', .'.join(found)}")
+            return dict(given)
+        chosen: dict[str, str] = {}
+        for field in found:
+            other = chosen.setdefault(tensor_of(field), field)
+            if other != field:
+                raise SourceError(
+                    f"both .{other} and .{field} would be tensor {tensor_of(field)!r}; "
+                    f"say which: --field {tensor_of(field)}={other} (and all others that are wanted)"
+                )
+        return chosen
+
+    def key(self, index: int) -> str:
+        """Like ``train-0001.tar:cat/0012``."""
+        tar, number = self._at(index)
+        return f"{shown(tar.name)}:{tar.shard.keys[number]}"
+
+    def read(self, index: int, rng: np.random.Generator) -> Sample:
+        """The tensors of one sample."""
+        key = self.key(index)
+        made: dict[str, Any] = {}
+        for name, field in self._fields.items():
+            made |= tensors_of(field, name, self._data(index, field), self._decoder, key)
+        return as_sample(made, key)
+
+    def _data(self, index: int, field: str) -> bytes:
+        tar, number = self._at(index)
+        return tar.read(number, field, self.key(index))
+
+    def column(self, name: str) -> NDArray[np.int64] | None:
+        """A whole number of each sample, read without the rest of it; -1 where it cannot be. None: no such tensor."""
+        field = self._fields.get(name)
+        if field is None or kind_of(field) not in NUMBERS:
+            return None
+        values = np.full(len(self), -1, np.int64)
+        for index in range(len(self)):
+            try:
+                values[index] = int(self._data(index, field))
+            except (SampleError, ValueError):
+                continue  # it will be named when it is read
+        return values
+
+    @cached_property
+    def spec(self) -> SpecLike | None:
+        """What up to 64 samples have in common; None as the size of what differs among them."""
+        common: dict[str, tuple[str, tuple[int | None, ...]]] | None = None
+        for index in np.linspace(0, len(self) - 1, min(PROBES, len(self)), dtype=int):
+            try:
+                found = self._measured(int(index))
+            except SampleError:
+                continue  # it will be named when it is read
+            common = found if common is None else _common(common, found)
+            if common is None:
+                return None
+        return common
+
+    def _measured(self, index: int) -> dict[str, tuple[str, tuple[int | None, ...]]]:
+        found: dict[str, tuple[str, tuple[int | None, ...]]] = {}
+        rest: dict[str, Any] = {}
+        key = self.key(index)
+        for name, field in self._fields.items():
+            data = self._data(index, field)
+            if kind_of(field) in IMAGES:
+                found[name] = (self._decoder.dtype, self._decoder.shape or self._decoder.measure(data, key))
+            else:
+                rest |= tensors_of(field, name, data, self._decoder, key)
+        if rest:
+            for tensor in Spec.infer(as_sample(rest, key)):
+                found[tensor.name] = (tensor.dtype, tensor.shape)
+        return found
+
+    def close(self) -> None:
+        """Close the tars."""
+        for tar in self._tars:
+            tar.close()
+
+
+def _common(
+    one: dict[str, tuple[str, tuple[int | None, ...]]], other: dict[str, tuple[str, tuple[int | None, ...]]]
+) -> dict[str, tuple[str, tuple[int | None, ...]]] | None:
+    """None where names, dtypes or numbers of dimensions differ: then the first sample made decides, and says so."""
+    merged: dict[str, tuple[str, tuple[int | None, ...]]] = {}
+    for name, (dtype, shape) in one.items():
+        theirs = other.get(name)
+        if len(one) != len(other) or theirs is None or theirs[0] != dtype or len(theirs[1]) != len(shape):
+            return None
+        merged[name] = (dtype, tuple(a if a == b else None for a, b in zip(shape, theirs[1], strict=True)))
+    return merged
+
+
+def _tars(path: Path) -> Iterator[tuple[Path, str]]:
+    """(where, name) of each tar, sorted by name."""
+    if path.is_file():
+        yield path, path.name
+        return
+    if not path.is_dir():
+        raise SourceError(f"no tars at {path}: found nothing there; give a .tar, or a folder of them")
+    names = sorted(found.relative_to(path).as_posix() for found in path.rglob("*") if found.is_file())
+    chosen = [name for name in names if is_readable(PurePosixPath(name)) and not is_hidden(name)]
+    if not chosen:
+        raise SourceError(f"no tars in {path}: found {len(names)} other files; tars are files ending in .tar")
+    for name in chosen:
+        yield path / name, name

@@ -1,0 +1,147 @@
+"""torch's Datasets by index, its IterableDatasets in order, its DataLoaders as sources of batches.
+
+The only source that imports torch. Tensors become arrays without a copy where memory allows it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import ml_dtypes
+import numpy as np
+
+from penstock_common.errors import SampleError, SourceError
+from penstock_producer.sources.dataset import Dataset
+from penstock_producer.sources.generator import Factory, Generator
+from penstock_producer.sources.keras import batch_tensors
+from penstock_producer.sources.protocol import Sample
+from penstock_producer.sources.transform import Transform
+
+try:
+    import torch
+    from torch.utils import data
+except ImportError as error:
+    raise SourceError('reading torch datasets needs torch: pip install "penstock[torch]"') from error
+
+
+def open_torch(
+    found: Any, name: str, transform: Transform | None = None, limit: int | None = None
+) -> Dataset | Generator:
+    """The source of a Dataset, an IterableDataset or a DataLoader. Raises SourceError for anything else."""
+    if isinstance(found, data.DataLoader):
+        return Batches(found, name, transform, limit)
+    if isinstance(found, data.IterableDataset):
+        return Items(found, name, transform, limit)
+    if not isinstance(found, data.Dataset):
+        raise SourceError(
+            f"{name} is a {type(found).__name__}; expected a torch Dataset, IterableDataset or DataLoader, or a "
+            "function that returns one"
+        )
+    if limit is not None:
+        raise SourceError(f"{name} has a length, so limit= has no meaning; use torch.utils.data.Subset")
+    return Indexed(found, name, transform)
+
+
+class Indexed(Dataset):
+    """A Dataset with ``__len__`` and ``__getitem__``.
+
+    Before each item torch's, numpy's and Python's global generators are seeded from the sample's own, so that
+    augmentations in ``__getitem__`` give the same when a job is done again. They are this process's: it is a worker.
+    """
+
+    def __init__(self, dataset: Any, name: str, transform: Transform | None) -> None:
+        super().__init__(dataset, name, transform)
+        self._dataset = dataset
+        self.info = {"source": "torch", "name": name}
+        if isinstance(classes := getattr(dataset, "classes", None), list) and all(isinstance(c, str) for c in classes):
+            self.info["classes"] = {"y": classes}  # torchvision's word for it
+
+    def read(self, index: int, rng: np.random.Generator) -> Sample:
+        """One item, through the transform if there is one."""
+        _seed(rng)
+        return super().read(index, rng)
+
+    def _item(self, index: int) -> Any:
+        return _plain(self._dataset[index])
+
+    def column(self, name: str) -> Any:
+        """``targets``, where the dataset has them as torchvision's do."""
+        targets = getattr(self._dataset, "targets", None) if name == "y" else None
+        return None if targets is None else np.asarray(_plain(targets))
+
+
+class Items(Generator):
+    """An IterableDataset: samples in order, read by one job."""
+
+    def __init__(self, found: Iterable[Any], name: str, transform: Transform | None, limit: int | None) -> None:
+        super().__init__(_passes(found), name, transform, limit=limit)
+        self.info = {"source": "torch", "name": name}
+
+
+class Batches(Generator):
+    """A DataLoader: its batches in its own order, read by one job, with its own worker processes if it has them."""
+
+    def __init__(self, found: Any, name: str, transform: Transform | None, limit: int | None) -> None:
+        is_batched = found.batch_size is not None or found.batch_sampler is not None
+        super().__init__(_passes(found), name, transform, batched=is_batched, limit=limit)
+        self.info = {"source": "torch", "name": name}
+
+    def make(self, item: Any, position: int, rng: np.random.Generator) -> Sample:
+        """A batch as arrays of n rows each."""
+        if self.batched and not self._transform:
+            return _even(batch_tensors(item, self.key(position)), self.key(position))
+        return super().make(item, position, rng)
+
+
+def _passes(found: Iterable[Any]) -> Factory:
+    def one() -> Iterable[Any]:
+        _let_have_children()
+        return map(_plain, found)
+
+    return one
+
+
+def _let_have_children() -> None:
+    """A penstock worker is a daemon, which Python lets have no children; a DataLoader's end with it by themselves."""
+    cast("Any", multiprocessing.current_process())._config["daemon"] = False
+
+
+def _seed(rng: np.random.Generator) -> None:
+    words = rng.bit_generator.random_raw(3)
+    torch.manual_seed(int(words[0]))
+    random.seed(int(words[1]))
+    np.random.seed(int(words[2]) & 0xFFFF_FFFF)  # noqa: NPY002 - what users' augmentations draw from
+
+
+def _plain(value: Any) -> Any:
+    """Tensors as arrays, at any depth; a column of texts as a list of bytes."""
+    if isinstance(value, torch.Tensor):
+        return _array(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_plain, value))
+    if isinstance(value, list | tuple):
+        if value and all(isinstance(part, str) for part in value):
+            return [part.encode() for part in value]
+        return type(value)(map(_plain, value))
+    return value
+
+
+def _array(tensor: Any) -> Any:
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if tensor.dtype == torch.bfloat16:  # numpy has no such dtype
+        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def _even(batch: Mapping[str, Any], key: str) -> Sample:
+    counts = {
+        name: len(values) if np.ndim(values) or isinstance(values, list) else None for name, values in batch.items()
+    }
+    if len(set(counts.values())) != 1 or None in counts.values():
+        raise SampleError(f"{key}: tensors disagree on the number of samples: {counts}")
+    return batch

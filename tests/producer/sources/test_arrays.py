@@ -1,0 +1,125 @@
+"""Rows of .npy and .npz files: mapped, side by side, one file after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock_common.errors import SourceError
+from penstock_producer.sources.config import ArraysConfig
+from penstock_producer.sources.open import open_source
+from penstock_producer.sources.protocol import Source
+from tests.contracts.source import SourceContract, read
+
+X = np.arange(7 * 6, dtype=np.float32).reshape(7, 2, 3)
+Y = np.arange(7) % 3
+
+
+class TestFiles(SourceContract):
+    """Several .npy files, one in Fortran's order, beside a tensor of one file, keep every promise of a source."""
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> ArraysConfig:
+        """What a job would carry."""
+        np.save(tmp_path / "x0.npy", X[:3])
+        np.save(tmp_path / "x1.npy", np.asfortranarray(X[3:]))
+        np.save(tmp_path / "y.npy", Y.astype(">i4"))
+        return ArraysConfig(columns={"x": (f"{tmp_path}/x0.npy", f"{tmp_path}/x1.npy"), "y": (f"{tmp_path}/y.npy",)})
+
+    @pytest.fixture
+    def source(self, config: ArraysConfig) -> Source:
+        """Opened here."""
+        source: Source = opened(config)
+        return source
+
+    def test_rows_follow_each_other(self, source: Source) -> None:
+        """The seventh row lies in the second file."""
+        assert [read(source, n)["x"].tolist() for n in range(7)] == X.tolist()
+        assert [int(read(source, n)["y"]) for n in range(7)] == Y.tolist()
+        assert source.spec == {"x": ("float32", (2, 3)), "y": ("int32", ())}
+        assert source.key(4) == "x0.npy[4]"
+
+
+class TestArchives(SourceContract):
+    """A stored and a compressed .npz keep every promise of a source."""
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> ArraysConfig:
+        """What a job would carry."""
+        np.savez(tmp_path / "a.npz", x=X[:4], name=np.array(["a", "bb", "", "grün"]))
+        np.savez_compressed(tmp_path / "b.npz", x=X[4:], name=np.array(["long one", "c", "d"]))
+        return ArraysConfig(archives=(f"{tmp_path}/a.npz", f"{tmp_path}/b.npz"))
+
+    @pytest.fixture
+    def source(self, config: ArraysConfig) -> Source:
+        """Opened here."""
+        source: Source = opened(config)
+        return source
+
+    def test_arrays_keep_their_names(self, source: Source) -> None:
+        """Texts travel as bytes."""
+        assert [read(source, n)["x"].tolist() for n in range(7)] == X.tolist()
+        names = [read(source, n)["name"].decode() for n in range(7)]
+        assert names == ["a", "bb", "", "grün", "long one", "c", "d"]
+
+
+def opened(config: ArraysConfig) -> Any:
+    """The source."""
+    source = open_source(config)
+    assert source.unit == "sample"
+    return source
+
+
+def test_only_the_rows_that_are_made_are_read(tmp_path: Path) -> None:
+    """Arrays are often larger than memory: a sparse file of a terabyte must open at once."""
+    huge = np.lib.format.open_memmap(tmp_path / "huge.npy", mode="w+", dtype=np.uint8, shape=(1 << 30, 1 << 10))
+    huge[123_456_789, 5] = 7
+    huge.flush()
+    source = opened(ArraysConfig(columns={"x": (f"{tmp_path}/huge.npy",)}))
+    assert len(source) == 1 << 30
+    assert read(source, 123_456_789)["x"][5] == 7
+
+
+def test_values_are_known_without_making_samples(tmp_path: Path) -> None:
+    """Balancing classes must not read the pictures."""
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    source = opened(ArraysConfig(archives=(f"{tmp_path}/a.npz",)))
+    assert source.column("y").tolist() == Y.tolist()
+    assert source.column("z") is None
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"x": X, "y": Y[:3]}, r"different lengths: {'x': 7, 'y': 3}"),
+        ({"x": X[:0]}, "is empty"),
+        ({"x": np.array(3)}, r"'x' has no rows: its shape is \(\)"),
+        ({"x": np.array([{}], object)}, "not a readable .npy"),
+        ({"x": np.array(["2024-01-01"], "M8[D]")}, r"of dtype datetime64\[D\]; expected numbers or texts"),
+        ({"x": b"no array"}, "not a readable .npy"),
+        ({"x": None}, "No such file or directory; give .npy or .npz files"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+    """When they are opened, in one line; pickles are never loaded."""
+    for name, content in files.items():
+        path = tmp_path / f"{name}.npy"
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        elif content is not None:
+            np.save(path, content, allow_pickle=True)
+    columns: dict[str, tuple[str, ...]] = {name: (f"{tmp_path}/{name}.npy",) for name in files}
+    with pytest.raises(SourceError, match=message) as caught:
+        opened(ArraysConfig(columns=columns))
+    assert "\n" not in str(caught.value)
+
+
+def test_files_of_one_tensor_must_agree(tmp_path: Path) -> None:
+    """Else the spec would break at the first row of the second file, in the middle of an epoch."""
+    np.save(tmp_path / "a.npy", X)
+    np.save(tmp_path / "b.npy", X.astype(np.float64))
+    with pytest.raises(SourceError, match=r"b\.npy: 'x' has rows float64\[2, 3\], .*a\.npy has float32\[2, 3\]"):
+        opened(ArraysConfig(columns={"x": (f"{tmp_path}/a.npy", f"{tmp_path}/b.npy")}))

@@ -1,0 +1,258 @@
+"""Tars in webdataset's layout: grouping, fields, damage, and the index that is remembered."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from penstock_common.errors import SampleError, SourceError
+from penstock_producer.sources import tar_index
+from penstock_producer.sources.config import TarConfig
+from penstock_producer.sources.open import open_source
+from penstock_producer.sources.protocol import Source
+from penstock_producer.sources.tar_members import Found, scan, split_name
+from tests.contracts.source import SourceContract, read
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own."""
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def png(grey: int, height: int = 4, width: int = 6) -> bytes:
+    """A picture of one colour."""
+    out = io.BytesIO()
+    Image.new("RGB", (width, height), (grey,) * 3).save(out, "PNG")
+    return out.getvalue()
+
+
+def npy(array: Any) -> bytes:
+    """The bytes of an .npy file."""
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def pack(path: Path, members: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> Path:
+    """A tar of these members, in order."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=form) as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def sample(number: int, key: str = "") -> dict[str, bytes]:
+    """Every kind of field, for one sample."""
+    key = key or f"cat/{number:04}"
+    return {
+        f"{key}.png": png(10 * number),
+        f"{key}.cls": f"{number % 3}\n".encode(),
+        f"{key}.txt": "grün".encode() * number,
+        f"{key}.meta.json": json.dumps({"wide": number, "box": [0.5, 1.5]}).encode(),
+        f"{key}.depth.npy": npy(np.full((2, 2), number, np.float32)),
+    }
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Two tars of four and three samples, in a folder."""
+    root = tmp_path / "shards"
+    for tar, numbers in enumerate((range(4), range(4, 7))):
+        pack(root / f"train-{tar}.tar", {k: v for n in numbers for k, v in sample(n).items()})
+    return root
+
+
+class TestTars(SourceContract):
+    """A folder of tars keeps every promise of a source."""
+
+    @pytest.fixture
+    def config(self, shards: Path) -> TarConfig:
+        """What a job would carry."""
+        return TarConfig(path=str(shards))
+
+    @pytest.fixture
+    def source(self, config: TarConfig) -> Source:
+        """Opened here."""
+        source: Source = opened(config)
+        return source
+
+
+def opened(config: TarConfig) -> Any:
+    """The source, untransformed."""
+    source = open_source(config)
+    assert source.unit == "sample"
+    return source
+
+
+def test_members_of_one_name_are_one_sample(shards: Path) -> None:
+    """Webdataset's convention: the base name up to the first dot; each field is read by what its name ends in."""
+    source = opened(TarConfig(path=str(shards)))
+    made = read(source, 5)
+    assert source.key(5) == "train-1.tar:cat/0005"
+    assert made["x"].tolist() == np.full((4, 6, 3), 50).tolist()
+    assert (int(made["y"]), made["txt"], made["meta/wide"]) == (2, "grün".encode() * 5, 5)
+    assert made["meta/box"] == [0.5, 1.5]
+    assert made["depth"].tolist() == [[5, 5], [5, 5]]
+    assert source.column("y").tolist() == [n % 3 for n in range(7)]
+    assert split_name("./a.b/c.SEG.png") == ("a.b/c", "seg.png")
+
+
+def test_the_order_and_form_of_a_tar_do_not_matter(tmp_path: Path) -> None:
+    """Sorted by kind, with very long names, joined by cat: what unpacks to the same files is the same data."""
+    long = "deep/" * 40 + "0001"
+    names = {**sample(1, long), **sample(2)}
+    by_kind = dict(sorted(names.items(), key=lambda item: item[0].rpartition(".")[2]))
+    expected = None
+    for number, form in enumerate((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT)):
+        if form != tarfile.USTAR_FORMAT:
+            one = opened(TarConfig(path=str(pack(tmp_path / f"{number}.tar", by_kind, form))))
+        else:
+            halves = [pack(tmp_path / f"half{n}.tar", sample(n, key)) for n, key in ((1, long[-90:]), (2, ""))]
+            joined = tmp_path / "joined.tar"
+            joined.write_bytes(b"".join(half.read_bytes() for half in halves))
+            one = opened(TarConfig(path=str(joined)))
+        found = sorted(
+            str(sorted((k, np.asarray(v).tolist()) for k, v in read(one, i).items())) for i in range(len(one))
+        )
+        expected = expected or found
+        assert len(found) == 2
+        assert found == expected
+
+
+def test_fields_are_chosen_and_named(shards: Path) -> None:
+    """Nobody wants to send captions to a classifier; a field that is not there is refused at once."""
+    source = opened(TarConfig(path=str(shards), fields={"image": "png", "label": "cls"}, resize=(2, 2)))
+    assert source.spec == {"image": ("uint8", (2, 2, 3)), "label": ("int64", ())}
+    assert set(read(source, 0)) == {"image", "label"}
+    with pytest.raises(SourceError, match=r"no sample has a \.jpg; the tars hold \.png, \.cls, \.txt, "):
+        opened(TarConfig(path=str(shards), fields={"x": "jpg"}))
+
+
+def test_sizes_that_differ_are_declared_free(tmp_path: Path) -> None:
+    """The first picture's size must not be made everybody's spec."""
+    path = pack(tmp_path / "a.tar", {"1.png": png(1), "1.cls": b"1", "2.png": png(2, 5, 6), "2.cls": b"0"})
+    assert opened(TarConfig(path=str(path))).spec == {"x": ("uint8", (None, 6, 3)), "y": ("int64", ())}
+
+
+def test_a_damaged_tar_loses_nothing_in_silence(shards: Path) -> None:
+    """A header overwritten in the middle: it is named, and everything behind it is still there."""
+    path = shards / "train-0.tar"
+    data = bytearray(path.read_bytes())
+    at = data.index(b"cat/0001.cls")
+    data[at : at + 512] = b"?" * 512
+    cut = data.index(b"cat/0003.depth.npy") + 520
+    path.write_bytes(data[:cut])
+    source = opened(TarConfig(path=str(shards)))
+    bad = {}
+    for index in range(len(source)):
+        try:
+            read(source, index)
+        except SampleError as error:
+            bad[source.key(index)] = str(error)
+    assert len(source) == 8
+    assert bad == {
+        "train-0.tar:cat/0001": "train-0.tar:cat/0001: has no .cls; it has png, txt, meta.json, depth.npy",
+        f"train-0.tar:@{at}": f"train-0.tar:@{at}: damaged: train-0.tar has no tar header at byte {at}",
+        "train-0.tar:cat/0003": "train-0.tar:cat/0003: cut off: train-0.tar ends after 8 of the 144 bytes of "
+        ".depth.npy",
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "content", "message"),
+    [
+        ("cls", b"dog", r"its \.cls cannot be read: invalid literal"),
+        ("json", b"{", r"its \.json cannot be read: Expecting"),
+        ("json", b'{"a": null}', "a is null; expected a number"),
+        ("npy", b"\x93NUMPY", r"its \.npy cannot be read"),
+        ("npy", npy(np.array([{}], object)), "Object arrays cannot be loaded"),
+        ("png", b"\x89PNG\r\n", "not a readable image"),
+    ],
+)
+def test_a_field_that_cannot_be_read_names_its_sample(tmp_path: Path, field: str, content: bytes, message: str) -> None:
+    """Among a million members the bad one must be found; nothing in a tar is ever unpickled."""
+    source = opened(TarConfig(path=str(pack(tmp_path / "a.tar", {f"k.{field}": content}))))
+    with pytest.raises(SampleError, match=message) as caught:
+        read(source, 0)
+    assert str(caught.value).startswith("a.tar:k: ")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda root: root / "nothing", "no tars at .*found nothing there"),
+        (lambda root: root, "no tars in .*found 1 other files"),
+        (lambda root: pack(root / "a.tar", {"README": b"x"}), "holds no samples"),
+        (lambda root: pack(root / "a.tar", {"a.png": png(1), "./a.png": png(2)}), "holds './a.png' twice"),
+        (
+            lambda root: pack(root / "a.tar", {"a.png": png(1), "a.jpg": png(2)}),
+            "both .png and .jpg would be tensor 'x'",
+        ),
+        (lambda root: root / "words.txt", "is no tar: it does not begin with a tar header"),
+        (lambda root: written(root / "a.tar", b"\x1f\x8b123"), r"is compressed \(gzip\)"),
+    ],
+)
+def test_what_is_no_tar_is_refused_in_one_line(tmp_path: Path, make: Any, message: str) -> None:
+    """When it is opened, not in the first job."""
+    written(tmp_path / "words.txt", b"words" * 200)
+    with pytest.raises(SourceError, match=message) as caught:
+        opened(TarConfig(path=str(make(tmp_path))))
+    assert "\n" not in str(caught.value)
+
+
+def written(path: Path, data: bytes) -> Path:
+    """A file."""
+    path.write_bytes(data)
+    return path
+
+
+def test_the_index_is_found_once(shards: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every worker opens the source: a thousand tars must not be walked by each; a changed tar is walked again."""
+    first = opened(TarConfig(path=str(shards)))
+    scans: list[str] = []
+
+    def seen(fd: int, path: str) -> Found:
+        scans.append(path)
+        return scan(fd, path)
+
+    monkeypatch.setattr(tar_index, "scan", seen)
+    again = opened(TarConfig(path=str(shards)))
+    assert not scans
+    assert [again.key(n) for n in range(7)] == [first.key(n) for n in range(7)]
+    pack(shards / "train-1.tar", sample(9))
+    changed = opened(TarConfig(path=str(shards)))
+    assert [Path(path).name for path in scans] == ["train-1.tar"]
+    assert changed.fingerprint != first.fingerprint
+    for kept in cache.rglob("*.npz"):
+        kept.write_bytes(b"damaged")
+    assert len(opened(TarConfig(path=str(shards)))) == 5
+    assert len(scans) == 3
+
+
+@pytest.mark.parametrize("size", [b"\xff" * 12, b"\x80" + b"\x7f" * 11, b"77777777777\0"])
+def test_headers_made_to_mislead_end_the_pass(tmp_path: Path, size: bytes) -> None:
+    """A negative or gigantic size must neither run in circles nor fill the memory."""
+    path = pack(tmp_path / "a.tar", {f"{key}.bin": b"1" * 512 for key in "abc"})
+    data = bytearray(path.read_bytes())
+    header = data[1024:1536]
+    header[124:136] = size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    data[1024:1536] = header
+    path.write_bytes(data)
+    source = opened(TarConfig(path=str(path)))
+    assert read(source, 0)["bin"] == b"1" * 512
+    with pytest.raises(SampleError, match=r"damaged: |at most"):
+        read(source, 1)

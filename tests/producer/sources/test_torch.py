@@ -1,0 +1,123 @@
+"""torch's Datasets, IterableDatasets and DataLoaders as sources."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock_common.errors import SourceError
+from penstock_producer.sources.config import TorchConfig
+from penstock_producer.sources.open import open_source
+from penstock_producer.sources.plan import sample_rng
+from penstock_producer.sources.protocol import Source
+from tests.contracts.source import SourceContract, digest, in_fork, read
+from tests.producer.sources.conftest import UserModule
+
+CODE = """
+import random
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+class Words(Dataset):
+    classes = ["even", "odd"]
+    targets = torch.arange(6) % 2
+    def __len__(self): return 6
+    def __getitem__(self, index):
+        return {"x": torch.full((2, 3), index, dtype=torch.bfloat16), "y": self.targets[index], "text": "w" * index}
+class Noisy(Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index):
+        return torch.rand(2).requires_grad_(), random.random(), np.random.rand()
+class Stream(IterableDataset):
+    def __iter__(self):
+        return ((torch.tensor([n]), n) for n in range(5))
+def batches():
+    return DataLoader(Words(), batch_size=4)
+def by_workers():
+    return DataLoader(Words(), batch_size=2, num_workers=2)
+def singles():
+    return DataLoader(Words(), batch_size=None)
+"""
+
+
+class TestDataset(SourceContract):
+    """A torch Dataset keeps every promise of a source."""
+
+    @pytest.fixture
+    def config(self, user_module: UserModule) -> TorchConfig:
+        """What a job would carry."""
+        return TorchConfig(name=f"{user_module(CODE)}:Words")
+
+    @pytest.fixture
+    def source(self, config: TorchConfig) -> Source:
+        """Opened here."""
+        source: Source = opened(config)
+        return source
+
+    def test_an_index_gives_the_same_item_in_any_order(self, source: Any) -> None:
+        """As everywhere, and what torch knows beyond numpy: bfloat16, texts, labels of all items."""
+        super().test_an_index_gives_the_same_item_in_any_order(source)
+        made = read(source, 3)
+        assert (made["x"].dtype.name, made["x"].tolist()) == ("bfloat16", [[3] * 3] * 2)
+        assert (int(made["y"]), made["text"]) == (1, b"www")
+        assert source.column("y").tolist() == [0, 1, 0, 1, 0, 1]
+        assert source.info["classes"] == {"y": ["even", "odd"]}
+
+    def test_what_it_gives_may_be_changed_in_place(self, source: Any) -> None:
+        """Of torch's own arrays as of all others."""
+        made = read(source, 1)
+        made["x"][...] = 9
+        assert read(source, 1)["x"].tolist() == [[1] * 3] * 2
+
+
+def opened(config: TorchConfig) -> Any:
+    """The source."""
+    return open_source(config)
+
+
+def test_augmentations_by_global_generators_are_repeated(user_module: UserModule) -> None:
+    """Torch users draw from global generators: a job that is done again, by another process, must give the same."""
+    source = opened(TorchConfig(name=f"{user_module(CODE)}:Noisy"))
+    first = [digest(read(source, n)) for n in range(4)]
+    assert in_fork(lambda: "\n".join(digest(read(source, n)) for n in reversed(range(4)))).split("\n") == first[::-1]
+    other = source.read(0, sample_rng(1, 1, 0, 0))
+    parts = read(source, 0)
+    assert all(not np.array_equal(parts[name], other[name]) for name in ("x", "y", "w"))
+
+
+def test_an_iterable_dataset_is_read_in_order(user_module: UserModule) -> None:
+    """Each epoch is a new pass; nothing knows its length."""
+    source = opened(TorchConfig(name=f"{user_module(CODE)}:Stream", limit=3))
+    assert (source.unit, source.repeatable, source.batched) == ("item", False, False)
+    for _ in range(2):
+        made = [source.make(item, n, sample_rng(0, 0, 0, n)) for n, item in enumerate(source)]
+        assert [(sample["x"].tolist(), sample["y"]) for sample in made] == [([0], 0), ([1], 1), ([2], 2)]
+
+
+@pytest.mark.parametrize("loader", ["batches", "by_workers"])
+def test_a_data_loader_gives_batches(user_module: UserModule, loader: str) -> None:
+    """Whoever has one already need not take it apart: each of its batches is written at once."""
+    source = opened(TorchConfig(name=f"{user_module(CODE)}:{loader}"))
+    assert (source.unit, source.batched) == ("item", True)
+    made = [source.make(item, n, sample_rng(0, 0, 0, n)) for n, item in enumerate(source)]
+    assert [value for batch in made for value in batch["y"].tolist()] == [0, 1, 0, 1, 0, 1]
+    assert [word for batch in made for word in batch["text"]] == [b"w" * n for n in range(6)]
+    assert made[0]["x"].shape[1:] == (2, 3)
+
+
+def test_a_loader_without_batches_gives_samples(user_module: UserModule) -> None:
+    """batch_size=None is torch's word for single samples."""
+    source = opened(TorchConfig(name=f"{user_module(CODE)}:singles"))
+    assert not source.batched
+    assert [source.make(item, 0, sample_rng(0, 0, 0, 0))["y"] for item in source] == [0, 1, 0, 1, 0, 1]
+
+
+def test_what_is_not_torchs_is_refused(user_module: UserModule) -> None:
+    """One line, when it is opened."""
+    name = user_module("def numbers(): return [1, 2]")
+    with pytest.raises(SourceError, match="is a list; expected a torch Dataset, IterableDataset or DataLoader"):
+        opened(TorchConfig(name=f"{name}:numbers"))
+    with pytest.raises(SourceError, match="has a length, so limit= has no meaning"):
+        opened(TorchConfig(name=f"{user_module(CODE)}:Words", limit=3))
