@@ -27,8 +27,8 @@ from rq.serializers import JSONSerializer
 
 from penstock_common.stream.connection import connect
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.fleet import LOST_SERVER
 from penstock_producer.jobs import FUNCTION, RETRIES, ShardJob
+from penstock_producer.oversight import Death
 from penstock_producer.task import ShardTask
 from penstock_producer.worker import open_queue, return_jobs
 
@@ -98,9 +98,9 @@ class Dispatcher:
         """Puts jobs of workers that are not heard of any more back into the queue; workers do the same."""
         StartedJobRegistry(queue=self._queue, job_class=ShardJob).cleanup()
 
-    def return_jobs(self, worker_name: str, reason: str) -> None:
-        """Puts a dead worker's job back at once; one that lost its server is not to blame, and the job neither."""
-        return_jobs(self._queue, worker_name, reason, is_to_blame=reason != LOST_SERVER)
+    def return_jobs(self, death: Death) -> None:
+        """Puts a dead worker's job back at once."""
+        return_jobs(self._queue, death)
 
     def hurry(self, patience_s: float) -> None:
         """From now on a server that went away is not waited for longer than this."""

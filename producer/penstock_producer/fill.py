@@ -6,16 +6,17 @@ One function per shape of source. Which items a shard has is ``order``'s; who ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock_common.errors import PenstockError, SampleError, SpecMismatch
+from penstock_producer.oversight import SAMPLE_LIMIT_S, Making, Suspicion
 from penstock_producer.shard import ShardWriter
 from penstock_producer.sources.plan import sample_rng
-from penstock_producer.sources.protocol import BatchSource, IterSource, Source
+from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source
 
 HOPELESS = 100
 """So many bad samples before the first good one are no accident: the source, the transform or a package is broken."""
@@ -56,6 +57,11 @@ class Watch:
     spec_is_declared: bool = False
     """A sample that does not fit a declared spec is a bad one; one that does not fit a spec that was taken from another
     sample shows that this was no spec, and ends the epoch."""
+    making: Making = field(default_factory=Making)
+    """What this process's supervisor sees of it."""
+    suspects: Mapping[int, Suspicion] = field(default_factory=dict)
+    """Place in the shard -> what the sample there did to workers that made it before."""
+    sample_limit_s: float = SAMPLE_LIMIT_S
     good: int = 0
     bad: int = 0
 
@@ -63,6 +69,25 @@ class Watch:
         """Raises Stopped if the worker has to go."""
         if self.should_stop():
             raise Stopped
+
+    def make(self, place: int, key: str, make: Callable[[], Sample], settle: Callable[[], None]) -> Sample:
+        """A sample, made in sight of the supervisor. Raises SampleError.
+
+        One that ended a worker before is made when all before it is safe, which ``settle`` sees to: if it does it again
+        nothing else is lost; and after too many times it is not tried any more.
+        """
+        suspicion = self.suspects.get(place)
+        if suspicion is not None:
+            settle()
+            if suspicion.is_enough:
+                raise SampleError(f"{key}: {suspicion}")
+        self.making.begin(place, self.sample_limit_s)
+        try:
+            return make()
+        except SystemExit as error:
+            raise SampleError(f"{key}: called sys.exit({error.code!r})") from error
+        finally:
+            self.making.end()
 
     def saw_bad(self, error: SampleError, count: int = 1) -> str:
         """The reason to record; raises where bad samples are not wanted, or nothing else comes."""
@@ -109,13 +134,16 @@ def fill_samples(
         if offset < done:
             continue
         watch.before_sample()
+        number, key = int(item), source.key(int(item))
         try:
-            sample = source.read(int(item), seed.of(shard, offset))
+            sample = watch.make(
+                offset, key, partial(source.read, number, seed.of(shard, offset)), writer.settle
+            )  # fmt: skip
         except SampleError as error:
             writer.quarantine(watch.saw_bad(error))
             continue
         try:
-            with _Naming(source.key(int(item))):
+            with _Naming(key):
                 writer.write(sample)
         except SpecMismatch as error:
             writer.quarantine(watch.saw_misfit(error))
@@ -133,12 +161,13 @@ def fill_batches(
         if writer.position >= start:
             continue
         watch.before_sample()
+        key, read = source.key(item), partial(source.read, item, seed.of(shard, first))
         _write_rows(
             writer,
-            partial(source.read, item, seed.of(shard, first)),
+            partial(watch.make, first, key, read, writer.settle),
             skip=writer.position - first,
             count=source.size(item),
-            key=source.key(item),
+            key=key,
             watch=watch,
         )
 
@@ -184,7 +213,8 @@ class ItemFiller:
                 continue
             self._watch.before_sample()
             try:
-                made = self._source.make(item, position, seed.of(0, position))
+                make = partial(self._source.make, item, position, seed.of(0, position))
+                made = self._watch.make(position, self._source.key(position), make, self.settle)
             except SampleError as error:
                 if skip:
                     skip -= 1  # of a bad batch nobody knows the size: it took one offset

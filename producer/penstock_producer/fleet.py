@@ -18,6 +18,7 @@ from typing import Literal
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.stream.failure import redacted
 from penstock_common.waiting import OUTAGE_S
+from penstock_producer.oversight import Death, Oversight, memory_part
 from penstock_producer.worker import EXIT_AWAY, EXIT_LOST, WorkerOptions, work
 
 TOO_SOON_S = 3.0
@@ -28,6 +29,9 @@ STOP_S = 10.0
 
 LOST_SERVER = "its server went away"
 """Why a worker ended that is replaced by one which waits for the server."""
+
+STOPPED = "stopped"
+"""Why a worker ended that was told to, and did not in time."""
 
 Start = Literal["spawn", "fork"]
 
@@ -52,13 +56,15 @@ class _Member:
     process: BaseProcess
     options: WorkerOptions
     began: float
+    oversight: Oversight
 
 
 class Fleet:
     """``count`` workers, forked from this process: they have its local objects, and share its modules' memory.
 
     ``restart`` says how the dead are replaced: ``spawn`` starts clean interpreters, for owners that by then have
-    threads or frameworks. ``on_death(name, reason)`` is called for each that did not end by itself.
+    threads or frameworks. ``on_death(death)`` is called for each that did not end by itself. One that hangs in a
+    sample, or holds too much memory, is ended here.
     """
 
     def __init__(
@@ -67,13 +73,14 @@ class Fleet:
         count: int,
         *,
         restart: Start = "fork",
-        on_death: Callable[[str, str], None] = lambda name, reason: None,
+        on_death: Callable[[Death], None] = lambda death: None,
     ) -> None:
         self._options, self._on_death = options, on_death
         self._restart: Start = restart
         self._members: list[_Member] = []
         self._false_starts = 0
         self._count = count
+        self._memory_bytes = options.memory_bytes or memory_part(count)
         for _ in range(count):
             self._add("fork")
 
@@ -92,21 +99,26 @@ class Fleet:
 
         And ServerUnavailable once a worker has waited for its server in vain.
         """
+        for member in self._members:
+            if member.process.is_alive():
+                member.oversight.look_after(member.process)
         for member in [m for m in self._members if not m.process.is_alive()]:
             self._members.remove(member)
             code = member.process.exitcode or 0
-            if code == 0:
+            death = member.oversight.death(member.options.name, member.process.pid, code)
+            if death is None:
                 continue
             if code == EXIT_AWAY:
                 raise advise(ServerUnavailable(f"workers waited {OUTAGE_S:.0f} s in vain for {self._servers()}"))
-            reason = LOST_SERVER if code == EXIT_LOST else f"worker process {member.process.pid} {_ending(code)}"
-            soon = time.monotonic() - member.began < TOO_SOON_S
+            if code == EXIT_LOST:
+                death = Death(member.options.name, LOST_SERVER, is_to_blame=False)
+            soon = time.monotonic() - member.began < TOO_SOON_S and death.place is None
             self._false_starts = self._false_starts + 1 if soon and code > 0 and code != EXIT_LOST else 0
             if self._false_starts < FALSE_STARTS:
                 self._add(self._restart)
-            self._on_death(member.options.name, reason)
+            self._on_death(death)
             if self._false_starts >= FALSE_STARTS:
-                raise FleetFailed(f"{reason} right after its start, as did others: see what it said above")
+                raise FleetFailed(f"{death.reason} right after its start, as did others: see what it said above")
 
     def _servers(self) -> str:
         return " or ".join(dict.fromkeys([redacted(self._options.queue_url), redacted(self._options.url)]))
@@ -123,13 +135,14 @@ class Fleet:
                 member.process.join()
             if member.process.exitcode:
                 with suppress(ServerUnavailable):  # its missing heartbeat will tell
-                    self._on_death(member.options.name, "stopped")
+                    self._on_death(Death(member.options.name, STOPPED, is_to_blame=False))
         self._members.clear()
 
     def _add(self, start: Start) -> None:
         options = self._options.named()
         context = get_context("fork") if start == "fork" else get_context("spawn")
-        process = context.Process(target=work, args=(options,), daemon=True)
+        oversight = Oversight(self._memory_bytes)
+        process = context.Process(target=work, args=(options, oversight.making.cells), daemon=True)
         if start == "spawn":
             resource_tracker.ensure_running()  # started below, it would unblock what we block
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # until it is ready
@@ -140,10 +153,4 @@ class Fleet:
                 process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        self._members.append(_Member(process, options, time.monotonic()))
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    return f"was killed by {signal.Signals(-code).name}"
+        self._members.append(_Member(process, options, time.monotonic(), oversight))

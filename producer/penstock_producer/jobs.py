@@ -18,6 +18,7 @@ from rq.serializers import JSONSerializer
 from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable, SourceError
 from penstock_common.waiting import to_stderr
 from penstock_producer.fill import Stopped
+from penstock_producer.oversight import Death, Suspicion, suspect
 from penstock_producer.task import ShardTask
 from penstock_producer.workbench import Made, SourceChanged, Workbench
 
@@ -30,7 +31,7 @@ PAUSES_S = (0.0, 0.5, 2.0, 5.0)
 """Before a failed job goes back to the queue; rq's own intervals would need its scheduler process."""
 DEATHS = 15
 """Workers killed in a row without any progress before their shard fails: a machine short of memory, or an impatient
-operator, kills some by chance; a sample that kills whoever makes it kills them all."""
+operator, kills some by chance. A sample that kills whoever makes it is found out before (oversight.py)."""
 MENDED_BY_RETRY = (ServerUnavailable, SourceError, OSError, MemoryError)
 ENDLESS = 1 << 30
 PASS_ON_S = 3.0
@@ -57,6 +58,7 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
     assert job is not None
     made = Made()
     note = _Note(job)
+    _bench.suspects = Suspicion.of(job.meta)
     try:
         _bench.produce(task, made, note.waits, lambda: note.keep(made), _Yielding(job, _bench, task), note.is_at)
     except BudgetFull as error:
@@ -188,10 +190,11 @@ class ShardJob(Job):
             f"{self.meta.get('at', 0)} of this shard: see what kills them (memory? a crash in the transform?)"
         )
 
-    def lose_worker(self, *, is_to_blame: bool) -> None:
+    def lose_worker(self, death: Death) -> None:
         """Its worker died: costs it no retry, but too many deaths in a row cost it all."""
-        if is_to_blame:
+        if death.is_to_blame:
             self.meta["deaths"] = int(self.meta.get("deaths", 0)) + 1
+            suspect(self.meta, death)
         is_hopeless = int(self.meta.get("deaths", 0)) >= DEATHS
         self.retries_left = 0 if is_hopeless else (self.retries_left or 0) + 1
 

@@ -14,6 +14,7 @@ from typing import Any, Self
 from penstock_common.errors import PenstockError, WaitTimeout
 from penstock_common.settings import Settings, child_environment
 from penstock_common.waiting import Notify, to_stderr
+from penstock_producer.oversight import SAMPLE_LIMIT_S
 from penstock_producer.plan import ProductionPlan
 from penstock_producer.production import Production as Loop
 from penstock_producer.production import refuse_path
@@ -101,6 +102,8 @@ def produce(
     retention: str | None = None,
     durability: str | None = None,
     on_error: OnError = "quarantine",
+    sample_limit_s: float = SAMPLE_LIMIT_S,
+    worker_memory_bytes: int | None = None,
     wait: bool = False,
     notify: Notify = to_stderr,
 ) -> Production:
@@ -120,9 +123,12 @@ def produce(
     plan = ProductionPlan(
         stream=stream, source=LocalConfig(token=tokens[0], transform=transform), epochs=epochs, seed=seed,
         shuffle=shuffle, shard_samples=shard_samples, spec=spec, budget_bytes=budget_bytes, retention=retention,
-        durability=durability, on_error=on_error,
+        durability=durability, on_error=on_error, sample_limit_s=sample_limit_s,
     )  # fmt: skip
-    options = WorkerOptions(url=settings.url, queue_url=settings.queue_url, queue=f"penstock-{secrets.token_hex(4)}")
+    options = WorkerOptions(
+        url=settings.url, queue_url=settings.queue_url, queue=f"penstock-{secrets.token_hex(4)}",
+        memory_bytes=worker_memory_bytes,
+    )  # fmt: skip
     try:
         loop = Loop(plan, options, workers=workers, notify=notify)
     except BaseException:

@@ -14,6 +14,7 @@ from penstock_common.errors import PenstockError
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream, read_counters
+from penstock_producer.oversight import SAMPLE_LIMIT_S
 from penstock_producer.sources.config import SourceConfig
 from penstock_producer.task import MaxBad, OnError
 
@@ -39,6 +40,8 @@ class ProductionPlan(BaseModel):
     """None: order.default_shard_samples."""
     on_error: OnError = "quarantine"
     max_bad: MaxBad = "50%"
+    sample_limit_s: Annotated[float, Field(ge=0)] = SAMPLE_LIMIT_S
+    """A sample that takes longer hangs: its worker is replaced, and in the end it is a bad one. 0: no limit."""
     ahead: Annotated[int, Field(gt=0)] = AHEAD
     spec: Mapping[str, Any] | None = None
     """Declared tensors; None takes the source's, or the first sample's."""

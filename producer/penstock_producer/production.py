@@ -27,13 +27,15 @@ from penstock_common.stream.streams import await_event, last_event, read_counter
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.dispatch import Dispatcher, Reports
 from penstock_producer.fill import HOPELESS, Seed, bad_limit
-from penstock_producer.fleet import LOST_SERVER, Fleet, advise
+from penstock_producer.fleet import LOST_SERVER, STOPPED, Fleet, advise
 from penstock_producer.order import EpochOrder, count_samples, default_shard_samples
+from penstock_producer.oversight import Death
 from penstock_producer.plan import EpochFailed, ProductionPlan, find_epochs, plan_fingerprint
 from penstock_producer.progress import EpochProgress, Progress, Summary, bad_reasons, look
 from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import BatchSource, Source
 from penstock_producer.task import ShardTask
+from penstock_producer.tasting import taste
 from penstock_producer.workbench import first_good
 from penstock_producer.worker import WorkerOptions
 from penstock_producer.writer import Writer
@@ -228,16 +230,20 @@ class Production:
         return default_shard_samples(count_samples(source), workers or os.cpu_count() or 1)
 
     def _require_spec(self) -> None:
-        """Makes one sample here: a broken transform shows at once, and workers need not agree on a spec."""
+        """Has one sample made: a broken transform shows at once, and workers need not agree on a spec."""
         source, epoch = self._source, self.epochs[0]
         if self._writer.stream.spec is None and source.unit != "item":
             items = self._order(source, epoch).first(HOPELESS)
-            self._writer.require_spec(first_good(source, items, Seed(self._plan.seed, epoch), 0))
+            seed = Seed(self._plan.seed, epoch)
+            if source.unit == "batch":  # a framework's, which may not survive a fork
+                self._writer.require_spec(first_good(source, items, seed, 0))
+            else:
+                self._writer.require_spec(taste(source, items, seed, self._plan.sample_limit_s, self._notify))
 
-    def _on_death(self, name: str, reason: str) -> None:
-        if reason not in ("stopped", LOST_SERVER):
-            self._notify(f"{reason}; another takes its place and goes on with its shard")
-        self._dispatcher.return_jobs(name, reason)
+    def _on_death(self, death: Death) -> None:
+        if death.reason not in (STOPPED, LOST_SERVER):
+            self._notify(f"{death.reason}; another takes its place and goes on with its shard")
+        self._dispatcher.return_jobs(death)
 
     def _order(self, source: Source | BatchSource, epoch: int) -> EpochOrder:
         """An epoch that was planned before stays as it was cut, whatever the number of workers now."""
@@ -274,6 +280,7 @@ class Production:
             shuffle=self._plan.shuffle,
             on_error=self._plan.on_error,
             max_bad=self._plan.max_bad,
+            sample_limit_s=self._plan.sample_limit_s,
             spec_is_declared=self._plan.spec is not None,
         )
 

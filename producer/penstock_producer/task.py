@@ -42,6 +42,8 @@ class ShardTask(BaseModel):
     seed: int
     shuffle: bool = True
     on_error: OnError = "quarantine"
+    sample_limit_s: Annotated[float, Field(ge=0)] = 0.0
+    """A sample that takes longer hangs: its worker is replaced. 0: no limit."""
     max_bad: MaxBad = "50%"
     spec_is_declared: bool = False
     """Somebody wrote down what the tensors are; else they were taken from a first sample, or from the source."""

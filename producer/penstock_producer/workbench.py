@@ -26,6 +26,7 @@ from penstock_common.stream.streams import find_stream
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.fill import HOPELESS, ItemFiller, Seed, Stopped, TooManyBad, Watch, fill_batches, fill_samples
 from penstock_producer.order import EpochOrder
+from penstock_producer.oversight import Making, Suspicion
 from penstock_producer.room import unfinished_shards
 from penstock_producer.shard import ShardWriter
 from penstock_producer.sources.config import parse_config
@@ -75,12 +76,16 @@ class Workbench:
         *,
         should_stop: Callable[[], bool] = lambda: False,
         room_wait_s: float = ROOM_WAIT_S,
+        making: Making | None = None,
     ) -> None:
         self._url, self._should_stop, self._room_wait_s = url, should_stop, room_wait_s
         self._writer: Writer | None = None
         self._source: tuple[str, AnySource] | None = None
         self._notify: Notify = to_stderr
         self._is_at: Callable[[int], None] = lambda committed: None
+        self._making = making or Making()
+        self.suspects: Mapping[int, Suspicion] = {}
+        """Of the task that is done next: what its samples did to workers that made them before."""
 
     @property
     def is_stopping(self) -> bool:
@@ -108,7 +113,8 @@ class Workbench:
             writer.should_stop = lambda: self._should_stop() or should_yield()
             source = self._open_source(task)
             watch = Watch(
-                self._should_stop, task.on_error == "fail", task.max_bad, manifest.samples, task.spec_is_declared
+                self._should_stop, task.on_error == "fail", task.max_bad, manifest.samples, task.spec_is_declared,
+                making=self._making, suspects=self.suspects, sample_limit_s=task.sample_limit_s,
             )  # fmt: skip
             run = self._run_items if source.unit == "item" else self._run_sized
             try:
@@ -197,9 +203,7 @@ class Workbench:
     ) -> None:
         if manifest.state in (PRODUCED, ABANDONED) or task.shard in manifest.done:
             return
-        order = EpochOrder(
-            source, seed=task.seed, epoch=task.epoch, shuffle=task.shuffle, planned=manifest.sizes
-        )
+        order = EpochOrder(source, seed=task.seed, epoch=task.epoch, shuffle=task.shuffle, planned=manifest.sizes)
         if manifest.sizes != tuple(order.sizes):
             raise StreamConflict(f"epoch {task.epoch} of {task.stream!r} is cut otherwise than this source: it changed")
         items, seed = order.items(task.shard), Seed(task.seed, task.epoch)

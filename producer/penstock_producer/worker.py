@@ -29,6 +29,7 @@ from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.fill import Stopped
 from penstock_producer.jobs import ShardJob, set_workbench
+from penstock_producer.oversight import Death, Making
 from penstock_producer.workbench import ROOM_WAIT_S, Workbench, connect_patiently
 
 QUEUE = "penstock"
@@ -64,6 +65,8 @@ class WorkerOptions:
     """Tell of failed jobs on stderr; a dispatcher's own workers leave that to it."""
     room_wait_s: float = ROOM_WAIT_S
     heartbeat_ttl_s: int = HEARTBEAT_TTL_S
+    memory_bytes: int | None = None
+    """A worker that holds more is replaced; None: its part of the machine's (oversight.py)."""
 
     def named(self) -> WorkerOptions:
         """The same for one new process."""
@@ -75,12 +78,17 @@ def open_queue(connection: Any, name: str) -> Queue:
     return Queue(name, connection=connection, job_class=ShardJob, serializer=JSONSerializer)
 
 
-def work(options: WorkerOptions) -> None:
-    """The whole life of one worker process: until SIGTERM, until its owner is gone, or in a burst until all is done."""
+def work(options: WorkerOptions, cells: Any = None) -> None:
+    """The whole life of one worker process: until SIGTERM, until its owner is gone, or in a burst until all is done.
+
+    ``cells`` are those of its supervisor's `Making`.
+    """
     _forget_owners_handlers()
     try:
         stopping = threading.Event()
-        bench = Workbench(options.url, should_stop=stopping.is_set, room_wait_s=options.room_wait_s)
+        bench = Workbench(
+            options.url, should_stop=stopping.is_set, room_wait_s=options.room_wait_s, making=Making(cells)
+        )
         set_workbench(bench)
         queue = open_queue(connect_patiently(options.queue_url, _teller(options)), options.queue)
         worker = ShardWorker(queue, options, stopping)
@@ -251,11 +259,8 @@ def _watch_owner(owner: int) -> None:
         os._exit(EXIT_LOST)  # it waits for a server that most likely went with its owner; what is committed stands
 
 
-def return_jobs(queue: Queue, worker_name: str, reason: str, *, is_to_blame: bool = True) -> int:
-    """Puts what a dead worker was doing back to the front of the queue, at once; returns how many jobs.
-
-    ``is_to_blame`` is whether the job may be what killed it: too many such deaths in a row fail it.
-    """
+def return_jobs(queue: Queue, death: Death) -> int:
+    """Puts what a dead worker was doing back to the front of the queue, at once; returns how many jobs."""
     registry = StartedJobRegistry(queue=queue, job_class=ShardJob)
     returned = 0
     for job_id, execution_id in registry.get_job_and_execution_ids(cleanup=False):
@@ -264,9 +269,9 @@ def return_jobs(queue: Queue, worker_name: str, reason: str, *, is_to_blame: boo
             job = ShardJob.fetch(job_id, connection=queue.connection, serializer=JSONSerializer)
         except (ValueError, NoSuchJobError):
             continue
-        if execution.worker_name == worker_name and isinstance(job, ShardJob):
-            job.lose_worker(is_to_blame=is_to_blame)
-            _return(queue, job, execution, reason)
+        if execution.worker_name == death.worker and isinstance(job, ShardJob):
+            job.lose_worker(death)
+            _return(queue, job, execution, death.reason)
             returned += 1
     return returned
 

@@ -167,12 +167,13 @@ class Writer:
 
     # --- used by the parts ---
 
-    def require_spec(self, sample: Mapping[str, Any]) -> Spec:
-        """The stream's spec, inferred from this sample, said and fixed if it has none yet."""
+    def require_spec(self, sample: Mapping[str, Any] | Spec) -> Spec:
+        """The stream's spec, inferred from this sample (or somebody did that), said and fixed if it has none yet."""
         if self.stream.spec is None:
             self.stream = load_stream(self._client, self.stream.name)
         if self.stream.spec is None:
-            spec = fix_spec(self._client, self.stream, Spec.infer(sample))
+            found = sample if isinstance(sample, Spec) else Spec.infer(sample)
+            spec = fix_spec(self._client, self.stream, found)
             self._notify(f"the spec of {self.stream.name!r} is taken from its first sample: {spec}")
             self.stream = load_stream(self._client, self.stream.name)
         assert self.stream.spec is not None

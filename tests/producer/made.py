@@ -81,6 +81,13 @@ def feed() -> Iterator[tuple[int, int]]:
         yield number, number * number
 
 
+def deadly_feed() -> Iterator[dict[str, Any]]:
+    """A generator that kills the process that walks it to its end, no sample being made."""
+    for number in range(60):
+        yield with_pid(number)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def holds_up_the_first(number: int) -> dict[str, Any]:
     """The process that makes number 5 first says its pid in a file and then gets no further."""
     mark = Path(os.environ["PENSTOCK_TEST_MARK"])

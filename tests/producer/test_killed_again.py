@@ -10,6 +10,7 @@ import pytest
 from penstock_producer.jobs import RETRIES
 from penstock_producer.plan import EpochFailed
 from penstock_producer.progress import Progress
+from penstock_producer.sources.config import GeneratorConfig
 from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import dataset, numbers_in, produce
 
@@ -35,14 +36,23 @@ def test_a_shard_that_gets_on_outlives_any_number_of_killed_workers(any_url: str
     assert (summary.samples, summary.bad) == (SAMPLES, 0)
 
 
-def test_a_sample_that_kills_every_worker_fails_its_epoch_and_says_where(any_url: str) -> None:
-    """A crash in a transform must not eat workers for ever; shard, place and cause are what its author needs."""
+def test_a_sample_that_kills_every_worker_is_left_out_by_name(any_url: str) -> None:
+    """One that eats all memory looks like an operator's kill -9: it is tried more often than one that crashes."""
+    named: list[str] = []
+    summary = produce(
+        any_url, dataset("always_kills_its_worker"), workers=1, shard_samples=SAMPLES, shuffle=False,
+        block_bytes=240, patience_s=120, each=lambda look: named.extend(look.new_bad),
+    )  # fmt: skip
+    assert (summary.samples, summary.bad) == (SAMPLES, 1)
+    assert named == ["tests.producer.made:numbers[60]: killed its worker by SIGKILL, 6 times"]
+    assert 60 not in numbers_in(any_url)
+
+
+def test_what_kills_every_worker_and_is_no_sample_fails_its_epoch_and_says_where(any_url: str) -> None:
+    """A generator that crashes must not eat workers for ever; shard, place and cause are what its author needs."""
     with pytest.raises(
         EpochFailed,
         match=r"shard 0 of epoch 0 of 'train': worker process \d+ was killed by SIGKILL, the last of 15 .*"
         r"no further than sample 60 of this shard",
     ):
-        produce(
-            any_url, dataset("always_kills_its_worker"), workers=1, shard_samples=SAMPLES, shuffle=False,
-            block_bytes=240, patience_s=120,
-        )  # fmt: skip
+        produce(any_url, GeneratorConfig(name="tests.producer.made:deadly_feed"), workers=1, block_bytes=240)

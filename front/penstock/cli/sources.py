@@ -78,6 +78,9 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     add("--shard-samples", type=_count, metavar="N", help="samples of one job (default: 8 jobs a worker, at most 4096)")
     add("--on-error", choices=("quarantine", "fail"), default="quarantine", help="bad samples (default: %(default)s)")
     add("--max-bad", type=_max_bad, default="50%", metavar="N|P%", help="more bad fail an epoch (default: 50%%)")
+    add(
+        "--sample-limit", type=_seconds, default=300.0, metavar="S", help="longer ones hang (default: 300; 0: no limit)"
+    )
     add("--spec", type=_spec, metavar="JSON", help="""e.g. '{"x": ["uint8", [null, null, 3]]}'; null is a free size""")
     add("--budget", type=byte_size, metavar="SIZE", help="bytes the stream may hold (default: 1gb)")
     add("--retention", metavar="POLICY", help="of settled epochs: budget (default), epochs:3, time:24h, bytes:500mb")
@@ -88,11 +91,17 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
 
 
 def add_queue(parser: argparse.ArgumentParser) -> None:
-    """Where jobs are."""
+    """Where jobs are, and what their workers may hold."""
     parser.add_argument(
         "--queue-url", help="the server that holds the jobs (default: PENSTOCK_QUEUE_URL, else the same)"
     )
     parser.add_argument("--queue", default="penstock", metavar="NAME", help="of jobs (default: %(default)s)")
+    parser.add_argument(
+        "--worker-memory",
+        type=byte_size,
+        metavar="SIZE",
+        help="a worker that holds more is replaced (default: its part of 80%% of memory)",
+    )
 
 
 def plan_of(args: argparse.Namespace) -> ProductionPlan:
@@ -108,6 +117,7 @@ def plan_of(args: argparse.Namespace) -> ProductionPlan:
         shard_samples=args.shard_samples,
         on_error=args.on_error,
         max_bad=args.max_bad,
+        sample_limit_s=args.sample_limit,
         spec=args.spec,
         partitions=args.partitions,
         budget_bytes=args.budget,
@@ -123,7 +133,9 @@ def options_of(args: argparse.Namespace) -> WorkerOptions:
 
     given = {"PENSTOCK_URL": args.url, "PENSTOCK_QUEUE_URL": args.queue_url}
     settings = Settings.from_environment(child_environment({name: url for name, url in given.items() if url}))
-    return WorkerOptions(url=settings.url, queue_url=settings.queue_url, queue=args.queue)
+    return WorkerOptions(
+        url=settings.url, queue_url=settings.queue_url, queue=args.queue, memory_bytes=args.worker_memory
+    )
 
 
 def worker_count(args: argparse.Namespace) -> int:
@@ -173,6 +185,16 @@ def _not_negative(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, like 60 or 0.5; 0 is no limit")
+    return seconds
 
 
 def _max_bad(text: str) -> str:

@@ -13,6 +13,7 @@ from penstock.cli.sources import add_queue, options_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
+    from penstock_producer.oversight import Death
 
 NAME = "worker"
 HELP = "do the jobs of penstock produce, here or on another host"
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Until Ctrl-C or SIGTERM; both let each worker end its sample and give its shard back."""
     from penstock_common.errors import ServerUnavailable
     from penstock_producer.dispatch import Dispatcher
-    from penstock_producer.fleet import LOST_SERVER, Fleet, advise
+    from penstock_producer.fleet import LOST_SERVER, STOPPED, Fleet, advise
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = dataclasses.replace(options_of(args), burst=args.burst, is_chatty=True, owner=os.getpid())
@@ -41,10 +42,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     dispatcher = Dispatcher(options.queue_url, options.queue, console.notice)
     count = max(1, args.processes or os.cpu_count() or 1)
 
-    def on_death(name: str, reason: str) -> None:
-        if reason not in ("stopped", LOST_SERVER):
-            console.notice(f"{reason}; another takes its place")
-        dispatcher.return_jobs(name, reason)
+    def on_death(death: Death) -> None:
+        if death.reason not in (STOPPED, LOST_SERVER):
+            console.notice(f"{death.reason}; another takes its place")
+        dispatcher.return_jobs(death)
 
     fleet = Fleet(options, count, on_death=on_death)
     try:

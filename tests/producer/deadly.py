@@ -1,0 +1,72 @@
+"""Samples that kill, hang, leak or walk out, for workers that import them by name."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+SAMPLES = 60
+DEEDS = {5: "segfault", 17: "exit", 18: "exit quietly", 33: "hang", 34: "walk out", 50: "ctypes"}
+LEAK_BYTES = 24 << 20
+_kept: list[bytearray] = []
+
+
+def numbers() -> list[int]:
+    """A dataset."""
+    return list(range(SAMPLES))
+
+
+def good(number: int) -> dict[str, Any]:
+    """Says who made it."""
+    return {"x": np.full(4, number, np.int32), "pid": os.getpid()}
+
+
+def deadly(number: int) -> dict[str, Any]:
+    """Some samples are the end of whoever makes them, always."""
+    match DEEDS.get(number):
+        case "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "exit":
+            os._exit(3)
+        case "exit quietly":
+            os._exit(0)
+        case "hang":
+            time.sleep(600)
+        case "walk out":
+            sys.exit("enough")
+        case "ctypes":
+            ctypes.string_at(0)
+    return good(number)
+
+
+def first_hangs(number: int) -> dict[str, Any]:
+    """Number 0 takes for ever."""
+    if number == 0:
+        time.sleep(600)
+    return good(number)
+
+
+def always_segfaults(number: int) -> dict[str, Any]:
+    """Every sample."""
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return good(number)
+
+
+def crashes_at_random(number: int) -> dict[str, Any]:
+    """Five in a hundred attempts, whatever the sample."""
+    if os.urandom(1)[0] < 13:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return good(number)
+
+
+def leaks(number: int) -> dict[str, Any]:
+    """Every sample leaves 24 MiB behind."""
+    _kept.append(bytearray(os.urandom(1) * LEAK_BYTES))
+    time.sleep(0.05)
+    return good(number)

@@ -1,0 +1,106 @@
+"""Samples that end their workers: the worker is replaced, the sample is named, and the epoch goes on to its end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from penstock_producer import oversight
+from penstock_producer.fill import TooManyBad
+from penstock_producer.plan import EpochFailed, ProductionPlan
+from penstock_producer.production import Production
+from penstock_producer.progress import Summary
+from penstock_producer.sources.config import DatasetConfig
+from penstock_producer.worker import WorkerOptions
+from tests.producer.deadly import DEEDS, SAMPLES
+from tests.producer.reading import read_epoch
+
+
+def produce(
+    url: str, transform: str, *, told: list[str] | None = None, memory: int | None = None, **plan: Any
+) -> Summary:
+    """One production by two workers to its end."""
+    source = DatasetConfig(name="tests.producer.deadly:numbers", transform=f"tests.producer.deadly:{transform}")
+    asked = ProductionPlan(stream="train", source=source, **plan)
+    options = replace(WorkerOptions(url=url, queue_url=url), memory_bytes=memory)
+    with Production(asked, options, workers=2, notify=(told if told is not None else []).append) as production:
+        for _ in production.run():
+            pass
+        return production.summary()
+
+
+def reasons(client: redis.Redis) -> list[str]:
+    """All that is in quarantine, sorted."""
+    found: list[str] = []
+    for key in client.scan_iter("*:quarantine"):
+        values: Any = client.hvals(key)
+        found += [json.loads(value)["why"] for value in values]
+    return sorted(found)
+
+
+def made(url: str) -> list[int]:
+    """The numbers of epoch 0."""
+    return sorted(int(sample["x"][0]) for sample in read_epoch(url).values())
+
+
+def test_samples_that_crash_hang_or_walk_out_are_named_and_the_rest_is_made(
+    any_url: str, any_client: redis.Redis
+) -> None:
+    """A decoder's bug in one file must cost that file, not the night's training."""
+    summary = produce(any_url, "deadly", sample_limit_s=1.0, shard_samples=20)
+    assert made(any_url) == [number for number in range(SAMPLES) if number not in DEEDS]
+    assert (summary.samples, summary.bad) == (SAMPLES, len(DEEDS))
+    expected = {
+        5: "killed its worker by SIGSEGV, 3 times",
+        17: "ended its worker with exit code 3, 3 times",
+        18: "ended its worker with exit code 0, 3 times",
+        33: "took its worker longer than 1 s, 2 times",
+        34: "called sys.exit('enough')",
+        50: "killed its worker by SIGSEGV, 3 times",
+    }
+    name = "tests.producer.deadly:numbers"
+    assert reasons(any_client) == sorted(f"{name}[{number}]: {why}" for number, why in expected.items())
+
+
+def test_a_transform_that_crashes_at_random_completes_with_every_sample(any_url: str, any_client: redis.Redis) -> None:
+    """A flaky native library: what is good is found to be good, however many workers it takes."""
+    told: list[str] = []
+    summary = produce(any_url, "crashes_at_random", told=told, shard_samples=30)
+    assert sum("killed by SIGSEGV" in line for line in told)
+    assert made(any_url) == list(range(SAMPLES)), reasons(any_client)
+    assert (summary.samples, summary.bad) == (SAMPLES, 0)
+
+
+def test_a_transform_that_always_crashes_is_said_before_any_worker_tries_it(any_url: str) -> None:
+    """The command itself must live to say it, and nobody waits for hundreds of dying workers."""
+    with pytest.raises(TooManyBad, match=r"none of the first 5 samples can be made; the last: .*by SIGSEGV"):
+        produce(any_url, "always_segfaults")
+
+
+def test_a_first_sample_that_hangs_is_passed_over(any_url: str) -> None:
+    """Which sample is first is the seed's choice: its command must not stand still with it."""
+    summary = produce(any_url, "first_hangs", sample_limit_s=0.5, shuffle=False, shard_samples=SAMPLES)
+    assert (summary.samples, summary.bad) == (SAMPLES, 1)
+
+
+def test_where_bad_samples_are_not_wanted_a_deadly_one_fails_the_epoch_by_name(any_url: str) -> None:
+    """`--on-error fail` is for those who would rather have no epoch; the file's name is what they need."""
+    with pytest.raises(EpochFailed, match=r"deadly:numbers\[5\]: killed its worker by SIGSEGV, 3 times"):
+        produce(any_url, "deadly", on_error="fail", shuffle=False)
+
+
+def test_a_worker_that_leaks_is_replaced_and_its_sample_is_not_to_blame(
+    any_url: str, any_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leaking library would take the machine with it; a fresh process costs a second."""
+    monkeypatch.setattr(oversight, "RIPE_S", 0.5)
+    monkeypatch.setattr(oversight, "LOOK_S", 0.1)
+    told: list[str] = []
+    summary = produce(any_url, "leaks", told=told, memory=400 << 20, shard_samples=30)
+    assert any("held more than 400 MiB of memory; another takes its place" in line for line in told)
+    assert made(any_url) == list(range(SAMPLES))
+    assert (summary.bad, reasons(any_client)) == (0, [])
