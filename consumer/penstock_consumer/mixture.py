@@ -16,7 +16,9 @@ from penstock_common.format.spec import Spec
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.settlement import Acknowledge, Adapter
-from penstock_consumer.state import State
+from penstock_consumer.state import State, check_state
+from penstock_consumer.stats import Stats, mixed
+from penstock_consumer.tally import Tally
 from penstock_consumer.view import View
 
 VERSION = 1
@@ -71,25 +73,29 @@ class Mixture:
         """Loaders whose epoch of the pass under way was read to its end."""
         self._is_over = True
         """Whether the next iteration begins a new pass."""
+        self._loads = 0
+        """States that were loaded: each ends the iteration under way."""
         self.adapter: Adapter | None = None
+        self.tally = Tally()
 
     # --- iterating ---
 
     def __iter__(self) -> Iterator[Batch]:
         """Each loader's next epoch, or what is left of it after a ``break``."""
-        goes_on = not self._is_over
+        goes_on, loads = not self._is_over, self._loads
         if self._is_over:
             self._begin()
         before = self._pulled
-        yield from self._pass()
-        if goes_on and self._pulled == before:  # what was gone on with had ended already
+        yield from self.tally.counted(self._pass())
+        if goes_on and self._pulled == before and self._loads == loads:  # what was gone on with had ended already
             self._begin()
-            yield from self._pass()
+            yield from self.tally.counted(self._pass())
 
     def _begin(self) -> None:
         self._done, self._began, self._is_over = set(), {}, False
 
     def _pass(self) -> Iterator[Batch]:
+        loads = self._loads
         sources = {name: iter(loader) for name, loader in self._loaders.items() if name not in self._done}
         while (batch := self._next(sources)) is not None:
             self._began.setdefault(batch.source, batch.epoch)
@@ -97,6 +103,8 @@ class Mixture:
             if self.adapter is None:
                 self._trained += 1
             yield batch
+            if self._loads != loads:
+                return
             if self.adapter is None and self.policy == "on_next":
                 self.acknowledge(batch)  # though its loader may be asked only some steps later
         self._is_over = True
@@ -144,6 +152,12 @@ class Mixture:
         """The largest of its loaders'."""
         return max(loader.batch_size for loader in self._loaders.values())
 
+    @property
+    def rows(self) -> int | None:
+        """Rows of every batch, where they are alike in all loaders; else None."""
+        (rows, *others) = {loader.rows for loader in self._loaders.values()}
+        return None if others else rows
+
     # --- acknowledging ---
 
     @property
@@ -157,8 +171,9 @@ class Mixture:
 
     def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
         """A checkpoint is durable: see `Loader.checkpointed`."""
+        states = None if state is None else self._checked(state)
         for name, loader in self._loaders.items():
-            loader.checkpointed(None if state is None else state["loaders"][name])
+            loader.checkpointed(None if states is None else states[name])
 
     def take_over(self, adapter: Adapter) -> None:
         """See `Loader.take_over`."""
@@ -182,6 +197,12 @@ class Mixture:
             if self._began.get(batch.source) == batch.epoch:
                 self._done.discard(batch.source)
 
+    # --- where the time goes ---
+
+    def stats(self) -> Stats:
+        """All passes; in ``streams`` all epochs of each loader, which says a line at the end of its epoch."""
+        return mixed(self.tally.current(), {name: loader.stats(total=True) for name, loader in self._loaders.items()})
+
     # --- state ---
 
     def state_dict(self) -> State:
@@ -199,14 +220,26 @@ class Mixture:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on there. Raises StateMismatch for other names, weights or seed, and what the loaders raise."""
-        found = state.get("mixture")
-        if found != self._identity():
-            raise StateMismatch("mixture", found, self._identity(), "mix the same names with the same weights and seed")
+        """Goes on there; an iteration under way ends. Raises StateMismatch for other names, weights or seed.
+
+        And for what a loader refuses; none of them has moved then.
+        """
+        states = self._checked(state)
         for name, loader in self._loaders.items():
-            loader.load_state_dict(state["loaders"][name])
+            loader.load_state_dict(states[name])
+        self._loads += 1
         self._pulled = self._trained = int(state["step"])
         self._done, self._began, self._is_over = set(state["done"]), dict(state["began"]), bool(state["is_over"])
+
+    def _checked(self, state: object) -> Mapping[str, Mapping[str, Any]]:
+        """Each loader's state."""
+        found = state.get("mixture") if isinstance(state, Mapping) else None
+        if not isinstance(state, Mapping) or found != self._identity():
+            raise StateMismatch("mixture", found, self._identity(), "mix the same names with the same weights and seed")
+        for name, loader in self._loaders.items():
+            check_state(state["loaders"][name], loader._identity())
+        states: Mapping[str, Mapping[str, Any]] = state["loaders"]
+        return states
 
     def _identity(self) -> State:
         return {"weights": self._weights, "seed": self._seed, "ends": self._ends}

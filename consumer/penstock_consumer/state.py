@@ -30,13 +30,23 @@ def check_state(state: object, own: Mapping[str, Any]) -> None:
     """
     if not isinstance(state, Mapping) or state.get("version") != VERSION:
         found = state.get("version") if isinstance(state, Mapping) else None
-        raise StateMismatch("version", found, VERSION, "pass what loader.state_dict() returned")
+        raise StateMismatch("version", found, VERSION, _HINTS["version"])
     for what, hint in _HINTS.items():
         if what in own and state.get(what) != own[what]:
             raise StateMismatch(what, state.get(what), own[what], hint)
+    if own["kind"] == "ordered":
+        _check_position(state, own["batch_size"])
+
+
+def _check_position(state: Mapping[str, Any], batch_size: int) -> None:
+    for what, unit in {"epoch": 1, "position": batch_size}.items():
+        found = state.get(what)
+        if type(found) is not int or found < 0 or found % unit:
+            raise StateMismatch(what, found, "an epoch" if unit == 1 else f"batches of {unit}", _HINTS["version"])
 
 
 _HINTS = {
+    "version": "pass what state_dict() returned, as it was",
     "stream": "load it into a Loader of that stream",
     "stream_id": "the stream was deleted and made again since: begin without this state",
     "spec": "the stream's tensors differ from those the state was taken with",

@@ -55,6 +55,14 @@ class Verbs:
         self._options.stages.append(partial(Filter, keep=keep))
         return self._told("filter")
 
+    @property
+    def rows(self) -> int | None:
+        """Rows of every batch, where ``remainder`` makes all alike; else None."""
+        options = self._options
+        if options.remainder == "keep" or (options.order is not None and options.stages):  # a filter makes them smaller
+            return None
+        return options.batch_size
+
     def view(self) -> View:
         """The batches for a plain loop, to be mapped, selected, taken apart: see `view.View`."""
         from penstock_consumer.view import View

@@ -8,7 +8,9 @@ except ModuleNotFoundError as error:
     if error.name != "keras":
         raise
     raise ModuleNotFoundError(
-        'Keras is not installed here; pip install "penstock[tensorflow]"', name=error.name
+        'Keras is not installed here; pip install "penstock[tensorflow]" for its TensorFlow backend, or keras with '
+        '"penstock[torch]" for its torch backend',
+        name=error.name,
     ) from None
 
 __all__ = ["Acknowledge", "ModelCheckpoint"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -60,6 +62,15 @@ def settled(url: str) -> bool:
     return report.is_clean and not report.pending and not report.unread
 
 
+def report_until_killed(steps: Iterable[list[int]]) -> None:
+    """Prints the labels of each step as a line; stands still in the fifth, for somebody to kill it."""
+    for number, labels in enumerate(steps, 1):
+        sys.stdout.write(" ".join(map(str, labels)) + "\n")
+        sys.stdout.flush()
+        if number == 5:
+            signal.pause()
+
+
 class AdapterContract:
     """Inherit it as ``class TestX(AdapterContract)``."""
 
@@ -77,7 +88,7 @@ class AdapterContract:
 
     train_until_killed: ClassVar[Callable[..., None]]
     """A function of the test's module, as staticmethod: reads ``url``'s stream as member MEMBER, reading ahead, and
-    prints each step's y as a line."""
+    gives each step's y to `report_until_killed`."""
 
     def labels(self, batches: Iterable[Any]) -> list[int]:
         """The samples' numbers."""

@@ -32,6 +32,7 @@ def dataset(
     loader: Loader | Mixture,
     *,
     select: Select = None,
+    nested: bool = False,
     sharding: Sharding | Mapping[str, Sharding] = None,
     prefetch: int = PREFETCH,
     remainder: Literal["keep", "pad", "drop"] | None = None,
@@ -39,10 +40,11 @@ def dataset(
 ) -> Dataset:
     """The loader's batches on JAX's devices: each iteration is the group's next epoch, or the rest of a broken-off one.
 
-    Elements are dicts ``name -> [n, *shape]``; ``select=("x", "y")`` makes them tuples, ``select="x"`` bare arrays.
-    ``map`` is called with each batch in numpy before that. Ragged tensors are refused unless ``map`` makes arrays of
-    them. Without JAX's x64 mode 64-bit types become the 32-bit ones, and integers that do not fit raise SpecMismatch.
-    On CPU an array is the batch's own memory, never written again while JAX refers to it.
+    Elements are dicts ``name -> [n, *shape]``; ``select=("x", "y")`` makes them tuples, ``select="x"`` bare arrays;
+    with ``nested`` names like ``a/b`` are dicts within dicts. ``map`` is called with each batch in numpy before that.
+    Ragged tensors are refused unless ``map`` makes arrays of them. Without JAX's x64 mode 64-bit types become the
+    32-bit ones, and integers that do not fit raise SpecMismatch. On CPU an array is the batch's own memory, never
+    written again while JAX refers to it.
 
     ``acknowledge='on_next'`` means here: a batch is acknowledged when the loop asks for the next one, however many
     lie on the device already (``prefetch``, of those that have arrived; nothing waits for it to be full).
@@ -52,7 +54,7 @@ def dataset(
     into pieces, and 'keep' otherwise. A ``sharding`` over several processes needs ``Loader(order='canonical')``, this
     process's rank giving its part of each global array. Raises ValueError for what cannot be.
     """
-    return Dataset(loader, select, sharding, prefetch, remainder, map)
+    return Dataset(loader, select, nested, sharding, prefetch, remainder, map)
 
 
 class Dataset:
@@ -62,6 +64,7 @@ class Dataset:
         self,
         loader: Loader | Mixture,
         select: Select,
+        nested: bool,
         sharding: Sharding | Mapping[str, Sharding],
         prefetch: int,
         remainder: str | None,
@@ -72,7 +75,7 @@ class Dataset:
                 f"prefetch={prefetch}, remainder={remainder!r}: expected 0 or more batches, and 'keep', 'pad' or 'drop'"
             )
         self._feed = Feed.of(loader)
-        self._loader, self._select, self._prefetch, self._map = loader, select, prefetch, map
+        self._loader, self._select, self._nested, self._prefetch, self._map = loader, select, nested, prefetch, map
         if map is None:
             refuse_ragged(loader.spec, chosen(loader.spec.names, select), "JAX")
         self._sharding = sharding
@@ -132,7 +135,7 @@ class Dataset:
             if self._remainder == "drop":
                 return None
             arrays = {name: _padded(array, self._loader.batch_size) for name, array in arrays.items()}
-        return shaped(self._placed(arrays), self._select)
+        return shaped(self._placed(arrays), self._select, is_nested=self._nested)
 
     # --- where arrays go ---
 

@@ -1,11 +1,13 @@
 """The Keras callbacks: acknowledging at each checkpoint, and after each training step where that is not seen by itself.
 
-``fit`` acknowledges steps by itself (see ``tensorflow``).
+``fit`` acknowledges steps by itself (see ``tensorflow``, ``torch``).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -47,8 +49,11 @@ class Acknowledge(keras.callbacks.Callback):
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Keras's own, for a loader with ``acknowledge='on_checkpoint'``: each save acknowledges what it contains.
 
-    ``fit(penstock.tensorflow.dataset(loader), callbacks=[penstock.keras.ModelCheckpoint(loader, "model.keras")])``.
-    All of Keras's arguments; what was trained on after the last save is handed out again to whoever goes on from it.
+    ``fit(ds, callbacks=[penstock.keras.ModelCheckpoint(loader, "model.keras")])``, where ``ds`` is the loader's
+    ``penstock.tensorflow.dataset``, or on the torch backend a DataLoader of its ``penstock.torch.dataset``. All of
+    Keras's arguments; what was trained on after the last save is handed out again to whoever goes on from it. A save
+    is written beside its file, synced to disk, renamed, and only then acknowledged: a crash at any moment leaves the
+    last whole checkpoint under its name, and nothing is acknowledged that a power cut could take out of it.
     The order of callbacks does not matter: what is acknowledged is what the step had been given when the save ended.
     With ``save_best_only`` a save that is left out acknowledges nothing.
     """
@@ -72,8 +77,9 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         super().on_train_begin(logs)
         if self._loader.adapter is None:
             raise ValueError(
-                "fit() was given no penstock.tensorflow.dataset(loader) of this loader: Keras reads ahead, so what a "
-                "checkpoint contains would not be known"
+                "fit() was given no dataset of this loader: Keras reads ahead, so what a checkpoint contains would not "
+                "be known; give it penstock.tensorflow.dataset(loader), or with Keras's torch backend "
+                "DataLoader(penstock.torch.dataset(loader), batch_size=None)"
             )
 
 
@@ -86,12 +92,33 @@ class _Saving:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def save(self, *args: Any, **settings: Any) -> None:
-        """The whole model; the file is closed when it returns."""
-        self._model.save(*args, **settings)
+    def save(self, filepath: Any, *args: Any, **settings: Any) -> None:
+        """The whole model; it is on disk when this returns."""
+        _durable(filepath, lambda path: self._model.save(path, *args, **settings))
         self._saved()
 
-    def save_weights(self, *args: Any, **settings: Any) -> None:
-        """The weights; the file is closed when it returns."""
-        self._model.save_weights(*args, **settings)
+    def save_weights(self, filepath: Any, *args: Any, **settings: Any) -> None:
+        """The weights; they are on disk when this returns."""
+        _durable(filepath, lambda path: self._model.save_weights(path, *args, **settings))
         self._saved()
+
+
+def _durable(filepath: Any, save: Callable[[str], None]) -> None:
+    """Has ``save`` write beside the file, then puts that in its place: whole and on disk, or not at all."""
+    if "://" in str(filepath):  # a bucket: what is closed there is there
+        save(str(filepath))
+        return
+    path = Path(filepath)
+    fresh = path.with_name(f".new-{path.name}")  # Keras tells formats by the ends of names
+    save(str(fresh))
+    _sync(fresh)
+    fresh.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

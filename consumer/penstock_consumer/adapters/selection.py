@@ -8,22 +8,39 @@ from typing import Any
 from penstock_common.format.spec import Spec
 
 Select = str | tuple[str, ...] | None
-"""None: dicts of all tensors; a tuple of names: tuples; one name: the bare tensor."""
+"""None: dicts of all tensors; a tuple of names: tuples; one name: the bare tensor.
+
+A name that others lie below, ``image`` where the stream has ``image/left`` and ``image/right``, is the dict of them.
+"""
 
 
 def chosen(names: tuple[str, ...], select: Select) -> tuple[str, ...]:
-    """The names selected; raises ValueError for one that is not there."""
-    found = names if select is None else (select,) if isinstance(select, str) else tuple(select)
-    if not found or any(name not in names for name in found):
-        raise ValueError(f"select={select!r}: the stream has {', '.join(names)}")
-    return found
-
-
-def shaped(values: Mapping[str, Any], select: Select) -> Any:
-    """The values selected, as ``select`` asks for them."""
+    """The tensors selected; raises ValueError for a name that is not there."""
     if select is None:
-        return dict(values)
-    return values[select] if isinstance(select, str) else tuple(values[name] for name in select)
+        return names
+    found: list[str] = []
+    for wanted in (select,) if isinstance(select, str) else tuple(select):
+        below = [wanted] if wanted in names else [name for name in names if name.startswith(f"{wanted}/")]
+        if not below:
+            raise ValueError(f"select={select!r}: the stream has {', '.join(names)}")
+        found += below
+    if not found:
+        raise ValueError(f"select={select!r}: the stream has {', '.join(names)}")
+    return tuple(dict.fromkeys(found))
+
+
+def shaped(values: Mapping[str, Any], select: Select, *, is_nested: bool = False) -> Any:
+    """The values selected, as ``select`` asks for them; all of them as dicts within dicts where ``is_nested``."""
+    if select is None:
+        return nested(values) if is_nested else dict(values)
+    return _part(values, select) if isinstance(select, str) else tuple(_part(values, name) for name in select)
+
+
+def _part(values: Mapping[str, Any], wanted: str) -> Any:
+    if wanted in values:
+        return values[wanted]
+    folder = f"{wanted}/"
+    return nested({name.removeprefix(folder): value for name, value in values.items() if name.startswith(folder)})
 
 
 def refuse_ragged(spec: Spec, names: tuple[str, ...], framework: str) -> None:

@@ -16,9 +16,10 @@ from penstock_consumer.mixture import Mixture
 from penstock_consumer.pipeline.batch import Batch
 
 UNSEEN = (
-    "this dataset is read where nobody sees what reaches the training step (zip, tf.distribute, a loop inside a "
-    "tf.function), so nothing could be acknowledged; pass what you iterate through "
-    "penstock.tensorflow.acknowledging(ds, loader) and iterate it with fit() or a Python loop"
+    "this dataset is read where nobody sees what reaches the training step (zip, tf.distribute, a loop over the "
+    "dataset inside a tf.function), so nothing could be acknowledged; give the tf.function iter(ds) and loop over "
+    "that, or pass what you iterate through penstock.tensorflow.acknowledging(ds, source) and iterate it with fit() or "
+    "a Python loop"
 )
 
 
@@ -65,6 +66,11 @@ class Feed:
         feed = cls(loader)
         loader.take_over(feed)
         return feed
+
+    @property
+    def loader(self) -> Loader | Mixture:
+        """Whose batches these are."""
+        return self._loader
 
     # --- the loader's end ---
 

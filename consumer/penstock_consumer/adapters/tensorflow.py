@@ -6,26 +6,24 @@ What counts as proof that a step is done is ``settling``'s; Keras's own callback
 from __future__ import annotations
 
 import functools
+import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from penstock_common.format.dtypes import BYTES
-from penstock_common.format.ragged import Ragged
-from penstock_common.format.spec import TensorSpec
-from penstock_consumer.adapters.selection import Select
-from penstock_consumer.adapters.selection import chosen as names_of
-from penstock_consumer.adapters.settling import Feed
+from penstock_consumer.adapters.selection import Select, chosen, shaped
+from penstock_consumer.adapters.settling import Feed, Iteration
+from penstock_consumer.adapters.tensorflow_tensors import RaggedAs, assembled, flat_spec, flat_value, is_composite
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
-from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.state import State
 
-_SAME_BATCHES = ("skip", "shuffle", "prefetch", "repeat", "cache", "with_options", "batch", "ragged_batch")
+_SAME_BATCHES = ("skip", "shuffle", "prefetch", "repeat", "cache", "with_options", "batch", "ragged_batch", "shard")
 """Elements go through whole, so their tokens go with them."""
-_CUTTING = ("take", "shard")
+_SAME_NUMBER = ("shuffle", "prefetch", "cache", "with_options")
 _REMAKING = (
     "unbatch", "rebatch", "flat_map", "interleave", "concatenate", "window", "padded_batch", "enumerate", "scan",
     "group_by_window", "bucket_by_sequence_length", "snapshot", "unique", "ignore_errors", "rejection_resample",
@@ -33,48 +31,62 @@ _REMAKING = (
 """What comes out cannot be told from what went in; all of it has come out when the pass ends."""
 
 
-def dataset(loader: Loader | Mixture, *, select: Select = None) -> tf.data.Dataset:
+def dataset(
+    loader: Loader | Mixture, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "ragged"
+) -> FedDataset:
     """The loader's batches: each pass over the dataset is the group's next epoch, or the rest of a broken-off one.
 
     Elements are dicts ``name -> [n, *shape]``; ``select=("x", "y")`` makes them tuples, as ``fit`` wants, and
-    ``select="x"`` bare tensors. Ragged tensors are ``tf.RaggedTensor``, ``bytes`` are ``tf.string``. Waits, saying for
-    what, until the stream has a spec. ``acknowledge='on_next'`` means here: a batch is acknowledged when the training
-    step asks for the next one. With ``'on_checkpoint'`` it then waits for `Loader.checkpointed`, which counts the
-    batch in the step's hands too, and which ``penstock.keras.ModelCheckpoint`` calls. What a transformation does:
+    ``select="x"`` bare tensors; with ``nested`` names like ``a/b`` are dicts within dicts. The element_spec is static;
+    its batch dimension too where the loader's ``remainder`` ('pad', 'drop') makes all batches alike, else it is None.
+    Ragged tensors are ``tf.RaggedTensor``, with ``ragged='padded'`` dense ones filled up with zeros; ``bytes`` are
+    ``tf.string``. Waits, saying for what, until the stream has a spec. ``acknowledge='on_next'`` means here: a batch is
+    acknowledged when the training step asks for the next one. With ``'on_checkpoint'`` it then waits for
+    `Loader.checkpointed`, which counts the batch in the step's hands too, and which ``penstock.keras.ModelCheckpoint``
+    calls. What a transformation does:
 
     - ``map``, ``prefetch``, ``cache``, ``batch``, ``repeat``: acknowledged when the step is done with them.
     - ``filter``, ``skip``: a dropped batch counts as read, with the next batch that is not dropped or at the end.
     - ``shuffle``: acknowledged by what left the buffer; what was in it when the pass was broken off comes again.
     - ``take``: what was not taken comes in the next pass, also what a buffer before it had pulled.
     - ``unbatch``, ``rebatch``, ``interleave``, ``concatenate`` and their like: at the end of the pass.
-    - ``zip``, ``tf.distribute`` and loops inside a ``tf.function`` hide the step: see `acknowledging`.
+    - ``zip``, ``tf.distribute`` hide the step: see `acknowledging`. A ``tf.function`` that loops takes ``iter(ds)``.
     """
+    if ragged not in ("ragged", "padded"):
+        raise ValueError(f"ragged is {ragged!r}, expected 'ragged' or 'padded'")
     feed = Feed.of(loader)
-    spec = loader.spec
-    chosen = [spec[name] for name in names_of(spec.names, select)]
+    spec, rows = loader.spec, loader.rows
+    tensors = [spec[name] for name in chosen(spec.names, select)]
     _no_alarm_at_the_end()
+    is_flat = any(is_composite(tensor, ragged) for tensor in tensors)
+    form: Callable[[dict[str, Any]], Any] = dict if is_flat else functools.partial(_form, select, nested)
 
-    def shaped(values: list[Any]) -> Any:
-        if select is None:
-            return dict(zip(spec.names, values, strict=True))
-        return values[0] if isinstance(select, str) else tuple(values)
+    def flat() -> Iterator[tuple[Any, int]]:
+        for batch, token in feed.batches():
+            yield form({tensor.name: flat_value(tensor, batch[tensor.name], ragged) for tensor in tensors}), token
 
     source = tf.data.Dataset.from_generator(
-        functools.partial(_flat_batches, feed, chosen, shaped),
-        output_signature=(shaped([_flat_spec(tensor) for tensor in chosen]), tf.TensorSpec((), tf.int64)),
+        flat,
+        output_signature=(
+            form({tensor.name: flat_spec(tensor, rows, ragged) for tensor in tensors}),
+            tf.TensorSpec((), tf.int64),
+        ),
     )
-    if any(tensor.is_ragged and tensor.dtype != BYTES for tensor in chosen):
+    if is_flat:
 
         def assemble(element: Any, token: Any) -> tuple[Any, Any]:
-            parts = [element[t.name] for t in chosen] if select is None else element
-            parts = [parts] if isinstance(select, str) else parts
-            return shaped([_assembled(tensor, part) for tensor, part in zip(chosen, parts, strict=True)]), token
+            values = {tensor.name: assembled(tensor, element[tensor.name], rows) for tensor in tensors}
+            return _form(select, nested, values), token
 
         source = source.map(assemble)
-    return FedDataset(source, feed, is_ordered=True, is_drained=True)
+    return FedDataset(source, feed, is_ordered=True, is_drained=True, steps=_all)
 
 
-def acknowledging(made: tf.data.Dataset, source: tf.data.Dataset) -> tf.data.Dataset:
+def _form(select: Select, nested: bool, values: dict[str, Any]) -> Any:
+    return shaped(values, select, is_nested=nested)
+
+
+def acknowledging(made: tf.data.Dataset, source: tf.data.Dataset) -> FedDataset:
     """A dataset made of ``source`` where nobody could follow (``zip``): acknowledged when a pass ends by itself."""
     if not isinstance(source, FedDataset):
         raise TypeError(f"source is a {type(source).__name__}, expected what penstock.tensorflow.dataset returned")
@@ -85,12 +97,14 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
     """A dataset whose transformations carry each batch's token along, unseen, to where it is iterated."""
 
     def __init__(
-        self, inner: tf.data.Dataset, feed: Feed, *, is_ordered: bool, is_drained: bool, is_parallel: bool = False
-    ) -> None:
+        self, inner: tf.data.Dataset, feed: Feed, *, is_ordered: bool, is_drained: bool, is_parallel: bool = False,
+        steps: Steps | None = None,
+    ) -> None:  # fmt: skip
         """``inner`` has elements (what the user sees, token)."""
         self._inner, self.feed, self._is_parallel = inner, feed, is_parallel
-        self._is_ordered, self._is_drained = is_ordered, is_drained
+        self._is_ordered, self._is_drained, self._steps = is_ordered, is_drained, steps
         self._seen = inner.map(lambda element, _: element)
+        self._position = Position(feed)
         super().__init__(self._seen._variant_tensor)
 
     def _inputs(self) -> list[tf.data.Dataset]:
@@ -98,18 +112,53 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
 
     @property
     def element_spec(self) -> Any:
-        """As of any dataset; the batch dimension is None."""
+        """As of any dataset."""
         return self._seen.element_spec
 
+    def cardinality(self) -> tf.Tensor:
+        """Steps of an epoch where the loader knows them, as every rank of an ordered group does."""
+        if self._steps is None:
+            return self._seen.cardinality()
+        try:
+            count = self._steps(len(self.feed.loader))
+        except TypeError:
+            count = tf.data.UNKNOWN_CARDINALITY
+        return tf.constant(count, tf.int64)
+
+    # --- state ---
+
+    def state_dict(self) -> State:
+        """The loader's: the position of what the training step was given, however far tf.data has read ahead."""
+        return self._position.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The loader's; the next pass goes on there, one that is under way ends. Raises StateMismatch."""
+        self._position.load_state_dict(state)
+
+    def _trackable_children(self, save_type: str = "checkpoint", **settings: Any) -> dict[str, Any]:
+        """``tf.train.Checkpoint(model=model, data=ds)`` saves the position of what the step was given."""
+        if save_type != "checkpoint":
+            children: dict[str, Any] = super()._trackable_children(save_type, **settings)
+            return children
+        return {"position": self._position}
+
+    def _lookup_dependency(self, name: str, *others: Any) -> Any:
+        """Where a checkpoint that is restored finds what it saved."""
+        return self._position if name == "position" else super()._lookup_dependency(name, *others)
+
+    # --- transformations ---
+
     def _then(
-        self, inner: tf.data.Dataset, *, is_ordered: bool = True, is_drained: bool = True, is_parallel: bool = False
-    ) -> FedDataset:
+        self, inner: tf.data.Dataset, *, is_ordered: bool = True, is_drained: bool = True, is_parallel: bool = False,
+        steps: Steps | None = None,
+    ) -> FedDataset:  # fmt: skip
         return FedDataset(
             inner,
             self.feed,
             is_ordered=self._is_ordered and is_ordered,
             is_drained=self._is_drained and is_drained,
             is_parallel=self._is_parallel or is_parallel,
+            steps=_both(self._steps, steps),
         )
 
     def remade(self, made: tf.data.Dataset) -> FedDataset:
@@ -124,7 +173,13 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
 
         made = self._inner.map(with_token, *args, **settings)
         is_parallel = bool(args) or settings.get("num_parallel_calls") is not None
-        return self._then(made, is_ordered=settings.get("deterministic") is not False, is_parallel=is_parallel)
+        is_ordered = settings.get("deterministic") is not False
+        return self._then(made, is_ordered=is_ordered, is_parallel=is_parallel, steps=_all)
+
+    def take(self, count: Any, name: str | None = None) -> FedDataset:
+        """``tf.data.Dataset.take``."""
+        steps = _taking(count) if isinstance(count, int) and count >= 0 else None
+        return self._then(self._inner.take(count, name=name), is_drained=False, steps=steps)
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> FedDataset:
         """``tf.data.Dataset.filter``."""
@@ -151,22 +206,93 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
 
     def _watched(self) -> tf.data.Dataset:
         """What is iterated: each element is reported when it is asked for, and the end when it is reached."""
-        passes = functools.partial(self.feed.passes, is_ordered=self._is_ordered, is_drained=self._is_drained)
+        watch = _Watch(self.feed)
+        passes = functools.partial(watch.passes, is_ordered=self._is_ordered, is_drained=self._is_drained)
         rounds = tf.data.Dataset.from_generator(passes, output_signature=tf.TensorSpec((), tf.int64))
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False  # it would ask before the step does
         if not self._is_parallel and self._inner.options().threading.private_threadpool_size is None:
             # a batch comes from Python, one at a time; more threads only spin while they wait for it
             options.threading.private_threadpool_size = 1
-        return rounds.flat_map(lambda _: self._inner).map(self._report).with_options(options)
+        # The report comes last: tf.data runs maps without effects in parallel, which is ahead of the step.
+        given = rounds.flat_map(lambda _: self._inner).take_while(watch.goes_on).map(watch.report)
+        return given.with_options(options)
 
-    def _report(self, element: Any, tokens: Any) -> Any:
+
+class _Watch:
+    """One iteration of a dataset: says what arrives, until another pass, or a state that was loaded, takes over."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._mine: Iteration | None = None
+
+    def passes(self, **kind: bool) -> Iterator[int]:
+        """See `Feed.passes`."""
+        for number in self._feed.passes(**kind):
+            self._mine = self._feed.running
+            yield number
+
+    def goes_on(self, _: Any, __: Any) -> Any:
+        """Whether the next element may be given to the step; in the graph."""
+        return tf.ensure_shape(tf.numpy_function(self._is_running, [], tf.bool, stateful=True), ())
+
+    def report(self, element: Any, tokens: Any) -> Any:
+        """The element, behind the report of it; in the graph."""
         with tf.control_dependencies([tf.numpy_function(self._arrive, [tokens], tf.int64, stateful=True)]):
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
+    def _is_running(self) -> Any:
+        return np.bool_(self._feed.running is self._mine)
+
     def _arrive(self, tokens: Any) -> Any:
-        self.feed.arrive([token for token in np.ravel(tokens).tolist() if token >= 0])
+        self._feed.arrive([token for token in np.ravel(tokens).tolist() if token >= 0])
         return np.int64(0)
+
+
+class Position(tf.train.experimental.PythonState):
+    """What a dataset puts into a ``tf.train.Checkpoint``: its `FedDataset.state_dict`, as JSON."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    def state_dict(self) -> State:
+        """Of what the step was given."""
+        return self._feed.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Ends the pass under way."""
+        self._feed.loader.load_state_dict(state)
+        self._feed.break_off()
+
+    def serialize(self) -> str:
+        """For a checkpoint."""
+        return json.dumps(self.state_dict())
+
+    def deserialize(self, string_value: bytes | str) -> None:
+        """From a checkpoint. Raises StateMismatch, ReplayTruncated."""
+        self.load_state_dict(json.loads(string_value))
+
+
+# --- steps of an epoch, as far as they are known ----------------------------------------------------------------------
+
+
+Steps = Callable[[int], int]
+"""The loader's number of batches -> the dataset's."""
+
+
+def _all(steps: int) -> int:
+    return steps
+
+
+def _taking(count: int) -> Steps:
+    return lambda steps: min(steps, count)
+
+
+def _both(first: Steps | None, second: Steps | None) -> Steps | None:
+    return None if first is None or second is None else lambda steps: second(first(steps))
+
+
+# --- transformations by name ------------------------------------------------------------------------------------------
 
 
 def _passing(name: str, *, is_drained: bool = True) -> Callable[..., FedDataset]:
@@ -177,6 +303,7 @@ def _passing(name: str, *, is_drained: bool = True) -> Callable[..., FedDataset]
             is_ordered=name != "shuffle" and made.options().deterministic is not False,
             is_drained=is_drained,
             is_parallel=settings.get("num_parallel_calls") is not None,
+            steps=_all if name in _SAME_NUMBER else None,
         )
 
     method.__name__, method.__doc__ = name, f"``tf.data.Dataset.{name}``."
@@ -191,9 +318,9 @@ def _remaking(name: str) -> Callable[..., FedDataset]:
     return method
 
 
-for _name in (*_SAME_BATCHES, *_CUTTING, *_REMAKING):
+for _name in (*_SAME_BATCHES, *_REMAKING):
     if hasattr(tf.data.Dataset, _name):
-        made = _remaking(_name) if _name in _REMAKING else _passing(_name, is_drained=_name not in _CUTTING)
+        made = _remaking(_name) if _name in _REMAKING else _passing(_name, is_drained=_name != "shard")
         setattr(FedDataset, _name, made)
 
 
@@ -204,68 +331,3 @@ def _without_token(*element: Any) -> tuple[Any, Any]:
 def _no_alarm_at_the_end() -> None:
     """Keras warns whenever a dataset of unknown length ends; no feed can know its length, and every epoch ends."""
     warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
-
-
-# --- batches as flat tensors, and back --------------------------------------------------------------------------------
-
-
-def _tf_dtype(tensor: TensorSpec) -> tf.DType:
-    return tf.string if tensor.dtype == BYTES else tf.as_dtype(tensor.dtype)
-
-
-def _levels(tensor: TensorSpec) -> int:
-    """Dimensions of a sample up to the last one that differs."""
-    return max(position for position, dim in enumerate(tensor.shape) if dim is None) + 1
-
-
-def _flat_spec(tensor: TensorSpec) -> Any:
-    dtype = _tf_dtype(tensor)
-    if not tensor.is_ragged or tensor.dtype == BYTES:
-        return tf.TensorSpec((None, *tensor.shape), dtype)
-    levels = _levels(tensor)
-    splits = (tf.TensorSpec((None,), tf.int64),) * levels
-    return (tf.TensorSpec((None, *tensor.shape[levels:]), dtype), *splits)
-
-
-def _flat_batches(
-    feed: Feed, chosen: list[TensorSpec], shaped: Callable[[list[Any]], Any]
-) -> Iterator[tuple[Any, int]]:
-    for batch, token in feed.batches():
-        yield shaped([_flat_value(tensor, batch) for tensor in chosen]), token
-
-
-def _flat_value(tensor: TensorSpec, batch: Batch) -> Any:
-    value = batch[tensor.name]
-    if not tensor.is_ragged:
-        return value
-    if tensor.dtype == BYTES:
-        strings = np.empty(len(value), dtype=object)
-        strings[:] = list(value)
-        return strings
-    return _flat_ragged(tensor, value)
-
-
-def _flat_ragged(tensor: TensorSpec, value: Ragged) -> tuple[Any, ...]:
-    """Values with the uniform inner dimensions, and where each row of each outer dimension ends."""
-    levels = _levels(tensor)
-    splits, rows = [], np.ones(len(value), dtype=np.int64)
-    for level in range(levels):
-        lengths = np.repeat(value.shapes[:, level], rows)
-        splits.append(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
-        rows = rows * value.shapes[:, level]
-    inner = tensor.shape[levels:]
-    return (value.values.reshape(int(rows.sum()), *inner), *splits)
-
-
-def _assembled(tensor: TensorSpec, part: Any) -> Any:
-    if not isinstance(part, tuple):
-        return part
-    values, *splits = part
-    for level in reversed(range(len(splits))):
-        size = tensor.shape[level]
-        if size is None:
-            values = tf.RaggedTensor.from_row_splits(values, splits[level], validate=False)
-        else:
-            count = tf.shape(splits[level], tf.int64)[0] - 1
-            values = tf.RaggedTensor.from_uniform_row_length(values, size, nrows=count, validate=False)
-    return values

@@ -18,6 +18,7 @@ from penstock_consumer.adapters.selection import Select, chosen, shaped
 from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.adapters.torch_tensors import RaggedAs, mapped, nbytes_of, value_of
 from penstock_consumer.loader import Loader
+from penstock_consumer.mixture import Mixture
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.shares import Part, Shares, has_ranks, is_last, read_share, runs_on
 from penstock_consumer.state import State
@@ -30,19 +31,22 @@ Token = tuple[int, int]
 """The feed's token of a batch, and its epoch."""
 
 
-def dataset(loader: Loader, *, select: Select = None, ragged: RaggedAs = "list") -> Dataset:
+def dataset(
+    loader: Loader | Mixture, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "list"
+) -> Dataset:
     """The loader's batches as tensors: each iteration is the group's next epoch, or the rest of a broken-off one.
 
     Iterate it as it is, or through ``DataLoader(ds, batch_size=None)`` or torchdata's StatefulDataLoader: elements are
     batches already, and the loader reads ahead in a thread, so ``num_workers=0`` is the fast way. Elements are dicts
-    ``name -> [n, *shape]``; ``select=("x", "y")`` makes them tuples, ``select="x"`` bare tensors. A tensor is the
-    batch's own memory, never written again while anything refers to it. Ragged: a list of n tensors, or with
-    ``ragged='padded'`` one tensor filled up with zeros; ``bytes``: a list of n. Waits until the stream has a spec.
+    ``name -> [n, *shape]``; ``select=("x", "y")`` makes them tuples, ``select="x"`` bare tensors; with ``nested``
+    names like ``a/b`` are dicts within dicts. A tensor is the batch's own memory, never written again while anything
+    refers to it. Ragged: a list of n tensors, or with ``ragged='padded'`` one tensor filled up with zeros; ``bytes``:
+    a list of n. Waits until the stream has a spec.
 
     ``acknowledge='on_next'`` means here: a batch is acknowledged when the loop asks for the next one. With
     ``num_workers`` above 0, only for ``order='canonical'``, iterate `acknowledging` of the DataLoader.
     """
-    return (SizedDataset if has_ranks(loader) else Dataset)(loader, select, ragged)
+    return (SizedDataset if has_ranks(loader) else Dataset)(loader, select, nested, ragged)
 
 
 @dataclass(slots=True)
@@ -63,14 +67,14 @@ class Carried:
 class Dataset(IterableDataset):
     """What `dataset` returns."""
 
-    def __init__(self, loader: Loader, select: Select, ragged: RaggedAs) -> None:
+    def __init__(self, loader: Loader | Mixture, select: Select, nested: bool, ragged: RaggedAs) -> None:
         """Raises ValueError for tensors that are not there, and for a loader that acknowledges by hand."""
         if ragged not in ("list", "padded"):
             raise ValueError(f"ragged is {ragged!r}, expected 'list' or 'padded'")
         chosen(loader.spec.names, select)
         self.loader, self.feed = loader, Feed.of(loader)
         """Only of the training process: a copy in a worker process leaves them alone."""
-        self._select, self._ragged = select, ragged
+        self._select, self._nested, self._ragged = select, nested, ragged
         self.waiting: deque[Token] = deque()
         """Pulled, and not said to have arrived."""
         self.is_led = False
@@ -93,7 +97,8 @@ class Dataset(IterableDataset):
 
     def _element(self, batch: Batch) -> Any:
         names = chosen(tuple(batch), self._select)
-        return shaped({name: value_of(batch[name], self._ragged) for name in names}, self._select)
+        values = {name: value_of(batch[name], self._ragged) for name in names}
+        return shaped(values, self._select, is_nested=self._nested)
 
     # --- in the training process ---
 
@@ -142,10 +147,12 @@ class Dataset(IterableDataset):
         """The loader's: of what was given to the step. With it, whether the pass under way has given its last batch."""
         if get_worker_info() is not None:
             return self._share_state()
-        state, part, epoch = self.loader.state_dict(), self.part, self._epoch
-        if part is not None and state["epoch"] == part.epoch and is_last(self.loader, part, state["position"]):
+        state, loader, part, epoch = self.loader.state_dict(), self.loader, self.part, self._epoch
+        if isinstance(loader, Mixture):
+            return {**state, "is_at_end": self._is_at_end}
+        if part is not None and state["epoch"] == part.epoch and is_last(loader, part, state["position"]):
             state = {**state, "epoch": part.epoch + 1, "position": 0}  # the loader does not see what others read
-        ended = epoch is not None and "position" in state and state["epoch"] > epoch and not runs_on(self.loader, epoch)
+        ended = epoch is not None and "position" in state and state["epoch"] > epoch and not runs_on(loader, epoch)
         return {**state, "is_at_end": self._is_at_end or ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -221,7 +228,7 @@ class Acknowledging:
             )
         self.batches: Any = batches
         self.dataset = found
-        self._shares = Shares(found.loader) if _checked_workers(batches) else None
+        self._shares = _shares_of(found.loader) if _checked_workers(batches) else None
         self._begun: tuple[Part, int] | None = None
         """A pass prepared for a state that was asked for before the first batch."""
 
@@ -330,6 +337,15 @@ def _checked_workers(batches: Any) -> int:
     if workers and not getattr(batches, "in_order", True):
         raise ValueError("in_order=False would break the order that positions are acknowledged in")
     return workers
+
+
+def _shares_of(loader: Loader | Mixture) -> Shares:
+    if isinstance(loader, Mixture):
+        raise ValueError(
+            "worker processes cannot read for a mixture, whose streams are chosen step by step; use num_workers=0, "
+            "which is the fast way: batches arrive decoded, and every loader reads ahead in a thread"
+        )
+    return Shares(loader)
 
 
 def _share_states(state: Any) -> list[Mapping[str, Any]]:

@@ -24,6 +24,7 @@ from tests.contracts.adapter import (
     AdapterContract,
     delivered,
     loader_of,
+    report_until_killed,
     settled,
 )
 from tests.contracts.feed import produce
@@ -38,11 +39,9 @@ DEVICES = 4
 
 
 def train_until_killed(url: str) -> None:
-    """Trains for ever, reading ahead; each step's labels are a line."""
+    """Reads ahead."""
     loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, member=MEMBER)
-    for batch in dataset(loader, prefetch=6):
-        sys.stdout.write(" ".join(map(str, batch["y"].tolist())) + "\n")
-        sys.stdout.flush()
+    report_until_killed(batch["y"].tolist() for batch in dataset(loader, prefetch=6))
 
 
 class TestJax(AdapterContract):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.contracts.adapter import (
     AdapterContract,
     delivered,
     loader_of,
+    report_until_killed,
     settled,
 )
 from tests.contracts.feed import produce
@@ -35,11 +35,9 @@ BATCHES = -(-SAMPLES // BATCH)
 
 
 def train_until_killed(url: str) -> None:
-    """Trains for ever, reading ahead; each step's labels are a line."""
+    """Reads ahead."""
     loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, member=MEMBER)
-    for batch in dataset(loader).prefetch(6):
-        sys.stdout.write(" ".join(map(str, batch["y"].numpy().tolist())) + "\n")
-        sys.stdout.flush()
+    report_until_killed(batch["y"].numpy().tolist() for batch in dataset(loader).prefetch(6))
 
 
 class TestTensorFlow(AdapterContract):

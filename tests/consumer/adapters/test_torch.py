@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from tests.contracts.adapter import (
     AdapterContract,
     delivered,
     loader_of,
+    report_until_killed,
     settled,
 )
 from tests.contracts.feed import produce
@@ -35,11 +35,10 @@ from penstock_consumer.adapters.torch_device import OnDevice  # noqa: E402 - onl
 
 
 def train_until_killed(url: str) -> None:
-    """Trains for ever, one batch sent ahead; each step's labels are a line."""
+    """One batch is sent ahead."""
     loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, member=MEMBER)
-    for batch in OnDevice(acknowledging(DataLoader(dataset(loader), batch_size=None)), Nowhere()):
-        sys.stdout.write(" ".join(map(str, batch["y"].tolist())) + "\n")
-        sys.stdout.flush()
+    batches = OnDevice(acknowledging(DataLoader(dataset(loader), batch_size=None)), Nowhere())
+    report_until_killed(batch["y"].tolist() for batch in batches)
 
 
 class Nowhere:

@@ -20,6 +20,7 @@ from penstock_common.errors import StateMismatch
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.connection import connect
 from penstock_common.stream.roster import load_roster
+from tests.contracts.adapter import report_until_killed
 from tests.contracts.ordered import plan, planned_writer, rank_of, write_shards
 from tests.contracts.processes import child
 
@@ -151,11 +152,9 @@ def test_workers_may_wait_for_the_producer(any_url: str) -> None:
 
 
 def train_until_killed(url: str) -> None:
-    """Trains for ever with two workers; each step's labels are a line."""
+    """With two workers."""
     with rank_of(url) as loader:
-        for batch in made(loader, 2):
-            sys.stdout.write(" ".join(map(str, batch["y"].tolist())) + "\n")
-            sys.stdout.flush()
+        report_until_killed(batch["y"].tolist() for batch in made(loader, 2))
 
 
 def test_a_killed_training_goes_on_at_its_first_unacknowledged_batch(any_url: str) -> None:
