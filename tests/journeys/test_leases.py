@@ -181,15 +181,19 @@ def test_a_local_wall_clock_that_jumps_has_no_influence(any_url: str) -> None:
     require_settled(any_url)
 
 
-def test_of_two_processes_with_one_member_name_the_older_stops_by_name(any_url: str) -> None:
-    """A container that was thought dead: the newer one goes on with what the older held."""
+@pytest.mark.parametrize("stands_still", [False, True])
+def test_of_two_processes_with_one_member_name_the_older_stops_by_name(any_url: str, stands_still: bool) -> None:
+    """A container that was thought dead: the newer one goes on with what the older held, and may have left already."""
     produce(any_url, "t", COUNT, block_samples=BLOCK)
     with child(train, any_url, "same", 1, 0.5) as first:
         older = Lines(first)
         older.until(3)
+        if stands_still:
+            first.process.send_signal(signal.SIGSTOP)
         with child(train, any_url, "same", 1) as second:
             newer = Lines(second)
             assert newer.end() == "done", second.errors()
+            first.process.send_signal(signal.SIGCONT)
             assert older.end().startswith("ended MemberReplaced: another process joined group 'g' as member 'same'")
     found = numbers(older, newer)
     assert set(found) == set(range(COUNT))

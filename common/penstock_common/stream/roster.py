@@ -264,8 +264,9 @@ def beat(client: Client, who: Membership, partition: PartitionKeys, held: Held) 
         if is_script_error(error, "gone"):
             require_there(client, who.stream)
             raise GroupNotFound(
-                f"group {who.group!r} is no longer on the roster of {who.stream.name!r}: it was dropped, or the server "
-                "lost its data; start again"
+                f"group {who.group!r}, or its member {who.member!r}, is no longer on the roster of "
+                f"{who.stream.name!r}: it was dropped, not heard of for 10 minutes, or the server lost its data; "
+                "start again"
             ) from None
         raise
     return dict(zip(held, lost, strict=True))
@@ -306,8 +307,8 @@ def look_silent(client: Client, partition: PartitionKeys, silent_ms: int) -> dic
     """
     before, found = server_ms(client) - silent_ms, {}
     for name, value in client.hgetall(partition.roster).items():
-        if name[:2] in (b"m:", b"r:"):
-            is_silent = int(json.loads(value)["seen" if name[:2] == b"m:" else "till"]) < before
+        if name[:2] in (b"m:", b"o:", b"r:"):
+            is_silent = int(json.loads(value)["till" if name[:2] == b"r:" else "seen"]) < before
         elif name[:2] == b"g:":
             group = _group(value.decode())
             is_silent = group.holds and not group.declared and group.seen_ms < before

@@ -65,7 +65,12 @@ if not record.holds then redis.call('HINCRBY', KEYS[1], 'gen', 1) end
 record.holds, record.seen = true, now
 redis.call('HSET', KEYS[1], 'g:' .. group, cjson.encode(record))
 if member ~= '' then
-  redis.call('HSET', KEYS[1], 'm:' .. group .. ':' .. member, cjson.encode({inc = incarnation, seen = now}))
+  local name, mine = group .. ':' .. member, cjson.encode({inc = incarnation, seen = now})
+  local before = redis.call('HGET', KEYS[1], 'm:' .. name)
+  if before and cjson.decode(before).inc ~= incarnation then -- it may live, and look only when this one has left
+    redis.call('HSET', KEYS[1], 'o:' .. name, mine)
+  end
+  redis.call('HSET', KEYS[1], 'm:' .. name, mine)
 end
 for epoch, key in pairs(given) do
   if tonumber(epoch) >= record.first and record.kind == 'shared' then
@@ -105,8 +110,10 @@ BEAT = (
 local field = 'm:' .. ARGV[1] .. ':' .. ARGV[2]
 local text = redis.call('HGET', KEYS[1], field)
 local group = redis.call('HGET', KEYS[1], 'g:' .. ARGV[1])
-if not group or not text then return redis.error_reply('PENSTOCK gone') end
-if cjson.decode(text).inc ~= ARGV[3] then return redis.error_reply('PENSTOCK replaced') end
+local owner = text or redis.call('HGET', KEYS[1], 'o:' .. ARGV[1] .. ':' .. ARGV[2])
+if not group or not owner then return redis.error_reply('PENSTOCK gone') end
+if cjson.decode(owner).inc ~= ARGV[3] then return redis.error_reply('PENSTOCK replaced') end
+if not text then return redis.error_reply('PENSTOCK gone') end
 local now = redis.call('TIME')
 now = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 redis.call('HSET', KEYS[1], field, cjson.encode({inc = ARGV[3], seen = now}))
@@ -175,9 +182,10 @@ return redis.call('HSET', KEYS[1], 'd:' .. ARGV[1] .. ':' .. ARGV[2], '1')
 EXPIRE_SILENT = (
     GO_ON
     + """
--- KEYS roster | ARGV silent_ms stale_ms twice field1 value1 .. : members unseen for so long go; undeclared groups
--- unseen for so long stop holding data; notes of waiting writers go when they are stale. With twice = 1 only fields
--- that still have the value of an earlier look: whoever lives has renewed since, whatever this server's clock did.
+-- KEYS roster | ARGV silent_ms stale_ms twice field1 value1 .. : members unseen for so long go, and notes of
+-- names taken over so long ago; undeclared groups unseen for so long stop holding data; notes of waiting writers go
+-- when they are stale. With twice = 1 only fields that still have the value of an earlier look: whoever lives has
+-- renewed since, whatever this server's clock did.
 local same = {}
 for i = 4, #ARGV, 2 do same[ARGV[i]] = ARGV[i + 1] end
 local function is_silent(field, value) return ARGV[3] ~= '1' or same[field] == value end
@@ -188,7 +196,9 @@ local all, expired = redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #all, 2 do
   local kind = string.sub(all[i], 1, 2)
   local twice = is_silent(all[i], all[i + 1])
-  if kind == 'm:' and twice and cjson.decode(all[i + 1]).seen < before then redis.call('HDEL', KEYS[1], all[i]) end
+  if (kind == 'm:' or kind == 'o:') and twice and cjson.decode(all[i + 1]).seen < before then
+    redis.call('HDEL', KEYS[1], all[i])
+  end
   if kind == 'r:' and twice and cjson.decode(all[i + 1]).till < before then redis.call('HDEL', KEYS[1], all[i]) end
   if kind == 'w:' and cjson.decode(all[i + 1]).seen < stale then redis.call('HDEL', KEYS[1], all[i]) end
   if kind == 'g:' and twice then
@@ -208,7 +218,7 @@ DROP_GROUP = """
 -- KEYS roster entries.. | ARGV group : off the roster, with its members and closed epochs; its groups go too
 local found = redis.call('HDEL', KEYS[1], 'g:' .. ARGV[1])
 for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
-  for _, prefix in ipairs({'m:', 'd:'}) do
+  for _, prefix in ipairs({'m:', 'o:', 'd:'}) do
     local start = prefix .. ARGV[1] .. ':'
     if string.sub(field, 1, #start) == start then redis.call('HDEL', KEYS[1], field) end
   end
