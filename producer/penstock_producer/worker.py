@@ -11,7 +11,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -30,7 +30,8 @@ from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.fill import Stopped
 from penstock_producer.jobs import ShardJob, set_workbench
 from penstock_producer.oversight import Death, Making
-from penstock_producer.workbench import ROOM_WAIT_S, Workbench, connect_patiently
+from penstock_producer.paced import PacedBench
+from penstock_producer.workbench import ROOM_WAIT_S, connect_patiently
 
 QUEUE = "penstock"
 """Where jobs wait unless --queue says otherwise."""
@@ -86,16 +87,18 @@ def work(options: WorkerOptions, cells: Any = None) -> None:
     _forget_owners_handlers()
     try:
         stopping = threading.Event()
-        bench = Workbench(
-            options.url, should_stop=stopping.is_set, room_wait_s=options.room_wait_s, making=Making(cells)
-        )
+        bench = PacedBench(
+            options.url, options.name, should_stop=stopping.is_set, room_wait_s=options.room_wait_s,
+            making=Making(cells),
+        )  # fmt: skip
         set_workbench(bench)
         queue = open_queue(connect_patiently(options.queue_url, _teller(options)), options.queue)
-        worker = ShardWorker(queue, options, stopping)
+        worker = ShardWorker(queue, options, stopping, bench.rest)
         threading.Thread(target=_watch_owner, args=(options.owner,), daemon=True).start()
         try:
             worker.work(burst=options.burst, logging_level="CRITICAL")
         finally:
+            bench.leave()
             if worker.waited_in_vain is not None:
                 raise worker.waited_in_vain
         bench.close()
@@ -113,7 +116,15 @@ class ShardWorker(SimpleWorker):
 
     job_class = ShardJob
 
-    def __init__(self, queue: Queue, options: WorkerOptions, stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        options: WorkerOptions,
+        stopping: threading.Event,
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_idle`` is called again and again while there is no job."""
+        self._on_idle = on_idle
         self.death_penalty_class = _Endless
         super().__init__(
             [queue],
@@ -150,6 +161,7 @@ class ShardWorker(SimpleWorker):
             outage.over()
             if found is not None or timeout is None:
                 return found
+            self._on_idle()
         raise StopRequested
 
     def _await_server(self, outage: Outage, error: ServerUnavailable) -> None:

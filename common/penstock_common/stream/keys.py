@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]{0,99}\Z")
 
 _TAG = re.compile(r"[0-9a-f]{12}\.\d+\Z")
 """A partition's: the stream's id, and a number."""
-_OF_WHOLE_STREAM = re.compile(r"(meta|epochs|events|\d+:manifest)\Z")
+_OF_WHOLE_STREAM = re.compile(r"(meta|epochs|events|paces|watched|\d+:manifest)\Z")
 
 
 class BadName(PenstockError, ValueError):
@@ -55,6 +55,16 @@ class StreamKeys:
     def events(self) -> str:
         """Stream of wake-up hints: whoever waits for an epoch blocks on it."""
         return f"penstock:{{{self.name}}}:events"
+
+    @property
+    def paces(self) -> str:
+        """Hash: how fast each worker and trainer is, as it said last."""
+        return f"penstock:{{{self.name}}}:paces"
+
+    @property
+    def watched(self) -> str:
+        """Hash: which files of a watched folder are in which epoch."""
+        return f"penstock:{{{self.name}}}:watched"
 
     def manifest(self, epoch: int) -> str:
         """Hash: what an epoch must contain, and which shards are done."""

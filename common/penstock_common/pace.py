@@ -1,0 +1,88 @@
+"""How fast somebody is while at work: samples for each second of work, as of late; seconds of waiting left out.
+
+Pure but for the clock it is given. Producers measure their workers with it, consumers their training loops; who tells
+whom is ``stream.paces``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+HALF_LIFE_S = 10.0
+"""What is longer ago than this counts less than half: long enough to even out blocks and steps, short enough to show a
+change of the load within the half minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A pace at one moment."""
+
+    rate: float | None
+    """Samples a second of work; None before the first one was counted."""
+    shares: dict[str, float]
+    """What part of the late time went into work and into each kind of waiting; empty at first."""
+    samples: int
+    """In all."""
+
+
+class Pace:
+    """One process's: `enter` what it does from now on, `count` what it has done. For any thread."""
+
+    def __init__(
+        self, work: str = "work", clock: Callable[[], float] = time.monotonic, half_life_s: float = HALF_LIFE_S
+    ) -> None:
+        self._work, self._clock, self._half_life_s = work, clock, half_life_s
+        self._lock = threading.Lock()
+        self._kind: str | None = None
+        self._since = 0.0
+        self._uncounted_s = 0.0
+        """Work since the last count: samples are counted in lumps, and seconds with them."""
+        self._worked_s = self._weight = 0.0
+        self._spent: dict[str, float] = {}
+        self._samples = 0
+
+    def enter(self, kind: str | None) -> None:
+        """From now on it does this: work, a kind of waiting by its name, or (None) nothing that should count."""
+        with self._lock:
+            self._pass()
+            if kind is None:
+                self._uncounted_s = 0.0
+            self._kind = kind
+
+    def count(self, samples: int) -> None:
+        """So many samples are done; the work since the last count went into them."""
+        with self._lock:
+            self._pass()
+            fade = self._fade(self._uncounted_s)
+            self._worked_s = self._worked_s * fade + self._uncounted_s
+            self._weight = self._weight * fade + samples
+            self._uncounted_s = 0.0
+            self._samples += samples
+
+    def look(self) -> Look:
+        """What it comes to now."""
+        with self._lock:
+            self._pass()
+            total = sum(self._spent.values())
+            return Look(
+                rate=self._weight / self._worked_s if self._weight and self._worked_s > 0 else None,
+                shares={kind: spent / total for kind, spent in self._spent.items()} if total > 0 else {},
+                samples=self._samples,
+            )
+
+    def _pass(self) -> None:
+        now = self._clock()
+        gone, self._since = max(0.0, now - self._since), now
+        if self._kind is None:
+            return
+        if self._kind == self._work:
+            self._uncounted_s += gone
+        fade = self._fade(gone)
+        self._spent = {kind: spent * fade for kind, spent in self._spent.items()}
+        self._spent[self._kind] = self._spent.get(self._kind, 0.0) + gone
+
+    def _fade(self, seconds: float) -> float:
+        return float(0.5 ** (seconds / self._half_life_s))
