@@ -69,8 +69,9 @@ def is_hidden(path: str) -> bool:
 
 
 def shown(path: str) -> str:
-    """A path fit for JSON and messages: file names may hold bytes that are no UTF-8."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    """A path fit for JSON and one-line messages: file names may hold line breaks, and bytes that are no UTF-8."""
+    text = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def fingerprint(options: Any, files: Iterable[File] = ()) -> str:

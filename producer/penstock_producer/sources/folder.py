@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from penstock_common.errors import SampleError, SourceError
+from penstock_common.format.limits import MAX_FIELD_BYTES
 from penstock_producer.sources.files import File, choose, shown
 
 
@@ -24,7 +26,13 @@ class Folder:
         """The whole file."""
         path = self.files[index].path
         try:
-            return (self._root / path).read_bytes()
+            with open(f"{self._root}/{path}", "rb", opener=_open_at_once) as file:
+                found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    raise SampleError(f"{shown(path)}: is no file any more, but a pipe or a device")
+                if found.st_size > MAX_FIELD_BYTES:
+                    raise SampleError(f"{shown(path)}: has {found.st_size} bytes; at most {MAX_FIELD_BYTES} are read")
+                return file.read()
         except OSError as error:
             raise SampleError(f"{shown(path)}: cannot be read: {error.strerror}") from error
 
@@ -34,8 +42,8 @@ class Folder:
 
 def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[File]:
     try:
-        stat = os.stat(folder)  # noqa: PTH116 - a million files: os.scandir, no Path objects
-        here = (stat.st_dev, stat.st_ino)
+        found = os.stat(folder)  # noqa: PTH116 - a million files: os.scandir, no Path objects
+        here = (found.st_dev, found.st_ino)
         if here in above:
             return
         with os.scandir(folder) as scan:
@@ -45,15 +53,23 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Itera
     for entry in entries:
         if entry.name.startswith("."):
             continue
-        if entry.is_dir():
+        found = _what(entry)
+        if stat.S_ISDIR(found.st_mode):
             yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, here))
-        elif entry.is_file() or entry.is_symlink():  # a pipe named .jpg would be read for ever
-            yield _file(entry, prefix + entry.name)
+        elif stat.S_ISREG(found.st_mode):  # a pipe named .jpg would be read for ever
+            yield File(prefix + entry.name, found.st_size, int(found.st_mtime))
+        elif stat.S_ISLNK(found.st_mode):  # to nothing: listed, so that reading it names it
+            yield File(prefix + entry.name, 0, 0)
 
 
-def _file(entry: os.DirEntry[str], path: str) -> File:
+def _what(entry: os.DirEntry[str]) -> os.stat_result:
+    """Of what a link leads to; of the link itself if it leads to nothing, in a circle, or to where nobody may look."""
     try:
-        stat = entry.stat()
-    except OSError:  # a link to nothing: listed, so that reading it names it
-        return File(path, 0, 0)
-    return File(path, stat.st_size, int(stat.st_mtime))
+        return entry.stat()
+    except OSError:
+        return entry.stat(follow_symlinks=False)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe that has taken a file's place since would be waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
