@@ -39,4 +39,4 @@ def read(url: str, case: Case) -> int:
     with Loader(STREAM, group=GROUP, batch_size=case.batch_size, url=url) as loader:
         for _ in loader:
             pass
-        return loader.stats.samples
+        return loader.stats().samples

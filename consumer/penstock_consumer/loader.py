@@ -6,29 +6,30 @@ This is the training loop's side. How entries are received and leases kept is ``
 from __future__ import annotations
 
 import secrets
-import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from penstock_common.errors import GroupFinished, StreamNotFound, WaitTimeout
+from penstock_common.errors import GroupFinished
 from penstock_common.format.spec import Spec
 from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client
 from penstock_common.stream.connection import connect
 from penstock_common.stream.feeds import FEED
-from penstock_common.stream.keys import StreamKeys, checked_name
+from penstock_common.stream.keys import checked_name
 from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.roster import Membership, rank_member
-from penstock_common.stream.streams import Stream, absence, await_event, find_stream, last_event
+from penstock_common.stream.streams import Stream, await_event, find_stream, last_event
 from penstock_common.waiting import OUTAGE_S, Notify, Wait, to_stderr
+from penstock_consumer.arrival import EVENT_MS, await_stream
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.reading import Options, OrderedReading, Reading, open_reading, rank_options
 from penstock_consumer.session import Session, default_member, end_session
 from penstock_consumer.settlement import Acknowledge, Adapter, Settlement
 from penstock_consumer.state import VERSION, State, check_state, spec_digest
+from penstock_consumer.stats import Stats
+from penstock_consumer.tally import Tally
 from penstock_consumer.verbs import Verbs
 
 PREFETCH_BYTES = 64 << 20
@@ -38,21 +39,6 @@ LEASE_S = 30.0
 STARTUP_S = 60.0
 """A mistyped stream is reported after this long; a trainer may well start before its producer."""
 POLL_S = 0.5
-EVENT_MS = 1000
-
-
-@dataclass(slots=True)
-class Stats:
-    """What a loader has handed out so far."""
-
-    batches: int = 0
-    samples: int = 0
-    bytes: int = 0
-    waited_s: float = 0.0
-    """Time the training loop spent waiting for a batch."""
-    bad_entries: int = 0
-    filled: int = 0
-    """In ordered reading, samples that stood in for bad ones, so that every rank has the same number of steps."""
 
 
 class Loader(Verbs):
@@ -132,7 +118,7 @@ class Loader(Verbs):
         self._is_told_finished = False
         self._steps: int | None = None
         """Batches in the latest epoch whose size was known."""
-        self.stats = Stats()
+        self.tally = Tally()
         self._session = Session(self._client)
         self._closing = weakref.finalize(self, end_session, self._session)
         if (found := find_stream(self._client, self.name)) is not None and found.spec is not None:
@@ -179,24 +165,11 @@ class Loader(Verbs):
         return self._steps
 
     def _joined(self) -> Reading:
-        return self._reading or self._join(self._await_stream())
-
-    def _await_stream(self) -> Stream:
-        wait = Wait(self._notify, self._timeout_s if self._timeout_s is not None else STARTUP_S)
-        keys = StreamKeys(self.name)
-        while True:
-            event = last_event(self._client, keys)
-            stream = find_stream(self._client, self.name)
-            if stream is not None and stream.spec is not None:
-                return stream
-            try:
-                if stream is None:
-                    wait.because("stream", lambda: absence(self._client, self.name))
-                else:
-                    wait.because("spec", lambda: f"stream {self.name!r} has no sample yet: is a producer running?")
-            except WaitTimeout as error:
-                raise (StreamNotFound(str(error)) if stream is None else error) from None
-            await_event(self._client, keys, event, EVENT_MS)
+        if self._reading is None:
+            wait = Wait(self._notify, self._timeout_s if self._timeout_s is not None else STARTUP_S)
+            with self.tally.waiting_for("producers"):
+                return self._join(await_stream(self._client, self.name, wait))
+        return self._reading
 
     def _join(self, stream: Stream) -> Reading:
         who = Membership(stream, self.group, self.member, secrets.token_hex(8), self._options.order)
@@ -213,19 +186,35 @@ class Loader(Verbs):
 
     def __iter__(self) -> Iterator[Batch]:
         """One epoch. Going on after a ``break`` gives the rest of it. Of an endless feed: everything, for ever."""
+        try:
+            yield from self._batches()
+        finally:
+            self.tally.rest()
+
+    def _batches(self) -> Iterator[Batch]:
+        self.tally.ask()
         reading = self._joined()
         self._settlement.asked_for_next()
         is_empty = True
         while True:
-            epoch = reading.run.reader.epoch if reading.run is not None else self._await_epoch(reading, is_empty)
+            epoch: int | None
+            if reading.run is not None:
+                epoch = reading.run.reader.epoch
+            else:
+                with self.tally.waiting_for("producers"):
+                    epoch = self._await_epoch(reading, is_empty)
             if epoch is None:
                 return
             while (batch := self._next_batch(reading, epoch)) is not None:
                 is_empty = False
                 self._settlement.hand(batch)
+                self.tally.hand(batch)
                 yield batch
+                self.tally.ask()
                 self._settlement.asked_for_next()
-            runs_on = self._finish(reading, epoch)
+            with self.tally.waiting_for("server"):
+                runs_on = self._finish(reading, epoch)
+            self.end_tally(epoch, is_feed=runs_on)
             if not runs_on and not is_empty and reading.cursor >= epoch:  # below it: something handed back is still due
                 return
 
@@ -266,6 +255,21 @@ class Loader(Verbs):
     def hand_back(self, batches: Iterable[Batch]) -> None:
         """Has batches that were handed out and never trained on handed out again, at the next iteration's start."""
         self._settlement.hand_back(batches)
+
+    # --- where the time goes ---
+
+    def stats(self, *, total: bool = False) -> Stats:
+        """The epoch being read, else the one read last: samples, rates, and whom the loop waited for; see `Stats`.
+
+        ``total`` counts all epochs of this loader. From any thread, at any time; it asks nobody.
+        """
+        return self.tally.stats(total=total)
+
+    def end_tally(self, epoch: int, *, is_feed: bool) -> None:
+        """An epoch was read to its end: says so."""
+        stats = self.tally.end()
+        if self.tally.is_due(is_feed=is_feed):
+            self._notify(f"{self.name}/{self.group} epoch {epoch}: {stats}")
 
     # --- state ---
 
@@ -309,7 +313,7 @@ class Loader(Verbs):
     def _await_epoch(self, reading: Reading, is_empty: bool) -> int | None:
         """The next epoch of the group; None where it has read them all and this loader has had its share."""
         wait = Wait(self._notify, self._timeout_s)
-        fresh = self.stats.batches == 0
+        fresh = self.tally.batches == 0
         limit = STARTUP_S if fresh and self._timeout_s is None else None
         while True:
             try:
@@ -328,6 +332,7 @@ class Loader(Verbs):
         event = last_event(self._client, place.stream.keys)
         epoch = reading.next_epoch()
         if epoch is None:
+            self._settlement.wait_for_next(wait.seconds)
             wait.because("epoch", lambda: f"{place.finished()}; is a producer running (`penstock produce`)?", limit)
             reading.raise_error()
             await_event(self._client, place.stream.keys, event, EVENT_MS)
@@ -335,24 +340,21 @@ class Loader(Verbs):
 
     def _next_batch(self, reading: Reading, epoch: int) -> Batch | None:
         run = reading.run or reading.begin(epoch)
+        self.tally.begin(epoch, run.queue.inner)
         wait = Wait(self._notify, self._timeout_s)
-        began = time.perf_counter()
         while True:
             queued = run.queue.get(POLL_S)
             reading.raise_error()
             if queued is not None:
-                reading.await_leases(wait)
+                if not reading.is_fresh:
+                    with self.tally.waiting_for("server"):
+                        reading.await_leases(wait)
             else:
                 self._settlement.flush()  # one that was lost with its connection would keep its entry from everyone
             batch = None if queued is None else self._settlement.unless_dropped(queued.without_lost())
             if batch is not None:
-                self.stats.waited_s += time.perf_counter() - began
-                self.stats.batches += 1
-                self.stats.samples += batch.size
-                self.stats.bytes += batch.nbytes
                 return batch
             if run.queue.is_over:
-                self.stats.waited_s += time.perf_counter() - began
                 return None
             self._settlement.raise_if_overdue(wait.seconds)
             wait.because("batch", lambda: run.why_waiting(wait.seconds))
@@ -362,8 +364,7 @@ class Loader(Verbs):
         run, place = reading.run, reading.place
         assert run is not None
         reading.finish(run)
-        self.stats.bad_entries += run.reader.bad_entries
-        self.stats.filled += run.reader.filled
+        self.tally.count(run.reader.bad_entries, run.reader.filled)
         manifest = find_manifest(self._client, place.stream, epoch)
         if manifest is not None and manifest.state == ABANDONED:
             self._notify(f"epoch {epoch} of {self.name!r} was abandoned: it ends with what was there")

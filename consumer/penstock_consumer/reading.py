@@ -20,6 +20,7 @@ from penstock_consumer.ordered.canonical import Steps
 from penstock_consumer.ordered.ranks import OrderedPlace, Pulse
 from penstock_consumer.ordered.reader import OrderedReader
 from penstock_consumer.parts import AnyKeeper, AnyPlace, AnyReader
+from penstock_consumer.pipeline.allowance import Allowance
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease
 from penstock_consumer.pipeline.chain import Staged, stages_of
@@ -112,6 +113,8 @@ class Reading:
         self.place, self.keeper = place, keeper
         self._read, self._options, self.has_begun = read, options, False
         self.run: Run | None = None
+        self._allowance = Allowance(options.prefetch_bytes)
+        """What was learned in one epoch holds for the next."""
         self.cursor = -1
         """The last epoch iterated to its end here."""
 
@@ -127,7 +130,7 @@ class Reading:
     def begin(self, epoch: int) -> Run:
         """Starts the thread that reads an epoch."""
         self.has_begun = True
-        reader = self._read(epoch, queue := Prefetch(self._options.prefetch_bytes))
+        reader = self._read(epoch, queue := Prefetch(self._allowance))
         thread = threading.Thread(target=reader.run, name="penstock-reader", daemon=True)
         options, spec = self._options, self.place.stream.spec
         assert spec is not None
@@ -153,8 +156,13 @@ class Reading:
     def take_up(self) -> None:
         """Finds what is left for this member to do in an epoch that it has read and that did not close."""
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether what was received is known to be this member's still."""
+        return True
+
     def await_leases(self, wait: Wait) -> None:
-        """Returns once what was received is known to be this member's still."""
+        """Returns once `is_fresh`."""
 
     def raise_error(self) -> None:
         """Raises what ended the keeper."""
@@ -205,9 +213,14 @@ class SharedReading(Reading):
                 outage.bear(error)
         self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims))])
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the leases were renewed in time."""
+        return self.keeper.is_fresh
+
     def await_leases(self, wait: Wait) -> None:
         """A process that stood still for a lease may hold what another one has taken over: renewing tells."""
-        while not self.keeper.is_fresh:
+        while not self.is_fresh:
             wait.because("leases", lambda: "the server, to renew the leases of what is handed out next")
             time.sleep(0.02)
             self.raise_error()

@@ -20,11 +20,12 @@ from penstock_common.format.limits import MAX_FIELD_BYTES, MAX_HEADER_BYTES
 from penstock_common.format.ragged import Ragged
 from penstock_common.format.spec import META, Spec
 from penstock_common.format.wire import check_values, decode_column, verify
-from penstock_common.stream.channel import SKIP, Skip
+from penstock_common.stream.channel import SKIP, Channel, EntrySink, Skip
 from penstock_common.stream.ledger import runs
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
 from penstock_consumer.pipeline.batch import Assembler, Lease, Span, as_ragged
+from penstock_consumer.pipeline.meter import Meter
 
 _META = META.encode()
 
@@ -59,6 +60,15 @@ class Received:
     """None if nothing of it was wanted, or it is bad."""
     error: BadEntry | None = None
     is_missing: bool = False
+
+
+def read_by_id(channel: Channel, sink: EntrySink, meter: Meter) -> int:
+    """An answer whose entries are there already: waiting for it is waiting for the server."""
+    meter.to("server")
+    before_s = channel.waited_s
+    found = channel.read_entries(sink)
+    meter.received(channel.waited_s - before_s, created_s=0.0)
+    return found
 
 
 class Receiver:

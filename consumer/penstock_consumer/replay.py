@@ -30,7 +30,9 @@ from penstock_common.waiting import Notify, to_stderr
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler, Batch
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
-from penstock_consumer.receive import Received, Receiver, check_identity
+from penstock_consumer.receive import Received, Receiver, check_identity, read_by_id
+from penstock_consumer.stats import Stats
+from penstock_consumer.tally import Tally
 
 PREFETCH_BYTES = 64 << 20
 AHEAD = 4
@@ -72,6 +74,7 @@ class Replay:
         self._token = secrets.token_hex(8)
         self._closed = threading.Event()
         self._lost: PenstockError | None = None
+        self._tally = Tally()
         self._holder = threading.Thread(target=self._keep_hold, name="penstock-replay-lease", daemon=True)
         try:
             self._hold(renew=False)
@@ -96,13 +99,20 @@ class Replay:
         assert self.stream.spec is not None
         return self.stream.spec
 
+    def stats(self) -> Stats:
+        """The iteration under way, else the last one: as `Loader.stats`, and nobody waits for producers here."""
+        return self._tally.stats()
+
     def __len__(self) -> int:
         """Batches in an iteration."""
         return (self.samples + self.batch_size - 1) // self.batch_size
 
     def __iter__(self) -> Iterator[Batch]:
         """The epoch from its first sample; the last batch may be smaller."""
+        tally = self._tally = Tally()
         queue = Prefetch(self._prefetch_bytes)
+        tally.ask()
+        tally.begin(self.epoch, queue)
         thread = threading.Thread(target=self._read, args=(queue,), name="penstock-replay", daemon=True)
         thread.start()
         try:
@@ -111,10 +121,14 @@ class Replay:
                 if self._lost is not None:
                     raise self._lost
                 if batch is not None:
+                    tally.hand(batch)
                     yield batch
+                    tally.ask()
                 elif queue.is_over:
+                    self._notify(f"{self.stream.name} replay of epoch {self.epoch}: {tally.end()}")
                     return
         finally:
+            tally.rest()
             queue.stop()
             thread.join(timeout=5)
 
@@ -151,6 +165,7 @@ class Replay:
         received: list[Received] = []
         where = _Where(self.stream, self._manifest)
         receiver = Receiver(self.spec, assembler, where, 0, received.append)
+        queue.when_less = arena.trim
         records = ((p, record) for p, record in self._records() if record.entry_id)
         asked: list[tuple[PartitionKeys, Record]] = []
         while True:
@@ -163,7 +178,7 @@ class Replay:
                 break
             _, record = asked.pop(0)
             received.clear()
-            if channel.read_entries(receiver) == 0:
+            if read_by_id(channel, receiver, queue.meter) == 0:
                 raise ReplayTruncated(self._truncated(record))
             if (error := received[0].error) is not None:
                 raise error

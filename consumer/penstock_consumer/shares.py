@@ -153,9 +153,12 @@ class Shares:
             raise ValueError("worker processes read what is in the stream; filter() and the like need num_workers=0")
         self.flush()
         reading.stop()
-        epoch = loader._await_epoch(reading, is_first)
+        with loader.tally.waiting_for("producers"):
+            epoch = loader._await_epoch(reading, is_first)
         if epoch is None:
+            loader.tally.rest()
             return None
+        loader.tally.begin(epoch)
         last, _ = loader._settlement.frontier()
         again = reading._again.pop(epoch, None)
         start = reading.place.position(epoch) if again is None else again
@@ -182,14 +185,12 @@ class Shares:
         lease = Lease(0, part.epoch, 0, b"", carried.size)
         batch = Batch({"": carried}, carried.epoch, [Span(lease, 0, carried.size)], carried.position)
         self._loader._settlement.hand(batch)
-        stats = self._loader.stats
-        stats.batches, stats.samples, stats.bytes = (
-            stats.batches + 1, stats.samples + carried.size, stats.bytes + carried.nbytes,
-        )  # fmt: skip
+        self._loader.tally.hand(carried)
         return batch
 
     def flush(self) -> None:
         """Before a wait that nobody sees from here: an acknowledgement lost with its connection would keep its room."""
+        self._loader.tally.ask()
         self._loader._settlement.flush()
 
     def end(self, part: Part, last: int) -> bool:
@@ -200,7 +201,10 @@ class Shares:
         reading.cursor = max(reading.cursor, part.epoch)
         loader._steps = reading.steps(part.epoch)
         loader._settlement.end_epoch(part.epoch)
-        return runs_on(loader, part.epoch)
+        is_feed = runs_on(loader, part.epoch)
+        loader.end_tally(part.epoch, is_feed=is_feed)
+        loader.tally.rest()
+        return is_feed
 
     @property
     def _reading(self) -> OrderedReading:

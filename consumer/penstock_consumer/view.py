@@ -73,7 +73,8 @@ class View:
                 for row in range(size):
                     yield {name: value[row] for name, value in item.items()}
 
-        return View(self._shown_source(), (*self._steps, single), count=None)
+        source = self._shown_source()
+        return View(source, (*self._steps, source.tally.around, single), count=None)  # no clock for each sample
 
     def take(self, count: int) -> View:
         """At most so many elements a pass; what was not taken is not acknowledged, and comes in the next pass."""
@@ -94,7 +95,8 @@ class View:
         items: Iterator[Any] = iter(self._source)
         for step in self._steps:
             items = step(items)
-        return items
+        around = self._source.tally.around
+        return items if around in self._steps else around(items)
 
     def __len__(self) -> int:
         """Elements of a pass, where the loader knows its batches; else a TypeError."""

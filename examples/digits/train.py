@@ -33,7 +33,7 @@ def main() -> None:
             model.fit(batches, initial_epoch=done, epochs=args.epochs, callbacks=[saving], verbose=2)
     with np.load(args.test) as test:
         _, accuracy = model.evaluate(test["x"], test["y"], verbose=0)
-    print(f"{args.group}: {loader.stats.samples} samples, accuracy on the held-out digits {accuracy:.3f}")
+    print(f"{args.group}: {loader.stats(total=True).samples} samples, accuracy on the held-out digits {accuracy:.3f}")
 
 
 def arguments() -> argparse.Namespace:

@@ -36,7 +36,7 @@ class TestDelivery:
                 assert sorted(numbers(batches)) == list(range(103))
                 assert {batch.epoch for batch in batches} == {epoch}
                 assert [batch.size for batch in batches] == [8] * 12 + [7]
-            assert (loader.stats.samples, loader.stats.batches) == (309, 39)
+            assert (loader.stats(total=True).samples, loader.stats(total=True).batches) == (309, 39)
 
     def test_every_group_sees_every_sample(self, any_url: str) -> None:
         """Decode once, train many: groups do not share."""
@@ -74,8 +74,8 @@ class TestDelivery:
                 thread.start()
             for thread in threads:
                 thread.join(20)
-            assert one.stats.samples
-            assert two.stats.samples
+            assert one.stats().samples
+            assert two.stats().samples
         assert sorted(found[0]) == sorted(found[1]) == list(range(600))
         assert len(set(identities)) == 1200
 

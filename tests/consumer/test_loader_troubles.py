@@ -234,7 +234,7 @@ class TestBadEntries:
         said: list[str] = []
         with loader_of(url, notify=said.append) as loader:
             assert sorted(numbers(loader)) == list(range(100))
-            assert loader.stats.bad_entries == len(forged)
+            assert loader.stats().bad_entries == len(forged)
         dead = [line for line in said if "dead letter" in line]
         assert len(dead) == len(forged)
         assert any("ChecksumMismatch" in line for line in dead)

@@ -60,7 +60,7 @@ def test_an_entry_of_a_newer_format_stops_the_trainer_and_is_not_buried(
     assert "update penstock" in str(caught.value)
     assert "epoch 0 of 't'" in str(caught.value)
     assert not set(found) & set(range(10, 20))
-    assert loader.stats.bad_entries == 0
+    assert loader.stats().bad_entries == 0
     assert dead_letters(any_client, partition, 0, "g") == {}
     assert {one.member for one in list_pending(any_client, partition, 0, "g")} <= {RELEASED}
 

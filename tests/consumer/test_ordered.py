@@ -44,7 +44,7 @@ class TestOrder:
         with rank_of(url, group="alone", fast=fast) as loader:
             assert len(loader) == 88
             assert numbers(loader) == expected(700, BAD, 0, 700)
-            assert loader.stats.filled == len(BAD)
+            assert loader.stats().filled == len(BAD)
 
     def test_it_is_the_order_of_a_replay(self, any_url: str) -> None:
         """A debugging session must see what training saw."""

@@ -5,6 +5,7 @@ PlainChannel does it with redis-py's own connection alone: the fallback, and the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias, cast
@@ -72,6 +73,10 @@ class Channel(Protocol):
 
     broken: bool
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent so far in waiting for bytes of the server."""
+
     def send(self, commands: Sequence[Command]) -> None:
         """Pipeline the commands; every byte is with the kernel on return, so the caller may reuse its buffers."""
 
@@ -122,6 +127,9 @@ class OwnsConnection:
 class PlainChannel(OwnsConnection):
     """A channel over redis-py's own packing and parsing; received fields are copied into the sink's views."""
 
+    waited_s = 0.0
+    """See Channel; redis-py's parsing included."""
+
     def send(self, commands: Sequence[Command]) -> None:
         """Pack as redis-py packs (with hiredis: copies); see Channel."""
         self._check()
@@ -136,6 +144,7 @@ class PlainChannel(OwnsConnection):
     def read(self, timeout_s: float | None = REPLY_TIMEOUT_S) -> Reply:
         """The next reply; see Channel."""
         self._check()
+        began = time.perf_counter()
         try:
             self._connection._sock.settimeout(timeout_s)
             return cast(Reply, self._connection.read_response(disable_decoding=True))
@@ -144,6 +153,8 @@ class PlainChannel(OwnsConnection):
         except BaseException as error:
             self._fail(error)
             raise
+        finally:
+            self.waited_s += time.perf_counter() - began
 
     def read_entries(self, sink: EntrySink, timeout_s: float | None = REPLY_TIMEOUT_S) -> int:
         """Read it whole, then copy; see Channel."""

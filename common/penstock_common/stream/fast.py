@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -30,6 +31,9 @@ _LENGTHS = tuple(b"$%d\r\n" % size for size in range(1024))
 class SendingWire(Wire, Protocol):
     """A whole socket, blocking, with a bound on silence."""
 
+    waited_s: float
+    """Seconds spent in receiving: a clock around system calls, of which one brings many small entries."""
+
     def set_timeout(self, timeout_s: float | None) -> None:
         """How long a receive may wait for its first byte; None for ever."""
 
@@ -45,6 +49,7 @@ class PlainWire:
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(REPLY_TIMEOUT_S))
         self._timeout_s: float | None = -1.0
+        self.waited_s = 0.0
 
     def set_timeout(self, timeout_s: float | None) -> None:
         """Bound the silence of every later receive."""
@@ -54,13 +59,17 @@ class PlainWire:
 
     def receive(self, view: memoryview) -> int:
         """One recv."""
+        began = time.perf_counter()
         try:
             return self._sock.recv_into(view) or _ended()
         except BlockingIOError:
             raise _silent(self._timeout_s) from None
+        finally:
+            self.waited_s += time.perf_counter() - began
 
     def receive_all(self, views: Sequence[memoryview]) -> None:
         """The kernel fills all of it before it wakes us."""
+        began = time.perf_counter()
         try:
             if len(views) == 1:
                 self._fill(views[0])
@@ -68,6 +77,8 @@ class PlainWire:
                 self._scatter(list(views))
         except BlockingIOError:
             raise _silent(self._timeout_s) from None
+        finally:
+            self.waited_s += time.perf_counter() - began
 
     def _fill(self, view: memoryview) -> None:
         while got := self._sock.recv_into(view, 0, socket.MSG_WAITALL) or _ended():
@@ -96,6 +107,7 @@ class TlsWire:
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._sock = sock
         self._timeout_s: float | None = REPLY_TIMEOUT_S
+        self.waited_s = 0.0
 
     def set_timeout(self, timeout_s: float | None) -> None:
         """Bound the silence of every later receive."""
@@ -104,10 +116,13 @@ class TlsWire:
 
     def receive(self, view: memoryview) -> int:
         """What is left of one record."""
+        began = time.perf_counter()
         try:
             return self._sock.recv_into(view) or _ended()
         except TimeoutError:
             raise _silent(self._timeout_s) from None
+        finally:
+            self.waited_s += time.perf_counter() - began
 
     def receive_all(self, views: Sequence[memoryview]) -> None:
         """Record by record."""
@@ -131,6 +146,11 @@ class FastChannel(OwnsConnection):
         sock = connection._sock
         self._wire: SendingWire = TlsWire(sock) if isinstance(sock, ssl.SSLSocket) else PlainWire(sock)
         self._reader = Reader(self._wire, connection._parser.parse_error)
+
+    @property
+    def waited_s(self) -> float:
+        """See Channel."""
+        return self._wire.waited_s
 
     def send(self, commands: Sequence[Command]) -> None:
         """Gather, then hand over; see Channel."""

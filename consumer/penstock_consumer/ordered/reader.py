@@ -37,7 +37,7 @@ from penstock_consumer.ordered.walk import Walk, shards_in_order
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
-from penstock_consumer.receive import Received, Receiver
+from penstock_consumer.receive import Received, Receiver, read_by_id
 
 AHEAD_BYTES = 4_000_000
 """Payload asked for before the first of it arrives: it hides round trips."""
@@ -74,7 +74,7 @@ class OrderedReader:
         Raises OrderNeedsSizes, TooLarge.
         """
         self.place, self.keeper, self.epoch, self.queue = place, keeper, epoch, queue
-        self._notify, self._fast = notify, fast
+        self._notify, self._fast, queue.when_less = notify, fast, arena.trim
         self._outage = Outage(notify, doing="reading")
         self.bad_entries = 0
         self.filled = 0
@@ -204,8 +204,10 @@ class OrderedReader:
     def _await_more(self) -> None:
         self.queue.wait_for_room(0, 0)  # raises Stopped
         # one that lies there for ever, of no step of this rank or of a shard not known yet, must not drown the word
+        self.queue.meter.to("producers")
         if not (self._walk.wait(BLOCK_MS) and self._walk.advance()):
             self._refresh(load_manifest(self.place.client, self.place.stream, self.epoch))
+        self.queue.meter.to("reader")
 
     def _refresh(self, manifest: Manifest) -> None:
         self._manifest = self._expected.manifest = manifest
@@ -266,7 +268,7 @@ class OrderedReader:
         """Sends for planned entries, as far as the prefetch budget has room."""
         commands = []
         pending = sum(take.piece.record.nbytes for take in self._asked)
-        ahead = min(AHEAD_BYTES, self.queue.limit_bytes // 4)
+        ahead = min(AHEAD_BYTES, self.queue.budget_bytes // 4)
         while self._todo and len(self._asked) < AHEAD_ENTRIES and (pending < ahead or not self._asked):
             if not self.queue.wait_for_room(pending, 0):
                 break
@@ -281,7 +283,7 @@ class OrderedReader:
         take = self._asked[0]
         self._answers.clear()
         self._expected.take = take
-        found = self._connected().read_entries(self._receivers[self._partition(take).number])
+        found = read_by_id(self._connected(), self._receivers[self._partition(take).number], self.queue.meter)
         if found == 0 or self._answers[0].is_missing:
             self._missing(take)
         elif (error := self._answers[0].error) is not None:
@@ -357,6 +359,7 @@ class OrderedReader:
         self._channel = None
         self._todo.extendleft(reversed(self._asked))
         self._asked.clear()
+        self.queue.meter.to("server")
         while True:
             if self.queue.is_stopped:
                 raise error

@@ -45,6 +45,14 @@ class Arena:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         return self._buffer(nbytes)[:nbytes].view(dtype).reshape(shape)
 
+    def trim(self) -> None:
+        """Gives back what nobody refers to: less of it is needed from now on."""
+        for owners in self._pool.values():
+            for position in reversed(range(len(owners))):
+                if _references(owners, position) == _UNUSED:
+                    del owners[position]
+        self._next.clear()
+
     def _buffer(self, nbytes: int) -> NDArray[np.uint8]:
         owners = self._pool.setdefault(nbytes, [])
         start = self._next.get(nbytes, 0)

@@ -1,14 +1,19 @@
 """The queue between the reader's thread and the training loop, bounded in bytes; errors pass through it.
 
-What is put in is the reader's business, how long a trainer waits is counted by the loader.
+What is put in is the reader's business; how much may wait is ``allowance``'s, whom a dry queue waits for ``causes``'s.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 
+from penstock_consumer.pipeline.allowance import Allowance
 from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.pipeline.causes import Spent, attribute
+from penstock_consumer.pipeline.meter import Meter
 
 
 class Stopped(Exception):
@@ -18,9 +23,17 @@ class Stopped(Exception):
 class Prefetch:
     """One producer thread, one consumer thread."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        """Above it nothing more is read."""
+    def __init__(self, allowance: Allowance | int, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Within a budget in bytes, or an allowance that has been learned already."""
+        self._allowance = allowance if isinstance(allowance, Allowance) else Allowance(allowance)
+        self._clock = clock
+        self.meter = Meter(clock)
+        """What the reader's thread is at."""
+        self.hunger = Spent()
+        """How long the training loop waited here, by cause; replaced whole."""
+        self.when_less: Callable[[], None] = lambda: None
+        """Called in the reader's thread when less memory will do: it may give some back."""
+        self._is_less = False
         self._batches: deque[tuple[Batch, int]] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
@@ -41,10 +54,17 @@ class Prefetch:
     def wait_for_room(self, pending_bytes: int, timeout_s: float) -> bool:
         """Whether more may be read: less than the limit is waiting, or nothing at all. Raises Stopped."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._has_room(pending_bytes), timeout_s)
+            if not self._has_room(pending_bytes):
+                self._allowance.refused()
+                if timeout_s > 0:
+                    self._rest(pending_bytes, timeout_s)
             if self._stopped:
                 raise Stopped
-            return self._has_room(pending_bytes)
+            is_less, self._is_less = self._is_less, False
+            has_room = self._has_room(pending_bytes)
+        if is_less:
+            self.when_less()
+        return has_room
 
     def wait_until_empty(self, timeout_s: float) -> bool:
         """Whether everything that was put in was taken. Raises Stopped."""
@@ -54,8 +74,18 @@ class Prefetch:
                 raise Stopped
             return not self._batches
 
+    @property
+    def budget_bytes(self) -> int:
+        """Above it nothing more is read, whatever the trainer needs."""
+        return self._allowance.budget_bytes
+
     def _has_room(self, pending_bytes: int) -> bool:
-        return not self._batches or self._bytes + pending_bytes < self.limit_bytes
+        return not self._batches or self._bytes + pending_bytes < self._allowance.nbytes
+
+    def _rest(self, pending_bytes: int, timeout_s: float) -> None:
+        self.meter.rest()
+        self._changed.wait_for(lambda: self._stopped or self._has_room(pending_bytes), timeout_s)
+        self.meter.to("reader")
 
     def end(self, error: BaseException | None = None) -> None:
         """No more batches will come; an error is raised in the training loop after those that are there."""
@@ -68,15 +98,24 @@ class Prefetch:
     def get(self, timeout_s: float) -> Batch | None:
         """The next batch; None if there is none within the timeout or `is_over`. Raises the reader's error."""
         with self._changed:
-            self._changed.wait_for(lambda: self._batches or self._ended, timeout_s)
+            if not self._batches and not self._ended:
+                self._wait(timeout_s)
             if self._batches:
                 batch, nbytes = self._batches.popleft()
                 self._bytes -= nbytes
+                self._is_less |= self._allowance.took(nbytes, self._bytes)
                 self._changed.notify_all()
                 return batch
             if self._error is not None:
                 raise self._error  # again at every call: an epoch that broke off never looks like one that ended
             return None
+
+    def _wait(self, timeout_s: float) -> None:
+        self._allowance.starved()
+        began, before = self._clock(), self.meter.spent
+        self._changed.wait_for(lambda: self._batches or self._ended, timeout_s)
+        booked = self.meter.spent.since(before)
+        self.hunger = self.hunger.and_(attribute(self._clock() - began, booked, self.meter.doing))
 
     @property
     def is_over(self) -> bool:

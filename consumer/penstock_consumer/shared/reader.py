@@ -12,7 +12,7 @@ from penstock_common import errors
 from penstock_common.errors import EpochNotFound, PenstockError, ServerUnavailable
 from penstock_common.stream.channel import Channel, ReplyError
 from penstock_common.stream.connection import open_channel
-from penstock_common.stream.entries import fetch_command, list_pending, read_group_command
+from penstock_common.stream.entries import fetch_command, read_group_command
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import acknowledge
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, load_manifest
@@ -24,9 +24,11 @@ from penstock_consumer.newer import is_newer, refuse_newer
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
-from penstock_consumer.receive import Received, Receiver
+from penstock_consumer.receive import Received, Receiver, read_by_id
+from penstock_consumer.shared.arrivals import Arrivals
 from penstock_consumer.shared.burials import Burials, suspicion
 from penstock_consumer.shared.keeper import Claimed, Keeper
+from penstock_consumer.shared.others import holders, living
 from penstock_consumer.shared.place import Place
 from penstock_consumer.shared.where import Where
 
@@ -67,9 +69,10 @@ class EpochReader:
         self._channel: Channel | None = None
         self._outage = Outage(notify, doing="reading")
         self._asked: deque[PartitionKeys] = deque()
-        self._request_bytes = min(REQUEST_BYTES, queue.limit_bytes // (2 * AHEAD))
+        self._request_bytes = min(REQUEST_BYTES, queue.budget_bytes // (2 * AHEAD))
         """Asked for at once: a small share of the prefetch budget, so that members of a group share fairly."""
         self._entry_bytes = float(REQUEST_BYTES)
+        self._arrivals, queue.when_less = Arrivals(place.client), arena.trim
 
     def run(self) -> None:
         """The thread's body: everything ends in the queue, errors too."""
@@ -102,6 +105,7 @@ class EpochReader:
                 self._reconnect(error)
 
     def _read_to_the_end(self) -> None:
+        self._arrivals.compare()
         turn, empty = 0, 0
         while True:
             if self._has_claims():
@@ -112,6 +116,7 @@ class EpochReader:
                 turn = self._ask(turn, idle=empty >= len(self._partitions))
             if not self._asked:
                 continue
+            self.queue.meter.to("producers" if empty else "server")
             if self._take_answer():
                 empty = 0
                 continue
@@ -122,6 +127,7 @@ class EpochReader:
             if self._manifest.is_ended and self._is_over():
                 return
             self._manifest = self._load(self.epoch)
+            self._arrivals.compare()
             if self._manifest.is_ended:
                 empty = 0
 
@@ -175,8 +181,10 @@ class EpochReader:
         partition = self._asked.popleft()
         self._received.clear()
         broken: ServerUnavailable | None = None
+        channel = self._connected()
+        before_s = channel.waited_s
         try:
-            self._connected().read_entries(self._receivers[partition.number])
+            channel.read_entries(self._receivers[partition.number])
         except ReplyError as error:
             raise EpochNotFound(
                 f"epoch {self.epoch} of {self.place.stream.name!r} was released, or its group dropped, "
@@ -185,6 +193,8 @@ class EpochReader:
         except ServerUnavailable as error:
             broken = error
         taken = list(self._received)
+        created_s = 0.0 if broken is not None else self._arrivals.created_s(taken)
+        self.queue.meter.received(channel.waited_s - before_s, created_s)
         self._settle_received(taken, self._manifest, partition)  # before recovery asks what is held
         self._emit(self._assembler)
         if broken is not None:
@@ -279,7 +289,7 @@ class EpochReader:
             try:
                 channel = self._connected()
                 channel.send([fetch_command(partition, claim.epoch, claim.entry_id)])
-                if channel.read_entries(receiver) == 0:
+                if read_by_id(channel, receiver, self.queue.meter) == 0:
                     self._received.append(Received(claim.entry_id, 0, None, is_missing=True))
                 break
             except ServerUnavailable as error:
@@ -316,6 +326,7 @@ class EpochReader:
         self._emit(self._assembler)
         if self._manifest.state == ABANDONED:  # its acknowledgements are refused, so who holds what says nothing
             return not self._has_claims()
+        self.queue.meter.to("server")
         # what was delivered under this name and never arrived, or was settled and lost by the server
         self.keeper.recover(self.place.is_all_settled)
         began_ms = server_ms(self.place.client)
@@ -328,29 +339,18 @@ class EpochReader:
                 if self.queue.wait_until_empty(0.2):
                     self._fetch_claims(suspect=True)
                 return False
-            others = self._others()
+            others = holders(self.place, self.epoch)
             if not others:
                 self._burials.end(self._manifest, is_alone=True)
                 return True
-            roster = load_roster(self.place.client, self._partitions[0])
-            group = self.place.who.group
-            living = {member for (g, member), seen in roster.members.items() if g == group and seen > began_ms}
-            if others <= living:
+            self._silent = others - living(self.place, began_ms)
+            if not self._silent:
                 self._burials.end(self._manifest, is_alone=False)
                 return True
-            self._silent = others - living
+            self.queue.meter.to("producers")  # whoever would hand it over has not
             if "~released" in others:
                 self.keeper.look()
             time.sleep(0.05)
-
-    def _others(self) -> set[str]:
-        """Names of members that hold entries of this epoch."""
-        group, me = self.place.who.group, self.place.who.member
-        holders = set()
-        for partition in self._partitions:
-            for entry in list_pending(self.place.client, partition, self.epoch, group):
-                holders.add(entry.member)
-        return holders - {me}
 
     # --- parts ---
 
@@ -379,6 +379,7 @@ class EpochReader:
             self._channel.close()
         self._channel = None
         self._asked.clear()
+        self.queue.meter.to("server")
         while True:
             if self.queue.is_stopped:
                 raise error

@@ -101,14 +101,15 @@ def _train(task: Task, model: Model) -> dict[str, Any]:
         def on_step() -> None:
             now = time.monotonic()
             if not clock.began:
-                clock.began, clock.waited, clock.samples = now, loader.stats.waited_s, loader.stats.samples
+                before = loader.stats(total=True)
+                clock.began, clock.waited, clock.samples = now, before.waited_s, before.samples
             if now - told[0] > TELL_S:
                 told[0] = now
-                _tell(state="training", samples=loader.stats.samples)
+                _tell(state="training", samples=loader.stats(total=True).samples)
 
         model.train(loader, task.epochs, on_step)
         seconds = time.monotonic() - clock.began
-        stats = loader.stats
+        stats = loader.stats(total=True)
         result = {
             "samples": stats.samples,
             "rate": (stats.samples - clock.samples) / max(seconds, 1e-9),

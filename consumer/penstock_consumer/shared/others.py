@@ -1,0 +1,22 @@
+"""The other members of a group, as far as the end of an epoch depends on them: who holds entries, and who lives."""
+
+from __future__ import annotations
+
+from penstock_common.stream.entries import list_pending
+from penstock_common.stream.roster import load_roster
+from penstock_consumer.shared.place import Place
+
+
+def holders(place: Place, epoch: int) -> set[str]:
+    """Names of other members that hold entries of an epoch."""
+    found = set()
+    for partition in place.stream.partitions:
+        for entry in list_pending(place.client, partition, epoch, place.who.group):
+            found.add(entry.member)
+    return found - {place.who.member}
+
+
+def living(place: Place, since_ms: int) -> set[str]:
+    """Names of members that gave a sign of life after a moment of the server's clock."""
+    roster = load_roster(place.client, place.stream.partitions[0])
+    return {name for (group, name), seen in roster.members.items() if group == place.who.group and seen > since_ms}
