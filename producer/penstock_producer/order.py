@@ -1,6 +1,6 @@
 """One epoch of one source in its order, cut into shards: planned by the dispatcher, found again by every worker.
 
-The permutation and the cut are ``sources/plan``'s; reading and writing are ``fill``'s.
+The order is ``sources/choice``'s, the cut ``sources/plan``'s; reading and writing are ``fill``'s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_producer.sources.plan import cut, cut_batches, in_order, items_of, permutation
+from penstock_producer.sources.choice import Choosing, order_of
+from penstock_producer.sources.plan import cut, cut_batches, items_of
 from penstock_producer.sources.protocol import BatchSource, Source
 
 SHARDS_PER_WORKER = 8
@@ -30,7 +31,7 @@ def count_samples(source: Source | BatchSource) -> int:
     """Samples of one epoch."""
     if source.unit == "batch":
         return sum(source.size(item) for item in range(len(source)))
-    return len(source)
+    return source.chosen if isinstance(source, Choosing) else len(source)
 
 
 class EpochOrder:
@@ -50,7 +51,7 @@ class EpochOrder:
         planned: Sequence[int] | None = None,
     ) -> None:
         self._source, self._shard_samples, self._planned = source, shard_samples, planned
-        self._order = permutation(len(source), seed, epoch) if shuffle else in_order(len(source))
+        self._order = order_of(source, len(source), seed, epoch, shuffle)
 
     @cached_property
     def _item_sizes(self) -> list[int] | None:

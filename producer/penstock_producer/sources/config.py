@@ -166,10 +166,85 @@ class LocalConfig(_Config):
     """``module:function``, or the token of a registered function."""
 
 
-SourceConfig = Annotated[
-    ImagesConfig | TarConfig | ArraysConfig | DatasetConfig | KerasConfig | TorchConfig | GeneratorConfig | LocalConfig,
-    Field(discriminator="kind"),
-]
+class InstalledConfig(_Config):
+    """A source that another distribution brings: the class behind an entry point of group ``penstock.sources``."""
+
+    kind: Literal["installed"] = "installed"
+    name: str
+    """The entry point's. A job names no module: what is imported was decided by who installed it."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """JSON values, which the class is called with."""
+    transform: str | None = None
+    """``module:function`` of the sample, or of the sample and a numpy Generator."""
+
+
+class SplitConfig(_Config):
+    """One part of a source, by a hash of each sample's name."""
+
+    kind: Literal["split"] = "split"
+    source: SplitSource
+    parts: tuple[tuple[str, Annotated[float, Field(gt=0, le=1)]], ...]
+    """Name and fraction of every part, in order; what is left of 1 belongs to none."""
+    part: str
+    """The one that is meant."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the hash, and of nothing else: another training seed leaves every sample on its side."""
+
+    @model_validator(mode="after")
+    def _parts_add_up(self) -> Self:
+        names = [name for name, _ in self.parts]
+        if len(set(names)) != len(names) or sum(fraction for _, fraction in self.parts) > 1 + 1e-9:
+            raise ValueError(f"parts {self.parts}: names must differ and fractions add up to at most 1")
+        if self.part not in names:
+            raise ValueError(f"no part {self.part!r}; there are {', '.join(names)}")
+        return self
+
+
+class BalancedConfig(_Config):
+    """A source of which each epoch takes every class equally often."""
+
+    kind: Literal["balanced"] = "balanced"
+    source: BalanceSource
+    by: str = "y"
+    """The tensor that holds the class."""
+    samples: Count | None = None
+    """Of one epoch; None: as many as the source has."""
+
+
+class WeightedPart(_Config):
+    """One of several sources."""
+
+    source: PartSource
+    weight: Annotated[float, Field(gt=0, lt=1e12)] = 1.0
+
+
+class WeightedConfig(_Config):
+    """Several sources as one, each with its share of every epoch."""
+
+    kind: Literal["weighted"] = "weighted"
+    parts: Annotated[tuple[WeightedPart, ...], Field(min_length=1, max_length=1000)]
+    samples: Count | None = None
+    """Of one epoch; None: as many as all sources have together."""
+
+
+_Plain = (
+    ImagesConfig
+    | TarConfig
+    | ArraysConfig
+    | DatasetConfig
+    | KerasConfig
+    | TorchConfig
+    | GeneratorConfig
+    | LocalConfig
+    | InstalledConfig
+)
+SplitSource = Annotated[_Plain, Field(discriminator="kind")]
+BalanceSource = Annotated[_Plain | SplitConfig, Field(discriminator="kind")]
+PartSource = Annotated[_Plain | SplitConfig | BalancedConfig, Field(discriminator="kind")]
+SourceConfig = Annotated[_Plain | SplitConfig | BalancedConfig | WeightedConfig, Field(discriminator="kind")]
+
+for _nested in (SplitConfig, BalancedConfig, WeightedPart, WeightedConfig):
+    _nested.model_rebuild()
 
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(SourceConfig)
 

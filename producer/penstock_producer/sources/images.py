@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock_common.errors import SampleError
 from penstock_common.format.spec import SpecLike
@@ -73,6 +74,11 @@ class Images:
                 f"{self.key(index)}: {found}, others {wanted[0]} x {wanted[1]}; set resize to make them equal"
             )
         return {"x": pixels, **self._labels.row(index)}
+
+    def column(self, name: str) -> NDArray[Any] | None:
+        """A label tensor of all images, where it has one shape; see `Labelled`."""
+        found = self._labels.columns.get(name)
+        return found.values if found is not None and isinstance(found.values, np.ndarray) else None
 
     def close(self) -> None:
         """Close the zip file, if it is one."""

@@ -8,28 +8,49 @@ from typing import Any
 
 from penstock_common.errors import SourceError
 from penstock_producer.sources.arrays import Arrays
+from penstock_producer.sources.balanced import Balanced
 from penstock_producer.sources.config import (
     ArraysConfig,
+    BalancedConfig,
     DatasetConfig,
     GeneratorConfig,
     ImagesConfig,
+    InstalledConfig,
     KerasConfig,
     LocalConfig,
     SourceConfig,
+    SplitConfig,
     TarConfig,
     TorchConfig,
+    WeightedConfig,
 )
 from penstock_producer.sources.dataset import Dataset
 from penstock_producer.sources.generator import Factory, Generator, in_step
+from penstock_producer.sources.installed import open_installed
 from penstock_producer.sources.keras import KerasBatches, is_keras
 from penstock_producer.sources.local import is_token, lookup, reads_as
 from penstock_producer.sources.names import resolve, resolve_object
 from penstock_producer.sources.protocol import AnySource, Source
+from penstock_producer.sources.split import Split, split
 from penstock_producer.sources.transform import Transform, Transformed
+from penstock_producer.sources.weighted import Weighted
 
 
 def open_source(config: SourceConfig) -> AnySource:
     """The source of a config. Raises SourceError, one line that says what was found and what to do."""
+    match config:
+        case SplitConfig():
+            return split(open_source(config.source), config.parts, config.part, config.seed)
+        case BalancedConfig():
+            return Balanced(open_source(config.source), config.by, config.samples)
+        case WeightedConfig():
+            parts = [open_source(part.source) for part in config.parts]
+            return Weighted(parts, [part.weight for part in config.parts], config.samples)
+        case _:
+            return _open_plain(config)
+
+
+def _open_plain(config: Any) -> AnySource:
     match config:
         case ImagesConfig():
             return _images(config)
@@ -45,13 +66,24 @@ def open_source(config: SourceConfig) -> AnySource:
             return KerasBatches(resolve_object(config.name), config.name, config.sizes)
         case GeneratorConfig():
             return _generator(config)
+        case InstalledConfig():
+            return _installed(config)
         case LocalConfig():
             return _local(config)
+    raise SourceError(f"no source is of kind {type(config).__name__}")
 
 
 def pin(config: SourceConfig, source: AnySource) -> SourceConfig:
     """The config with what opening found out, for jobs: absolute paths, and batch sizes that need no second probe."""
     match config:
+        case SplitConfig() | BalancedConfig():
+            assert isinstance(source, (Split, Balanced))
+            return config.model_copy(update={"source": pin(config.source, source.inner)})
+        case WeightedConfig():
+            assert isinstance(source, Weighted)
+            pairs = zip(config.parts, source.parts, strict=True)
+            parts = tuple(part.model_copy(update={"source": pin(part.source, own)}) for part, own in pairs)
+            return config.model_copy(update={"parts": parts})
         case ImagesConfig():
             labels = {"labels": _absolute(config.labels)} if config.labels else {}
             return config.model_copy(update={"path": _absolute(config.path), **labels})
@@ -79,6 +111,15 @@ def _tar(config: TarConfig) -> Source:
     from penstock_producer.sources.tar import Tars  # Pillow again
 
     return _transformed(Tars(config), config.transform)
+
+
+def _installed(config: InstalledConfig) -> AnySource:
+    source = open_installed(config.name, config.options)
+    if config.transform is None:
+        return source
+    if source.unit != "sample":
+        raise SourceError(f"source {config.name!r} gives each {source.unit} whole, which no transform is applied to")
+    return _transformed(source, config.transform)
 
 
 def _torch(config: TorchConfig) -> AnySource:

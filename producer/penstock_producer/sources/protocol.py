@@ -6,7 +6,7 @@ A source makes samples and names them. Order and shards are ``plan``'s, configs 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -54,6 +54,14 @@ class Source(_Described, Protocol):
 
     def key(self, index: int) -> str:
         """The sample's name in messages, like ``cat/0012.jpg``."""
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """A source that knows some values of its samples without making them; what balancing classes needs."""
+
+    def column(self, name: str) -> Any:
+        """A tensor's values, one for each index, in an array; masked where they cannot be read. None: not known."""
 
 
 class BatchSource(_Described, Protocol):

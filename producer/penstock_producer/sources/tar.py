@@ -11,7 +11,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.spec import Spec, SpecLike
@@ -94,17 +93,17 @@ class Tars:
         tar, number = self._at(index)
         return tar.read(number, field, self.key(index))
 
-    def column(self, name: str) -> NDArray[np.int64] | None:
-        """A whole number of each sample, read without the rest of it; -1 where it cannot be. None: no such tensor."""
+    def column(self, name: str) -> np.ma.MaskedArray[Any, Any] | None:
+        """Whole numbers, each sample's read without the rest of it; see `Labelled`."""
         field = self._fields.get(name)
         if field is None or kind_of(field) not in NUMBERS:
             return None
-        values = np.full(len(self), -1, np.int64)
+        values: np.ma.MaskedArray[Any, Any] = np.ma.masked_all(len(self), np.int64)  # type: ignore[no-untyped-call]
         for index in range(len(self)):
             try:
                 values[index] = int(self._data(index, field))
             except (SampleError, ValueError):
-                continue  # it will be named when it is read
+                continue  # stays masked; whoever reads it will be told
         return values
 
     @cached_property

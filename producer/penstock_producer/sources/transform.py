@@ -13,7 +13,7 @@ from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.items import as_sample
 from penstock_producer.sources.names import blame, resolve_callable
-from penstock_producer.sources.protocol import Sample, Source
+from penstock_producer.sources.protocol import Labelled, Sample, Source
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,10 @@ class Transformed:
     def key(self, index: int) -> str:
         """The source's name of the sample."""
         return self._source.key(index)
+
+    def column(self, name: str) -> Any:
+        """The source's, as it is before the transform; see `Labelled`."""
+        return self._source.column(name) if isinstance(self._source, Labelled) else None
 
     def close(self) -> None:
         """Close the source."""

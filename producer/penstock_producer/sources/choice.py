@@ -1,0 +1,91 @@
+"""Which samples an epoch takes, where it does not simply take each once: pure functions of seed, epoch and numbers.
+
+What they rest on is ``plan``'s permutation, so any worker, and any repair, finds the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_producer.sources.plan import in_order, permutation
+
+Indices = NDArray[np.int64]
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """A source of samples whose epoch is a choice among them: some may come more than once, some not at all."""
+
+    @property
+    def chosen(self) -> int:
+        """Samples of one epoch."""
+
+    def choose(self, seed: int, epoch: int, shuffle: bool) -> Indices:
+        """The source's indices of one epoch, in order; always ``chosen`` of them."""
+
+
+def order_of(source: object, length: int, seed: int, epoch: int, shuffle: bool) -> Indices:
+    """One epoch of any source: its own choice, or each of its ``length`` indices once."""
+    if isinstance(source, Choosing):
+        return source.choose(seed, epoch, shuffle)
+    return permutation(length, seed, epoch) if shuffle else in_order(length)
+
+
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
+    """Whole numbers that sum up to ``total`` and differ from its exact shares by less than one (largest remainders)."""
+    whole = sum(weights)
+    exact = [total * weight / whole for weight in weights]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda part: (counts[part] - exact[part], part))
+    for part in by_remainder[: total - sum(counts)]:
+        counts[part] += 1
+    return counts
+
+
+def walk(pass_of: Callable[[int], Indices], length: int, first: int, count: int) -> Indices:
+    """``count`` indices from place ``first`` on of passes that follow each other, each ``length`` long.
+
+    So nothing comes a second time before everything came once, from epoch to epoch as within one.
+    """
+    taken: list[Indices] = []
+    while count:
+        number, place = divmod(first, length)
+        taken.append(pass_of(number)[place : place + count])
+        first += len(taken[-1])
+        count -= len(taken[-1])
+    return np.concatenate([in_order(0), *taken])
+
+
+def blend(parts: Sequence[Indices], seed: int, epoch: int, shuffle: bool) -> Indices:
+    """All of them in one order: at random, or each part's own order kept and the parts spread evenly."""
+    joined = np.concatenate(parts)
+    if shuffle:
+        order: Indices = joined[permutation(len(joined), seed, epoch)]
+        return order
+    places = np.concatenate([(np.arange(len(part)) + 0.5) / max(1, len(part)) for part in parts])
+    even: Indices = joined[np.argsort(places, kind="stable")]
+    return even
+
+
+def part_seed(seed: int, part: str) -> int:
+    """A seed of a part's own: two parts of one length must not be walked alike."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}\0{part}".encode(), digest_size=7).digest(), "big")
+
+
+def side_of(key: str, fractions: Sequence[float], seed: int) -> int:
+    """Which part of a split a sample belongs to, by its name alone; ``len(fractions)``: to none.
+
+    A 64-bit hash of name and seed is compared with the sums of the fractions. What other samples there are has no say.
+    """
+    digest = hashlib.blake2b(key.encode(), digest_size=8, key=b"split %d" % seed).digest()
+    at, end = int.from_bytes(digest, "big") / 2**64, 0.0
+    for part, fraction in enumerate(fractions):
+        end += fraction
+        if at < end or end > 1 - 1e-9:  # 0.7 + 0.2 + 0.1 is a little less than 1
+            return part
+    return len(fractions)

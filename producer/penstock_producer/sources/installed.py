@@ -1,0 +1,52 @@
+"""Sources that other distributions bring, found by the entry points of group ``penstock.sources``.
+
+A job carries an entry point's name, never a module's: what a worker may import was settled by who installed it there.
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from penstock_common.errors import SourceError
+from penstock_producer.sources.names import blame
+from penstock_producer.sources.protocol import AnySource
+
+GROUP = "penstock.sources"
+_NEEDED = ("unit", "fingerprint", "repeatable", "info", "spec", "read", "key", "close", "__len__")
+_NEEDED_OF_ITEMS = ("fingerprint", "repeatable", "info", "spec", "batched", "__iter__", "make", "key", "close")
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Name -> entry point of every source there is. Raises SourceError where two distributions use one name."""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=GROUP):
+        other = found.setdefault(point.name, point)
+        if other.value != point.value:
+            raise SourceError(f"two sources are installed as {point.name!r}: {other.value} and {point.value}")
+    return found
+
+
+def open_installed(name: str, options: dict[str, Any]) -> AnySource:
+    """The source of an entry point, called with the options. Raises SourceError saying what is there instead."""
+    known = installed()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        have = f"did you mean {near[0]!r}?" if near else f"installed here: {', '.join(sorted(known)) or 'none'}"
+        raise SourceError(f"no source {name!r} is installed here; {have}")
+    try:
+        source: AnySource = known[name].load()(**options)
+    except SourceError:
+        raise
+    except Exception as error:
+        raise SourceError(f"source {name!r} cannot be opened: {blame(error)}") from error
+    unit = getattr(source, "unit", None)
+    needed = _NEEDED_OF_ITEMS if unit == "item" else (*_NEEDED, "size") if unit == "batch" else _NEEDED
+    lacks = [part for part in needed if not hasattr(source, part)]
+    if lacks or unit not in ("sample", "batch", "item"):
+        raise SourceError(
+            f"source {name!r} ({known[name].value}) is none: it lacks {', '.join(lacks) or f'a unit, found {unit!r}'}; "
+            "docs/sources.md says what a source needs"
+        )
+    return source
