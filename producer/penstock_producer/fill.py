@@ -17,6 +17,7 @@ from penstock_producer.oversight import SAMPLE_LIMIT_S, Making, Suspicion
 from penstock_producer.shard import ShardWriter
 from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source
+from penstock_producer.task import OnError
 
 HOPELESS = 100
 """So many bad samples before the first good one are no accident: the source, the transform or a package is broken."""
@@ -50,7 +51,7 @@ class Watch:
     """Counts what happens to samples, and decides when it is enough."""
 
     should_stop: Callable[[], bool]
-    fails_on_bad: bool = False
+    on_error: OnError = "quarantine"
     max_bad: str = MAX_BAD
     samples: int | None = None
     """Of the whole epoch, as far as they are planned."""
@@ -91,9 +92,11 @@ class Watch:
 
     def saw_bad(self, error: SampleError, count: int = 1) -> str:
         """The reason to record; raises where bad samples are not wanted, or nothing else comes."""
-        if self.fails_on_bad:
+        if self.on_error == "fail":
             raise error
         self.bad += count
+        if self.on_error == "skip":
+            return str(error)
         if self.bad >= HOPELESS and not self.good:
             raise TooManyBad(f"the first {self.bad} samples all failed, the last was {error}")
         self.require_few(self.bad, self.samples, f"; the last was {error}")
@@ -107,7 +110,7 @@ class Watch:
 
     def require_few(self, bad: int, samples: int | None, more: str = "") -> None:
         """Raises TooManyBad if so many bad samples are too many of an epoch; those of other jobs count too."""
-        limit = bad_limit(self.max_bad, samples)
+        limit = None if self.on_error == "skip" else bad_limit(self.max_bad, samples)
         if limit is not None and bad > limit:
             of = f" of {samples}" if samples is not None else ""
             raise TooManyBad(f"{bad}{of} samples are bad, --max-bad {self.max_bad} allows {limit}{more}")

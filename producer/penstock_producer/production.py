@@ -364,7 +364,7 @@ class Production:
             what, why = failed
             raise EpochFailed(f"{what}: {why}")
         for seen in progress.epochs:
-            limit = bad_limit(self._plan.max_bad, seen.samples)
+            limit = None if self._plan.on_error == "skip" else bad_limit(self._plan.max_bad, seen.samples)
             if limit is not None and seen.bad > limit:
                 reasons = bad_reasons(self._client, self._writer.stream, seen.epoch, 1)
                 raise EpochFailed(

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock_common.errors import PenstockError
 
-OnError = Literal["quarantine", "fail"]
-"""What becomes of a sample that its source cannot make: counted and named as bad, or the end of the epoch."""
+OnError = Literal["quarantine", "skip", "fail"]
+"""What becomes of a sample that its source cannot make: it is counted and named as bad, and too many fail the epoch;
+the same, however many there are; or the first one ends the epoch."""
 
 
 MaxBad = Annotated[str, Field(pattern=r"^(\d{1,9}|\d{1,2}%|100%)$")]

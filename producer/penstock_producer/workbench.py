@@ -113,7 +113,7 @@ class Workbench:
             writer.should_stop = lambda: self._should_stop() or should_yield()
             source = self._open_source(task)
             watch = Watch(
-                self._should_stop, task.on_error == "fail", task.max_bad, manifest.samples, task.spec_is_declared,
+                self._should_stop, task.on_error, task.max_bad, manifest.samples, task.spec_is_declared,
                 making=self._making, suspects=self.suspects, sample_limit_s=task.sample_limit_s,
             )  # fmt: skip
             run = self._run_items if source.unit == "item" else self._run_sized

@@ -121,6 +121,21 @@ def test_inspect_reads_well_for_people(told: Told, url: str, writer: penstock.Wr
     assert table[1].split() == ["train", "1", "28", "27", "KiB", "of", "1024", "MiB", "(0%)", "1", "0"]
 
 
+def test_inspect_counts_the_commonest_reasons_of_bad_samples(told: Told, writer: penstock.Writer) -> None:
+    """A hundred thousand bad samples most often have one cause, and it should be seen at a glance."""
+    with writer.epoch(sizes=[10]) as epoch, epoch.shard(0) as part:
+        part.write({"x": np.zeros(1000, np.uint8)})
+        for number in range(8):
+            part.quarantine(f"cat/{number}.jpg: {number * 100} x 200 pixels; at most 90 are decoded")
+        part.quarantine("dog/1.jpg: the file is\nempty")
+    (seen,) = inspected(told)["epochs"]
+    assert [kind["samples"] for kind in seen["reasons"]] == [8, 1]
+    lines = told("inspect", "train")[1].splitlines()
+    assert [line for line in lines if line.startswith("  bad in epoch 0: 8 like cat/")]
+    assert "  bad in epoch 0: 1 like dog/1.jpg: the file is empty" in lines
+    assert "  all of them: penstock bad list train --epoch 0" in lines
+
+
 def test_inspect_of_an_empty_server_says_what_to_do(told: Told) -> None:
     """A newcomer's first look."""
     assert told("inspect") == (0, "no streams yet: start a producer (`penstock produce`, or penstock.Writer)\n", "")

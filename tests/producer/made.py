@@ -43,6 +43,13 @@ def every_tenth_fails(number: int) -> dict[str, Any]:
     return with_pid(number)
 
 
+def most_fail(number: int) -> dict[str, Any]:
+    """Seven of ten are bad."""
+    if number % 10 < 7:
+        raise ValueError(f"{number} is unlucky")
+    return with_pid(number)
+
+
 def always_fails(number: int) -> dict[str, Any]:
     """A broken transform."""
     raise ValueError("broken")

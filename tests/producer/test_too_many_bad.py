@@ -71,6 +71,18 @@ def test_one_more_fails_the_epoch_however_it_is_cut(
     assert states(any_client) == {b"0": b"abandoned"}
 
 
+def test_skipped_samples_may_be_as_many_as_they_like(any_url: str, any_client: redis.Redis) -> None:
+    """Where most of a source is known to be unfit, its rest is an epoch; each is still counted and has its reason."""
+    with pytest.raises(EpochFailed, match=r"samples are bad, --max-bad 50% allows 60"):
+        produce(any_url, dataset("most_fail"))
+    any_client.flushall()
+    summary = produce(any_url, dataset("most_fail"), on_error="skip", max_bad="1")
+    assert (summary.samples, summary.bad) == (SAMPLES, 84)
+    assert len(read_epoch(any_url)) == SAMPLES - 84
+    (key,) = any_client.scan_iter("*:quarantine")
+    assert any_client.hlen(key) == 84
+
+
 def test_of_an_iterator_the_share_is_taken_at_its_end(any_url: str, any_client: redis.Redis) -> None:
     """Nobody knows its length before; a number limits it at once."""
     source = GeneratorConfig(

@@ -7,8 +7,12 @@ payload, and no number in an entry is believed: identities come from the shard i
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
 
 from redis.exceptions import ResponseError
 
@@ -23,6 +27,9 @@ from penstock_common.stream.lua.repairs import REOPEN, RETRY, SHOW
 from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, retained_epochs
 from penstock_common.stream.roster import ORDERED, load_roster, require_group
 from penstock_common.stream.streams import Stream
+
+LOOKED_AT, KINDS_SHOWN = 1000, 5
+"""Bad samples of an epoch and partition whose reasons are compared, and how many kinds of reasons are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +197,23 @@ def _quarantined(client: Client, partition: PartitionKeys, epoch: int) -> Iterat
         shard, _, offset = name.partition(b":")
         places.append(Quarantined(epoch, int(shard), int(offset), read_reason(value)))
     yield from sorted(places, key=lambda place: (place.shard, place.offset))
+
+
+def kinds_of_bad(client: Client, stream: Stream, epoch: int) -> list[dict[str, Any]]:
+    """The commonest reasons among some of an epoch's bad samples: how many have it, and one of them whole.
+
+    Reasons are alike that differ in the sample's name and in numbers alone.
+    """
+    counted: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for partition in stream.partitions:
+        _, page = client.hscan(partition.quarantine(epoch), 0, count=LOOKED_AT)
+        for value in islice(page.values(), LOOKED_AT):
+            reason = read_reason(value)
+            kind = re.sub(r"\d+", "#", reason.partition(": ")[2] or reason)
+            counted[kind] += 1
+            examples.setdefault(kind, reason)
+    return [{"samples": count, "such_as": examples[kind]} for kind, count in counted.most_common(KINDS_SHOWN)]
 
 
 def read_reason(value: bytes) -> str:

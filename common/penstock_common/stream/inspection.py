@@ -12,6 +12,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from penstock_common.stream.audit.survey import EntryId
+from penstock_common.stream.bad import kinds_of_bad
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import PAGE, group_counts, index_ends, index_records, is_gone, parse_id
 from penstock_common.stream.keys import PartitionKeys
@@ -39,6 +40,8 @@ class EpochView:
     shards_done: int
     shards: int
     bad: int
+    reasons: list[dict[str, Any]]
+    """The commonest ones of bad samples: `kinds_of_bad`."""
     entries: int
     bytes: int
     """Payload bytes still held."""
@@ -168,6 +171,7 @@ def _epoch_view(client: Client, stream: Stream, manifest: Manifest, rosters: lis
         shards_done=len(manifest.done),
         shards=len(shards),
         bad=sum(lengths[1::2]),
+        reasons=kinds_of_bad(client, stream, epoch) if any(lengths[1::2]) else [],
         entries=sum(lengths[::2]),
         bytes=sum(roster.epoch_bytes.get(epoch, 0) for roster in rosters),
         trimmed=any(epoch in roster.trimmed for roster in rosters),

@@ -79,6 +79,7 @@ def _print_stream(view: StreamView, console: Console) -> None:
         console.line()
         head = ("epoch", "state", "samples", "bad", "shards done", "entries", "bytes", "")
         console.table([_epoch_row(epoch) for epoch in view.epochs], head=head)
+        _print_reasons(view, console)
     console.line()
     if view.groups:
         head = ("group", "reads from", "lag samples", "lag entries", "pending", "dead", "settled", "")
@@ -97,6 +98,17 @@ def _print_stream(view: StreamView, console: Console) -> None:
         console.table(ranks, head=("group", "rank", "epoch", "position"))
     for replay in view.replays:
         console.line(f"a replay holds epoch {replay['epoch']} for {replay['ends_in_s']:.0f} s more")
+
+
+def _print_reasons(view: StreamView, console: Console) -> None:
+    """Of the newest epoch that has bad samples; the others' are most often the same."""
+    for epoch in reversed(view.epochs):
+        for kind in epoch.reasons:
+            such_as = "".join(c if c.isprintable() else " " for c in kind["such_as"])[:200]
+            console.line(f"  bad in epoch {epoch.epoch}: {kind['samples']} like {such_as}")
+        if epoch.reasons:
+            console.line(f"  all of them: penstock bad list {view.name} --epoch {epoch.epoch}")
+            return
 
 
 def _waiting(view: StreamView) -> str:

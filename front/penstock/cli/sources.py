@@ -76,7 +76,8 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=_not_negative, default=0, help="of order and augmentation (default: %(default)s)")
     add("--no-shuffle", action="store_true", help="keep the source's order")
     add("--shard-samples", type=_count, metavar="N", help="samples of one job (default: 8 jobs a worker, at most 4096)")
-    add("--on-error", choices=("quarantine", "fail"), default="quarantine", help="bad samples (default: %(default)s)")
+    what = "bad samples: left out by name up to --max-bad (default), however many, or not at all"
+    add("--on-error", choices=("quarantine", "skip", "fail"), default="quarantine", help=what)
     add("--max-bad", type=_max_bad, default="50%", metavar="N|P%", help="more bad fail an epoch (default: 50%%)")
     add(
         "--sample-limit", type=_seconds, default=300.0, metavar="S", help="longer ones hang (default: 300; 0: no limit)"
