@@ -175,6 +175,7 @@ class Loader(Verbs):
         who = Membership(stream, self.group, self.member, secrets.token_hex(8), self._options.order)
         self._reading = self._session.reading = open_reading(self._client, who, self._options)
         self._settlement.reading = self._reading
+        self._reading.keeper.pace = self.tally.pace
         return self._reading
 
     # --- iterating ---

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
+from penstock_common.pace import Pace
 from penstock_consumer.pipeline.causes import Cause, Spent
 from penstock_consumer.pipeline.prefetch import Prefetch
 from penstock_consumer.stats import Stats, summed
@@ -62,6 +63,10 @@ class Tally:
         self._outside: Phase = "training"
         """What begins when a batch goes out: within a view's `map`, nothing that the trainer does."""
         self._told_s: float | None = None
+        self.pace = Pace("training", clock)
+        """How fast the loop would be if it never waited; producers are told."""
+        self._in_step = 0
+        """Samples that the loop has in hand."""
         self._restart()
 
     def _restart(self) -> None:
@@ -75,6 +80,10 @@ class Tally:
     def ask(self) -> None:
         """The loop wants a batch."""
         self._time = self._time.at(self._clock(), "asking")
+        if self._in_step:
+            self.pace.count(self._in_step)
+            self._in_step = 0
+        self.pace.enter("asking")
 
     def hand(self, batch: Counted) -> None:
         """The loop is given one."""
@@ -82,10 +91,14 @@ class Tally:
         self._samples += batch.size
         self._bytes += batch.nbytes
         self._time = self._time.at(self._clock(), self._outside)
+        self._in_step += batch.size
+        self.pace.enter(self._outside)
 
     def rest(self) -> None:
         """The iteration is over, or broken off."""
         self._time = self._time.at(self._clock(), "off")
+        self._in_step = 0
+        self.pace.enter(None)
 
     def around(self, items: Iterable[Any]) -> Iterator[Any]:
         """The same items; what is done to make one of a batch is waiting for this process."""
@@ -94,6 +107,7 @@ class Tally:
             self.ask()
             for item in items:
                 self._time = self._time.at(self._clock(), "training")
+                self.pace.enter("training")
                 yield item
                 self.ask()
         finally:
