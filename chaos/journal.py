@@ -12,6 +12,7 @@ monotonic clock, which all processes of a host share. The letters:
     A seq             the call that acknowledged it returned
     F                 everything acknowledged so far has been answered by the server
     S seconds         this process did not run for so long, though nobody stopped it
+    O text            it was told that its checkpoint is overdue, and settled what it had
     W n / C n         the feed's samples below n were given to the writer / are committed
     Z                 it begins to leave, or an error makes it
     L                 left: the loader or writer was closed and everything is flushed

@@ -19,7 +19,7 @@ from chaos.journal import Journal, note_stalls
 from chaos.options import RANKS, Options, from_environment
 from chaos.payload import prove
 from chaos.process import prepare
-from penstock_common.errors import GroupFinished, PenstockError
+from penstock_common.errors import CheckpointOverdue, GroupFinished, PenstockError
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.batch import Batch
 
@@ -52,6 +52,9 @@ class Trainer:
                 self._iterate()
             except GroupFinished:
                 time.sleep(IDLE_S)
+            except CheckpointOverdue as error:  # several groups may well hold the little room there is
+                self._journal.note("O", str(error).replace("\n", " "))
+                self._settle_all()
 
     def _iterate(self) -> None:
         batches = iter(self._loader)
@@ -112,13 +115,16 @@ class Trainer:
             self._journal.note("A", seq)
 
     def _end_epoch(self) -> None:
+        self._settle_all()
+        self._note_acknowledged()
+
+    def _settle_all(self) -> None:
         if self._policy == "manual":
             self._acknowledge(len(self._owed))
         elif self._policy == "on_checkpoint":
             self._checkpoint = None
             self._loader.checkpointed()
             self._note_checkpointed(self._seq)
-        self._note_acknowledged()
 
     def _note_acknowledged(self) -> None:
         """With 'on_next' the loader has acknowledged the last batch by the time it gave the next, or ended."""

@@ -5,12 +5,14 @@ Design.md 5.8: when writers wait for what living members hold, the member is tol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock_common.errors import CheckpointOverdue
+from penstock_common.errors import CheckpointOverdue, TooLarge
 from penstock_common.stream.suitability import readable_bytes
 from penstock_common.stream.waiters import Waiter
+from penstock_consumer.circle import Circle, Who
 from penstock_consumer.handed import Amount
 from penstock_consumer.holds import GroupHold
 
@@ -37,6 +39,9 @@ class Jam:
     """Whether another member, group or replay holds something too."""
     group: GroupHold | None = None
     """What all members of this group hold; only asked for after a long wait."""
+    circle: Circle | None = None
+    """Everyone who reads the partition, where all of them wait; only asked for after a long wait."""
+    me: Who = ("", "")
 
 
 def is_overdue(jam: Jam) -> bool:
@@ -73,6 +78,22 @@ def is_group_overdue(jam: Jam) -> bool:
     return False
 
 
+def is_circle(jam: Jam) -> bool:
+    """Whether all readers of the partition wait, what they were given is the room that lacks, and this one is told.
+
+    Nobody else can do anything then, so no wait is too short to be sure; the one told is the same for all who ask.
+    """
+    circle = jam.circle
+    if circle is None or circle.told != jam.me:
+        return False
+    for waiter in jam.waiters:
+        lacking = waiter.held_bytes + waiter.need_bytes - jam.budget_bytes
+        is_due = waiter.is_next and waiter.why == "budget" and waiter.seen_ms - waiter.since_ms >= SETTLED_MS
+        if is_due and 0 < lacking <= circle.freed_bytes:
+            return True
+    return False
+
+
 def warning(held: Amount, budget_bytes: int, stream: str, remedy: str) -> str | None:
     """What to say of so much handed out and not settled; None while it is little."""
     if held.nbytes <= WARN_SHARE * budget_bytes:
@@ -80,17 +101,39 @@ def warning(held: Amount, budget_bytes: int, stream: str, remedy: str) -> str | 
     return f"{_numbers(held, budget_bytes, stream)}: writers will soon have to wait for it; {remedy}"
 
 
-def overdue(jams: Iterable[Jam], held: Amount, budget_bytes: int, stream: str, remedy: str) -> CheckpointOverdue | None:
+def overdue(
+    jams: Iterable[Jam], held: Amount, budget_bytes: int, stream: str, remedy: str
+) -> CheckpointOverdue | TooLarge | None:
     """The error to raise in a loop that waits for a batch; None where others hold the room, or nobody waits for it."""
-    found = list(jams) if held.batches else []
+    found = list(jams)
+    circles = [jam.circle for jam in found if jam.circle is not None and is_circle(jam)]
+    if not held.batches:
+        unfilled = [circle for circle in circles if not circle.handed]
+        return _too_large(unfilled[0], budget_bytes, stream) if unfilled else None
     together = [jam.group.nbytes for jam in found if jam.group is not None and is_group_overdue(jam)]
-    if not together and not any(is_overdue(jam) for jam in found):
+    if not together and not circles and not any(is_overdue(jam) for jam in found):
         return None
-    group = f" ({readable_bytes(sum(together))} with the group's other members)" if together else ""
-    text = (
-        f"{_numbers(held, budget_bytes, stream)}{group}; its writers wait for that room, so no batch can come: {remedy}"
-    )
+    others = f" ({readable_bytes(sum(together))} with the group's other members)" if together else ""
+    if circles and not together and len(circles[0].handed) > 1:
+        others = f" ({_shares(circles[0].handed)})"
+    numbers = _numbers(held, budget_bytes, stream) + others
+    text = f"{numbers}; its writers wait for that room, so no batch can come: {remedy}"
     return CheckpointOverdue(text, held.batches, held.samples, held.nbytes, budget_bytes)
+
+
+def _too_large(circle: Circle, budget_bytes: int, stream: str) -> TooLarge:
+    return TooLarge(
+        f"the readers of {stream!r} have parts of batches in hand ({_shares(circle.held)}), none of which can be "
+        f"filled, and they leave no room in a budget of {readable_bytes(budget_bytes)} for what would fill them: take "
+        "smaller batches (or shuffle buffers), a smaller prefetch_bytes or fewer members, or a larger budget_bytes"
+    )
+
+
+def _shares(held: Mapping[Who, int]) -> str:
+    groups = Counter[str]()
+    for (group, _), nbytes in held.items():
+        groups[group] += nbytes
+    return ", ".join(f"group {group!r} {readable_bytes(nbytes)}" for group, nbytes in sorted(groups.items()))
 
 
 def remedy_of(held: Amount, budget_bytes: int, call: str) -> str:

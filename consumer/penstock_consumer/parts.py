@@ -5,11 +5,34 @@ Shared reading's are in ``shared``, ordered reading's in ``ordered``; ``reading`
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import Protocol
 
+from penstock_common.pace import Pace
 from penstock_common.stream.streams import Stream
 from penstock_consumer.overdue import Jam
 from penstock_consumer.pipeline.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Idleness:
+    """A loop that waits for a batch."""
+
+    since_s: float
+    """By the monotonic clock."""
+    handed_bytes: int
+    """Payload bytes it was given and has not settled."""
+
+    @property
+    def milliseconds(self) -> int:
+        """How long it has waited."""
+        return max(0, int((time.monotonic() - self.since_s) * 1000))
+
+
+def said_of(idle: Idleness | None) -> dict[str, int]:
+    """As `roster.beat` wants it."""
+    return {} if idle is None else {"idle_ms": idle.milliseconds, "handed_bytes": idle.handed_bytes}
 
 
 class AnyPlace(Protocol):
@@ -44,7 +67,7 @@ class AnyPlace(Protocol):
         """Closes for the group what is settled by now; raises EpochIncomplete."""
 
     def jams(self, *, together: bool = False) -> list[Jam]:
-        """The partitions where writers wait for room, and what this member holds of them; ``together``: its group."""
+        """The partitions where writers wait for room, and what this member holds of them; ``together``: all others."""
 
     def hurry(self, patience_s: float) -> None:
         """From now on a server that went away is not waited for longer than this."""
@@ -73,6 +96,10 @@ class AnyKeeper(Protocol):
 
     horizon: int
     """The epoch being read here."""
+    idle: Idleness | None
+    """Set while the loop waits for a batch: the roster tells it to everyone."""
+    pace: Pace | None
+    """Of the training loop, once it is set: told to whoever starts workers."""
     error: Exception | None
     """Why it ended by itself: the loop raises it."""
 

@@ -6,16 +6,21 @@ What is outstanding is ``handed``'s, whether a checkpoint is overdue ``overdue``
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Literal, Protocol, get_args
 
-from penstock_common.errors import ServerUnavailable
+from penstock_common.errors import ServerUnavailable, StateMismatch
 from penstock_common.waiting import Notify
 from penstock_consumer.handed import Handed, canonical
 from penstock_consumer.overdue import ELSEWHERE_S, PATIENCE_S, overdue, remedy_of, warning
+from penstock_consumer.parts import Idleness
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.reading import Reading
+
+LOOK_EVERY_S = 2.0
+"""What all readers of a stream hold is counted from its indexes, so not at every turn of a wait."""
 
 Acknowledge = Literal["on_next", "manual", "on_checkpoint"]
 
@@ -47,6 +52,7 @@ class Settlement:
         self._in_hand: Batch | None = None
         """The batch that a plain loop has, if asking for the next one acknowledges it."""
         self._is_warned = False
+        self._looked_s = 0.0
         self._held_up: list[Batch] = []
         """Ordered groups settle by position: what was trained on before something that lies earlier waits for it."""
 
@@ -54,6 +60,7 @@ class Settlement:
 
     def hand(self, batch: Batch) -> None:
         """A batch goes to the loop, or to a framework."""
+        self._go_on()
         if self.adapter is not None:
             self._handed.pull(batch)
             return
@@ -103,6 +110,9 @@ class Settlement:
             raise ValueError(f"checkpointed() belongs to acknowledge='on_checkpoint'; this loader has {self.policy!r}")
         if self.adapter is not None:
             self.adapter.settle()
+        if batches is not None and not 0 <= batches <= self._handed.batches:
+            hint = "pass what state_dict() returned, as it was"
+            raise StateMismatch("batches", batches, f"{self._handed.batches} trained on", hint)
         self._settle(self._handed.cover(batches))
         self.flush()
         self._is_warned = False
@@ -148,6 +158,7 @@ class Settlement:
     def end_epoch(self, epoch: int) -> None:
         """An epoch was read to its end here: closes it for the group, unless something of it is still to be settled."""
         assert self.reading is not None
+        self._go_on()
         place = self.reading.place
         with self._lock:
             if place.owes(epoch):
@@ -167,6 +178,7 @@ class Settlement:
     def _settle(self, batches: list[Batch]) -> None:
         if self.reading is None:  # nothing was handed out yet
             return
+        self._go_on()
         place = self.reading.place
         with self._lock:
             for batch in self._in_order(batches) if self.reading.is_ordered else batches:
@@ -191,7 +203,8 @@ class Settlement:
         trained = [self._handed.last] if self._handed.last is not None else []  # without arrays it counts as empty
         last = max((*reached, *trained), key=canonical, default=None)
         left = self._handed.first(besides=reached, pulled_only=True)
-        return last, left if left is not None and last is not None and canonical(left) < canonical(last) else None
+        is_before = left is not None and (last is None or canonical(left) < canonical(last))
+        return last, left if is_before else None
 
     def flush(self) -> None:
         """Returns once every acknowledgement is on the server."""
@@ -212,19 +225,39 @@ class Settlement:
             self._notify(text)
 
     def raise_if_overdue(self, waited_s: float) -> None:
-        """Ends a wait for a batch that only this loop itself could end: raises CheckpointOverdue."""
-        if self.policy == "on_next" or self.reading is None:
-            return
-        is_alone = self.policy == "on_checkpoint" and self.adapter is None and not self._handed.is_being_saved
+        """Ends a wait for a batch that only this loop, or all loops together, could end: raises CheckpointOverdue.
+
+        TooLarge where what all readers hold is parts of batches. Until then the roster says that this loop waits.
+        """
         waited_s = min(waited_s, self._handed.quiet_s)
-        if waited_s < (PATIENCE_S if is_alone else ELSEWHERE_S):
+        self.wait_for_next(waited_s)
+        is_alone = self.policy == "on_checkpoint" and self.adapter is None and not self._handed.is_being_saved
+        if self.reading is None or waited_s < (PATIENCE_S if is_alone else ELSEWHERE_S):
             return
         with suppress(ServerUnavailable):  # the reader says so
             place = self.reading.place
             budget, held = place.stream.budget_bytes, self._handed.waiting
-            jams = place.jams(together=waited_s >= ELSEWHERE_S)  # other members may be about to settle, too
+            # other members may be about to settle, too
+            jams = place.jams(together=waited_s >= ELSEWHERE_S and self._is_time_to_look())
             if (error := overdue(jams, held, budget, self._stream, self._remedy(budget))) is not None:
                 raise error
+
+    def wait_for_next(self, waited_s: float) -> None:
+        """The loop has waited so long, for a batch or for an epoch: everyone else is told."""
+        if self.reading is not None:
+            since_s = time.monotonic() - min(waited_s, self._handed.quiet_s)
+            self.reading.keeper.idle = Idleness(since_s, self._handed.waiting.nbytes)
+
+    def _go_on(self) -> None:
+        """The loop waits no more."""
+        if self.reading is not None:
+            self.reading.keeper.idle = None
+
+    def _is_time_to_look(self) -> bool:
+        now, last = time.monotonic(), self._looked_s
+        if is_time := now - last >= LOOK_EVERY_S:
+            self._looked_s = now
+        return is_time
 
     def _remedy(self, budget_bytes: int) -> str:
         call = "call loader.checkpointed()" if self.policy == "on_checkpoint" else "acknowledge"

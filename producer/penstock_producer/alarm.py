@@ -22,6 +22,17 @@ def absent_groups(roster: Roster, groups: Iterable[str], now_ms: int) -> dict[st
     }
 
 
+def idle_groups(roster: Roster, now_ms: int) -> dict[str, int]:
+    """Groups whose living members all wait for a batch, with the payload bytes they were given and have not settled."""
+    living = [who for who, seen in roster.members.items() if now_ms - seen < ALIVE_MS]
+    busy = {who[0] for who in living if who not in roster.idle}
+    found: dict[str, int] = {}
+    for who in living:
+        if who[0] not in busy:
+            found[who[0]] = found.get(who[0], 0) + roster.idle[who].handed_bytes
+    return found
+
+
 def explain_holds(stream: str, roster: Roster, blockers: Iterable[str], now_ms: int, silent_ms: int) -> str:
     """What an operator can do about a wait, in a few words; '' where only time helps. ``blockers`` are groups.
 

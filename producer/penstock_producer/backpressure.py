@@ -5,6 +5,7 @@ Waiting is the committer's, making room the janitor's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock_common.stream.suitability import ORDINARY_SHARE, ServerMemory, readable_bytes
@@ -72,13 +73,24 @@ def pause_s(waited_s: float, last_wait_s: float) -> float:
     return min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, waited_s / 2, last_wait_s / 4))
 
 
-def reason_to_wait(stream: str, room: Room, blockers: list[str], has_groups: bool) -> str:
-    """Why there is no room, and what helps. ``blockers`` names the groups that still owe what is held."""
+def reason_to_wait(
+    stream: str, room: Room, blockers: list[str], has_groups: bool, unsettled: Mapping[str, int] | None = None
+) -> str:
+    """Why there is no room, and what helps. ``blockers`` names the groups that still owe what is held.
+
+    ``unsettled``: payload bytes that groups were given and have not acknowledged, of those that wait for a batch.
+    """
     share = f"{readable_bytes(room.held_bytes)} of {readable_bytes(room.budget_bytes)}"
     if not has_groups:
         return (
             f"the budget of {stream!r} is full ({share}) and no group reads it yet: "
             f"start a trainer, or `penstock groups declare {stream} NAME`"
+        )
+    if unsettled:
+        each = ", ".join(f"group {name} {readable_bytes(nbytes)}" for name, nbytes in sorted(unsettled.items()))
+        return (
+            f"the budget of {stream!r} is full ({share}), and trainers wait for samples while they have some that they "
+            f"were given and have not acknowledged ({each}): they have to acknowledge, or to save a checkpoint"
         )
     if blockers:
         return f"the budget of {stream!r} is full ({share}) because of group {', '.join(blockers)}: it has yet to read"

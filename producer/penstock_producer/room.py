@@ -23,7 +23,7 @@ from penstock_common.stream.streams import Stream
 from penstock_common.stream.suitability import largest_block, readable_bytes
 from penstock_common.stream.waiters import RENEW_S, end_wait, note_wait
 from penstock_common.waiting import Notify
-from penstock_producer.alarm import explain_holds
+from penstock_producer.alarm import explain_holds, idle_groups
 from penstock_producer.backpressure import Room, pause_s, reason_of_memory, reason_to_wait
 from penstock_producer.headroom import Headroom
 from penstock_producer.janitor import SILENT_MS, Janitor
@@ -162,9 +162,14 @@ class RoomKeeper:
         if self._is_memory_short:
             return reason_of_memory(self._stream.name, self._room, self._headroom.memory)
         roster = load_roster(self._client, self._partition)
-        blockers = self._blockers(roster)
-        reason = reason_to_wait(self._stream.name, self._room, blockers, bool(roster.groups))
-        remedy = explain_holds(self._stream.name, roster, blockers, server_ms(self._client), SILENT_MS)
+        now_ms = server_ms(self._client)
+        idle = idle_groups(roster, now_ms)
+        # who waits for this very shard is behind only because of it
+        blockers = [name for name in self._blockers(roster) if not (self._is_next_now and name in idle)]
+        is_circle = self._is_next_now and not blockers
+        unsettled = {name: nbytes for name, nbytes in idle.items() if nbytes} if is_circle else {}
+        reason = reason_to_wait(self._stream.name, self._room, blockers, bool(roster.groups), unsettled)
+        remedy = explain_holds(self._stream.name, roster, blockers, now_ms, SILENT_MS)
         return f"{reason}; {remedy}" if remedy else reason
 
     def _blockers(self, roster: Roster) -> list[str]:

@@ -68,6 +68,16 @@ class GroupRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """A member whose loop waits for a batch, as it said with its last sign of life."""
+
+    since_ms: int
+    """Server time from which it waits."""
+    handed_bytes: int
+    """Payload bytes its loop was given and has not settled."""
+
+
+@dataclass(frozen=True, slots=True)
 class Roster:
     """A partition's roster at one moment."""
 
@@ -76,6 +86,8 @@ class Roster:
     groups: dict[str, GroupRecord] = field(default_factory=dict)
     members: dict[tuple[str, str], int] = field(default_factory=dict)
     """(group, member) -> server time of its last renewal, ms."""
+    idle: dict[tuple[str, str], Idle] = field(default_factory=dict)
+    """(group, member) of those whose loops wait for a batch."""
     epochs: dict[int, str] = field(default_factory=dict)
     """Epoch -> manifest id."""
     trimmed: frozenset[int] = frozenset()
@@ -103,13 +115,15 @@ def load_roster(client: Client, partition: PartitionKeys) -> Roster:
     for name, value in fields.items():
         kind, _, rest = name.partition(":")
         kinds.setdefault(kind, {})[rest] = value
+    members = {
+        (name.partition(":")[0], name.partition(":")[2]): json.loads(value)
+        for name, value in kinds.get("m", {}).items()
+    }
     return Roster(
         generation=fields.get("gen", "0"),
         groups={name: _group(value) for name, value in sorted(kinds.get("g", {}).items())},
-        members={
-            (name.partition(":")[0], name.partition(":")[2]): int(json.loads(value)["seen"])
-            for name, value in kinds.get("m", {}).items()
-        },
+        members={who: int(value["seen"]) for who, value in members.items()},
+        idle={who: Idle(int(v["idle"]), int(v["handed"])) for who, v in members.items() if "idle" in v},
         epochs={int(name): value for name, value in sorted(kinds.get("e", {}).items(), key=lambda e: int(e[0]))},
         trimmed=frozenset(map(int, kinds.get("t", {}))),
         retiring={int(name): value for name, value in kinds.get("x", {}).items()},
@@ -247,12 +261,17 @@ def _refusal(who: Membership, answer: bytes, facts: list[Any]) -> PenstockError:
     )
 
 
-def beat(client: Client, who: Membership, partition: PartitionKeys, held: Held) -> dict[int, list[bytes]]:
+def beat(
+    client: Client, who: Membership, partition: PartitionKeys, held: Held, *, idle_ms: int = -1, handed_bytes: int = 0
+) -> dict[int, list[bytes]]:
     """Signs of life: renews group, member and the given entries; returns, per epoch, the ids no longer held.
+
+    ``idle_ms`` says how long the member's loop has waited for a batch, with ``handed_bytes`` given to it and not
+    settled; -1 where it does not wait.
 
     Raises MemberReplaced if another process took the name, GroupNotFound if the group was dropped or flushed.
     """
-    keys, args = _with_ids(who, partition, held)
+    keys, args = _with_ids(who, partition, held, [idle_ms, handed_bytes])
     try:
         lost = run_script(client, BEAT, keys, args)
     except ResponseError as error:
@@ -286,8 +305,10 @@ def forget_consumers(client: Client, partition: PartitionKeys, group: str, membe
         run_script(client, FORGET_CONSUMERS, entries, [group, member])
 
 
-def _with_ids(who: Membership, partition: PartitionKeys, held: Held) -> tuple[list[str], list[Arg]]:
-    args: list[Arg] = [who.group, who.member, who.incarnation]
+def _with_ids(
+    who: Membership, partition: PartitionKeys, held: Held, said: Sequence[Arg] = ()
+) -> tuple[list[str], list[Arg]]:
+    args: list[Arg] = [who.group, who.member, who.incarnation, *said]
     for ids in held.values():
         args += [len(ids), *ids]
     return [partition.roster, *(partition.entries(epoch) for epoch in held)], args

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock_common.errors import (
     EpochNotFound,
@@ -18,6 +18,7 @@ from penstock_common.errors import (
     ServerUnavailable,
     WaitTimeout,
 )
+from penstock_common.pace import Pace
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.failure import ReplyError
@@ -25,11 +26,13 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import behind
 from penstock_common.stream.lua.positions import REPORT
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
+from penstock_common.stream.paces import Teller, trainer_field
 from penstock_common.stream.positions import known_positions, refusal_of, report, report_arguments, rewind
 from penstock_common.stream.roster import QUIET_MS, Membership, Order, beat, close_for_group, join_group, load_roster
 from penstock_common.stream.streams import read_counters
 from penstock_common.waiting import Outage, Wait
 from penstock_consumer.overdue import Jam
+from penstock_consumer.parts import Idleness, said_of
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.shared.place import Place
 
@@ -167,6 +170,10 @@ class OrderedPlace(Place):
         """The epoch was read to its end: once all up to ``last`` is settled, all of its ``total`` positions are."""
         self._ends[epoch] = (last, max(last, total))
 
+    def is_end(self, epoch: int, position: int) -> bool:
+        """Whether of an epoch that was read to its end no step lies behind this position; a closed one has none."""
+        return epoch not in self._ends or position >= self._ends[epoch][0]
+
     def reopen(self, epoch: int) -> None:
         """The epoch is read again from some step on."""
         self._ends.pop(epoch, None)
@@ -205,12 +212,14 @@ class OrderedPlace(Place):
         return True
 
     def jams(self, *, together: bool = False) -> list[Jam]:
-        """See `Place.jams`; none where a rank that is behind this one holds the room."""
+        """See `Place.jams`; where a rank that is behind this one holds the room, this one holds nothing."""
+        # what a rank holds is counted by the lowest rank's position: the group's already
+        jams = [replace(jam, group=None) for jam in super().jams(together=together)]
         for epoch in retained_epochs(self.client, self.stream):
             positions = known_positions(self.client, self.stream, epoch, self.who.group)
             if positions.minimum(self.order.world) < positions.of(self.order.rank):
-                return []
-        return super().jams()  # what this rank holds is counted by the lowest rank's position: the group's already
+                return [replace(jam, mine_bytes=0, has_others=True) for jam in jams]
+        return jams
 
     def _held_bytes(self, partition: PartitionKeys) -> int:
         """Payload bytes of the entries that this group's lowest rank has not settled."""
@@ -237,6 +246,10 @@ class Pulse:
     def __init__(self, client: Client, who: Membership, lease_s: float) -> None:
         self._client = client.impatient()  # a failure is borne here
         self._who, self._beat_s = who, lease_s / BEATS_PER_LEASE
+        self.idle: Idleness | None = None
+        self.pace: Pace | None = None
+        """Of the training loop; told to whoever starts workers."""
+        self._teller = Teller(self._client, who.stream, trainer_field(who.group, who.member))
         self.horizon = -1
         """The epoch being read here."""
         self.error: Exception | None = None
@@ -254,6 +267,7 @@ class Pulse:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
+            self._teller.leave()
 
     def recover(self) -> None:
         """Nothing is given to a rank that another process would have to be asked for."""
@@ -262,8 +276,10 @@ class Pulse:
         while not self._stop.wait(self._beat_s):
             try:
                 for partition in self._who.stream.partitions:
-                    beat(self._client, self._who, partition, {})
+                    beat(self._client, self._who, partition, {}, **said_of(self.idle))
                 self._outage.over()
+                if self.pace is not None:
+                    self._teller.tell(self.pace)
             except ServerUnavailable as error:
                 if not self._is_borne(error):
                     return

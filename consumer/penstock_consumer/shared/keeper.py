@@ -12,11 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock_common.errors import ServerUnavailable
+from penstock_common.pace import Pace
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Pending, claim, list_pending
 from penstock_common.stream.manifest import ABANDONED, retained_epochs
+from penstock_common.stream.paces import Teller, trainer_field
 from penstock_common.stream.roster import Membership, beat, load_roster
 from penstock_common.waiting import Notify, Outage
+from penstock_consumer.parts import Idleness, said_of
 from penstock_consumer.pipeline.batch import Lease
 from penstock_consumer.shared.holdings import Holdings
 from penstock_consumer.shared.reclaim import Key, Sighting, plan_reclaim
@@ -62,6 +65,10 @@ class Keeper:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self.claims: deque[Claimed] = deque()
+        self.idle: Idleness | None = None
+        self.pace: Pace | None = None
+        """Of the training loop; told to whoever starts workers."""
+        self._teller = Teller(self._client, who.stream, trainer_field(who.group, who.member))
         self.horizon = -1
         """The epoch being read here: what others left of later ones is not taken yet."""
         self.error: Exception | None = None
@@ -79,6 +86,7 @@ class Keeper:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
+            self._teller.leave()
 
     @property
     def is_fresh(self) -> bool:
@@ -121,6 +129,7 @@ class Keeper:
                 self._renew()
                 self._renewed_s = now  # when it was asked, not when it was answered
                 self._outage.over()
+                self._tell_pace()
                 self._forget_after_stall(now)
                 if now - last_look >= self._lease_s / LOOKS_PER_LEASE:
                     last_look = now
@@ -132,6 +141,10 @@ class Keeper:
             except Exception as error:  # whatever it is: a loop that went on would train on what others take over
                 self.error = error
                 return
+
+    def _tell_pace(self) -> None:
+        if self.pace is not None:
+            self._teller.tell(self.pace)
 
     def _is_borne(self, error: ServerUnavailable) -> bool:
         try:
@@ -147,7 +160,8 @@ class Keeper:
 
     def _renew(self) -> None:
         for partition in self._who.stream.partitions:
-            lost = beat(self._client, self._who, partition, self._holdings.to_renew(partition.number))
+            held = self._holdings.to_renew(partition.number)
+            lost = beat(self._client, self._who, partition, held, **said_of(self.idle))
             for epoch, ids in lost.items():
                 count = self._holdings.lose(partition.number, epoch, ids)
                 if count:

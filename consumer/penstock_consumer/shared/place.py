@@ -27,6 +27,7 @@ from penstock_common.stream.roster import (
 )
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_common.waiting import Notify, to_stderr
+from penstock_consumer.circle import find_circle
 from penstock_consumer.holds import hold_of
 from penstock_consumer.overdue import Jam
 from penstock_consumer.pipeline.batch import Batch
@@ -224,7 +225,7 @@ class Place:
         return epoch not in load_roster(self.client, self.stream.partitions[0]).epochs
 
     def jams(self, *, together: bool = False) -> list[Jam]:
-        """The partitions where writers wait for room, and what this member holds of them; ``together``: its group."""
+        """The partitions where writers wait for room, and what this member holds of them; ``together``: all others."""
         rosters = [(partition, load_roster(self.client, partition)) for partition in self.stream.partitions]
         return [
             Jam(
@@ -235,6 +236,8 @@ class Place:
                 group=hold_of(self.client, self.stream, partition, roster, self.who.group, with_freed=True)
                 if together
                 else None,
+                circle=find_circle(self.client, self.stream, partition, roster) if together else None,
+                me=(self.who.group, self.who.member),
             )
             for partition, roster in rosters
             if roster.waiting

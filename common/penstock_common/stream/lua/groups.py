@@ -105,8 +105,10 @@ return 1
 BEAT = (
     GO_ON
     + """
--- KEYS roster entries.. | ARGV group member incarnation, then per entries key: n id1..idn
--- Renews what XPENDING still lists under this member. Returns the ids it no longer holds, per key.
+-- KEYS roster entries.. | ARGV group member incarnation idle_ms handed_bytes, then per entries key: n id1..idn
+-- idle_ms is how long the member's loop has waited for a batch, -1 where it does not wait; handed_bytes what it was
+-- given and has not settled. Renews what XPENDING still lists under this member. Returns, per key, the ids it no longer
+-- holds.
 local field = 'm:' .. ARGV[1] .. ':' .. ARGV[2]
 local text = redis.call('HGET', KEYS[1], field)
 local group = redis.call('HGET', KEYS[1], 'g:' .. ARGV[1])
@@ -116,11 +118,13 @@ if cjson.decode(owner).inc ~= ARGV[3] then return redis.error_reply('PENSTOCK re
 if not text then return redis.error_reply('PENSTOCK gone') end
 local now = redis.call('TIME')
 now = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
-redis.call('HSET', KEYS[1], field, cjson.encode({inc = ARGV[3], seen = now}))
+local member = {inc = ARGV[3], seen = now}
+if tonumber(ARGV[4]) >= 0 then member.idle, member.handed = now - tonumber(ARGV[4]), tonumber(ARGV[5]) end
+redis.call('HSET', KEYS[1], field, cjson.encode(member))
 local record = cjson.decode(group)
 record.seen = now
 redis.call('HSET', KEYS[1], 'g:' .. ARGV[1], cjson.encode(record))
-local at, lost = 4, {}
+local at, lost = 6, {}
 for k = 2, #KEYS do
   local gone, mine = {}, {}
   for i = at + 1, at + tonumber(ARGV[at]) do

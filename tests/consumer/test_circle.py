@@ -1,0 +1,187 @@
+"""Everyone waits for everyone: whoever can end it is told, and nobody while somebody is still at work."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from penstock_common.errors import BudgetFull, CheckpointOverdue, PenstockError, TooLarge
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.commands import Client
+from penstock_common.stream.waiters import Waiter
+from penstock_consumer.circle import Circle
+from penstock_consumer.overdue import SETTLED_MS, Jam, is_circle
+from penstock_producer.writer import Writer
+from tests.consumer.test_policies import BLOCK, BUDGET, writing
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, sample
+
+COUNT = 1000
+"""Samples of the epoch; the budget holds 400."""
+AHEAD = 300
+"""What shards that are not awaited may fill of it."""
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a minute is long for a test."""
+    monkeypatch.setattr("penstock_consumer.settlement.ELSEWHERE_S", 6.0)
+
+
+class Group(threading.Thread):
+    """A trainer that settles its first samples at once, others only when it is told to, and from then on always."""
+
+    def __init__(self, url: str, group: str, *, early: int = 0, **settings: Any) -> None:
+        super().__init__()
+        self._url, self._group, self._early = url, group, early
+        self._settings = {"acknowledge": "on_checkpoint", "batch_size": 10, "timeout_s": 60, **settings}
+        self.told: list[CheckpointOverdue] = []
+        self.seen = Counter[int]()
+        self.error: PenstockError | None = None
+
+    def run(self) -> None:
+        """One epoch."""
+        with loader_of(self._url, self._group, **self._settings) as loader:
+            while self.count < COUNT and self.error is None:
+                try:
+                    for batch in loader:
+                        self.seen.update(batch["y"].tolist())
+                        if self.count <= self._early:
+                            loader.checkpointed()
+                except CheckpointOverdue as error:
+                    self.told.append(error)
+                    self._early = COUNT
+                    loader.checkpointed()
+                except PenstockError as error:
+                    self.error = error
+            if self._settings["acknowledge"] == "on_checkpoint":
+                loader.checkpointed()
+
+    @property
+    def count(self) -> int:
+        """Samples seen."""
+        return sum(self.seen.values())
+
+
+@contextmanager
+def two_shards(url: str) -> Iterator[Callable[[], None]]:
+    """An epoch in two shards: the second begins to be written at once, the first when what is yielded is called."""
+    settings: dict[str, Any] = {"spec": SPEC, "block_bytes": BLOCK, "budget_bytes": BUDGET, "notify": lambda _: None}
+    is_over = threading.Event()
+    with Writer("t", url=url, **settings) as writer:
+        writer.epoch(sizes=[COUNT // 2, COUNT // 2])
+
+    def write(shard: int) -> None:
+        with Writer("t", url=url, **settings) as writer, suppress(BudgetFull):
+            writer.should_stop = is_over.is_set
+            with writer.epoch(0).shard(shard) as part:
+                for number in range(COUNT // 2):
+                    part.write(sample(shard * COUNT // 2 + number))
+
+    threads = [threading.Thread(target=write, args=(shard,)) for shard in (0, 1)]
+    threads[1].start()
+    try:
+        yield threads[0].start
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(20)
+
+
+@pytest.mark.usefixtures("soon")
+def test_groups_that_leave_no_room_together_are_told_and_what_they_are_told_helps(
+    any_url: str, any_client: Client
+) -> None:
+    """The worst there is: what is ahead waits for an ordered group, that one for the first shard, and the first shard
+    for two groups that have the same samples in hand, so that neither alone could make room.
+    """
+    groups = [Group(any_url, "a", early=AHEAD), Group(any_url, "b", early=AHEAD)]
+    ordered = Group(any_url, "ranks", acknowledge="on_next", order="canonical")
+    with two_shards(any_url) as begin_the_first:
+        for group in (*groups, ordered):
+            group.start()
+        deadline = time.monotonic() + 20
+        while any(group.count < AHEAD for group in groups) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        begin_the_first()
+        for group in (*groups, ordered):
+            group.join(60)
+    assert [group.error for group in (*groups, ordered)] == [None] * 3
+    assert all(group.seen == Counter(range(COUNT)) for group in (*groups, ordered))
+    assert all(group.told for group in groups)
+    said = [str(group.told[0]) for group in groups]
+    assert all("call loader.checkpointed() at least every" in text for text in said)
+    assert any("group 'a' " in text and "group 'b' " in text for text in said)
+    assert not ordered.told
+    assert audit_stream(any_client, "t").is_clean
+
+
+@pytest.mark.usefixtures("soon")
+def test_members_whose_batches_together_are_larger_than_the_budget_are_told_so(any_url: str) -> None:
+    """Three times 200 samples do not fit where 400 have room: every member has a part of a batch, and none a batch."""
+    members = [
+        Group(any_url, "g", member=f"m{n}", acknowledge="on_next", batch_size=200, prefetch_bytes=200 * SAMPLE_BYTES)
+        for n in range(3)
+    ]
+    with writing(any_url, COUNT):
+        for member in members:
+            member.start()
+        deadline = time.monotonic() + 45
+        while not any(isinstance(member.error, TooLarge) for member in members) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        errors = [str(member.error) for member in members if isinstance(member.error, TooLarge)]
+        for member in members:
+            member.join(60)
+    assert "parts of batches in hand (group 'g' " in errors[0]
+    assert "take smaller batches" in errors[0]
+
+
+def circle(handed: dict[str, int], held: dict[str, int] | None = None, *, freed: int = 20, me: str = "a") -> Jam:
+    """A full budget of 100, and a writer that needs 10 more."""
+    writer = Waiter(0, SETTLED_MS, 10, 100, "budget", is_next=True)
+    found = Circle(freed, {(m, m): n for m, n in handed.items()}, {(m, m): n for m, n in (held or {}).items()})
+    return Jam([writer], handed.get(me, 0), 100, has_others=True, circle=found, me=(me, me))
+
+
+@pytest.mark.parametrize(
+    ("found", "is_told"),
+    [
+        (circle({"a": 30, "b": 20}), True),
+        (circle({"a": 20, "b": 30}), False),  # the other has more
+        (circle({"a": 30}, freed=9), False),  # it would not help: somebody who is not there holds the room
+        (circle({}, {"a": 5, "b": 4}), True),  # nobody was given anything
+        (circle({}, {"a": 4, "b": 5}), False),
+        (circle({"b": 1}, {"a": 50}), False),  # who was given something can settle it
+        (circle({}), False),
+        (Jam([], 0, BUDGET, has_others=True, me=("a", "a")), False),  # somebody is at work
+    ],
+)
+def test_of_all_who_wait_one_is_told(found: Jam, is_told: bool) -> None:
+    """One settles, and everyone goes on: a training must not end for nothing."""
+    assert is_circle(found) is is_told
+
+
+@pytest.mark.usefixtures("soon")
+def test_nobody_is_told_while_one_reader_is_at_work(any_url: str) -> None:
+    """A step, or a validation, may take minutes: what that trainer holds it will settle, and then there is room."""
+    with writing(any_url, COUNT), loader_of(any_url, "slow", batch_size=50) as slow:
+        steps = iter(slow)
+        next(steps)
+        waiting = Group(any_url, "a", early=200)
+        waiting.start()
+        time.sleep(9)
+        assert not waiting.told
+        for batch in steps:
+            assert batch.size
+            if waiting.told:
+                break
+        for _ in steps:
+            pass
+        waiting.join(60)
+    assert waiting.error is None
+    assert waiting.seen == Counter(range(COUNT))
