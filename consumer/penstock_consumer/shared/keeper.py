@@ -185,8 +185,8 @@ class Keeper:
     def _pending(self) -> list[tuple[Key, Pending]]:
         """What is pending of the group's open epochs.
 
-        An abandoned one takes no acknowledgements any more and owes nothing to anyone: what is pending of it may well be
-        settled, and would be handed out again and again.
+        An abandoned one takes no acknowledgements any more and owes nothing to anyone: what is pending of it may well
+        be settled, and would be handed out again and again.
         """
         found: list[tuple[Key, Pending]] = []
         states = retained_epochs(self._client, self._who.stream)
