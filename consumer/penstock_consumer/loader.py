@@ -198,12 +198,11 @@ class Loader(Verbs):
         self._settlement.asked_for_next()
         is_empty = True
         while True:
-            epoch: int | None
-            if reading.run is not None:
-                epoch = reading.run.reader.epoch
-            else:
+            if reading.run is None:
                 with self.tally.waiting_for("producers"):
                     epoch = self._await_epoch(reading, is_empty)
+            else:
+                epoch = reading.run.reader.epoch
             if epoch is None:
                 return
             while (batch := self._next_batch(reading, epoch)) is not None:
@@ -213,6 +212,8 @@ class Loader(Verbs):
                 yield batch
                 self.tally.ask()
                 self._settlement.asked_for_next()
+                if reading.run is None:  # a state was loaded meanwhile
+                    return
             with self.tally.waiting_for("server"):
                 runs_on = self._finish(reading, epoch)
             self.end_tally(epoch, is_feed=runs_on)
@@ -278,8 +279,7 @@ class Loader(Verbs):
         """What was handed to training so far, as JSON, to be saved with a checkpoint: see `checkpointed`.
 
         Behind a framework it means the training step, not what was read ahead. Shared reading resumes by the group's
-        ledger: which batches come next does not depend on this state, so with `checkpointed` nothing is lost or
-        trained on twice, but the order of what is left is another one, and other members may be given it.
+        ledger: with `checkpointed` nothing is lost or trained on twice, but what is left comes in another order.
         """
         state = {**self._identity(), "loader": self._life, **self._settlement.progress()}
         if isinstance(reading := self._joined(), OrderedReading):
@@ -289,9 +289,9 @@ class Loader(Verbs):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises StateMismatch unless the state is of this stream, spec, group, way of reading and batch size.
 
-        In shared reading that is all: the group's ledger knows where to go on, see `state_dict`. In ordered reading the
-        next iteration begins with the first batch after the state, also with another world size, if every rank loads
-        it. Raises ReplayTruncated where retention has removed what would come.
+        In shared reading that is all: the group's ledger knows where to go on. In ordered reading an iteration under
+        way ends, and the next begins with the first batch after the state, also with another world size, if every
+        rank loads it. Raises ReplayTruncated where retention has removed what would come.
         """
         check_state(state, self._identity())
         if isinstance(reading := self._joined(), OrderedReading):

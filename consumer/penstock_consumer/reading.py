@@ -312,7 +312,9 @@ class OrderedReading(Reading):
             return epoch, self._again.get(epoch, self.place.position(epoch))
         run = self.run
         if run is None or run.reader.epoch != last.epoch:
-            is_last = last.epoch <= self.cursor or run is not None
+            # a framework may have pulled to the end of this epoch, or into the next, long before its step is there
+            has_ended = last.epoch <= self.cursor or run is not None
+            is_last = has_ended and self.place.is_end(last.epoch, last.position)
         else:
             is_last = isinstance(run.reader, OrderedReader) and run.reader.is_last(last.position)
         return (last.epoch + 1, 0) if is_last else (last.epoch, last.position)

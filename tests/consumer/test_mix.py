@@ -248,3 +248,46 @@ def test_streams_of_different_samples_are_named_where_one_spec_is_wanted(any_url
     loaders = {name: (Loader(name, **settings), 1.0) for name in ("a", "c")}
     with mix(loaders) as mixed, pytest.raises(SpecMismatch, match="mix streams whose tensors are the same"):
         _ = mixed.spec
+
+
+def test_a_state_behind_a_framework_that_has_pulled_everything_is_of_the_step_alone(any_url: str) -> None:
+    """A framework may hold both streams whole before its step has had a batch of the second."""
+    streams(any_url, epochs=2)
+    with mixture(any_url, group="whole") as mixed:
+        whole = [step(batch) for batch in mixed]
+    seen = next(at for at, (source, _, _) in enumerate(whole) if source != whole[0][0])
+    for arrived in (0, seen, len(whole) - 1):
+        with mixture(any_url, group=f"g{arrived}", acknowledge="on_checkpoint") as mixed:
+            feed = Feed.of(mixed)
+            passes = feed.passes(is_ordered=True, is_drained=True)
+            next(passes)
+            pulled = list(feed.batches())
+            assert len(pulled) == len(whole)
+            for _, token in pulled[:arrived]:
+                feed.arrive([token])
+            state = mixed.state_dict()
+            passes.close()
+        with mixture(any_url, group=f"g{arrived}", acknowledge="on_checkpoint") as mixed:
+            mixed.load_state_dict(state)
+            assert [step(batch) for batch in mixed] == whole[arrived:]
+
+
+def test_a_state_loaded_in_the_middle_of_a_pass_ends_it_and_one_that_is_refused_moves_nothing(any_url: str) -> None:
+    """Half of a mixture on another place would be another mixture."""
+    streams(any_url)
+    with mixture(any_url, group="whole") as mixed:
+        whole = [step(batch) for batch in mixed]
+    with mixture(any_url) as mixed:
+        found: list[Step] = []
+        for batch in mixed:
+            found.append(step(batch))
+            if len(found) == 4:
+                state = mixed.state_dict()
+            if len(found) == 9:
+                other = {**state["loaders"]["b"], "stream_id": "another"}
+                with pytest.raises(StateMismatch, match="stream_id"):
+                    mixed.load_state_dict({**state, "loaders": {**state["loaders"], "b": other}})
+            if len(found) == 20:
+                mixed.load_state_dict(state)
+        assert found == whole[:20]
+        assert [step(batch) for batch in mixed] == whole[4:]

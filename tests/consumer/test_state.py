@@ -123,3 +123,42 @@ class TestRefusals:
             next(iter(loader))
             with pytest.raises(StateMismatch, match="loader"):
                 loader.checkpointed(state)
+
+
+class TestGoingOn:
+    """What a plain loop may rely on."""
+
+    def test_a_state_loaded_in_the_middle_of_a_loop_ends_it(self, any_url: str) -> None:
+        """The loop's next batch would be one that the state knows nothing of; the next loop begins at the state."""
+        produce(any_url, "t", 100)
+        with loader_of(any_url, group="o", order="canonical") as loader:
+            seen: list[list[int]] = []
+            for batch in loader:
+                seen.append(batch["y"].tolist())
+                if len(seen) == 2:
+                    state = loader.state_dict()
+                if len(seen) == 6:
+                    loader.load_state_dict(state)
+            assert len(seen) == 6
+            again = [batch["y"].tolist() for batch in loader]
+        assert again[:4] == seen[2:]
+        assert [number for row in seen[:2] + again for number in row] == list(range(100))
+
+    def test_a_state_that_was_tampered_with_moves_nothing(self, any_url: str) -> None:
+        """Half a state, or one that counts more than was handed out, would settle or skip what nobody trained on."""
+        produce(any_url, "t", 100)
+        with loader_of(any_url, group="o", order="canonical", acknowledge="on_checkpoint") as loader:
+            batches = iter(loader)
+            first = [next(batches)["y"].tolist() for _ in range(3)]
+            state = loader.state_dict()
+            for changes in ({"position": 5}, {"position": -8}, {"position": None}, {"epoch": "0"}):
+                with pytest.raises(StateMismatch, match=next(iter(changes))):
+                    loader.load_state_dict({**state, **changes})
+            for count in (4, -1):
+                with pytest.raises(StateMismatch, match="batches"):
+                    loader.checkpointed({**state, "batches": count})
+            first += [batch["y"].tolist() for batch in batches]
+            assert [number for row in first for number in row] == list(range(100))
+            loader.checkpointed(state)
+        with loader_of(any_url, group="o", order="canonical") as loader:
+            assert next(iter(loader))["y"].tolist() == list(range(24, 32))

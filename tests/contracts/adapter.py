@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -11,10 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from penstock_common.errors import StateMismatch
 from penstock_common.format.spec import SpecLike
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.connection import connect
 from penstock_consumer.loader import Loader
+from penstock_consumer.mixture import Mixture, mix
 from penstock_producer.writer import Writer
 from tests.contracts.feed import produce
 from tests.contracts.processes import child
@@ -36,17 +39,32 @@ EVERY_DTYPE: SpecLike = {
 @contextmanager
 def loader_of(url: str, **settings: Any) -> Iterator[Loader]:
     """A member of the group, waiting ten seconds at most."""
-    with Loader(
-        STREAM, group=GROUP, batch_size=BATCH, url=url, timeout_s=10, notify=lambda _: None, **settings
-    ) as loader:
+    settings = {"group": GROUP, **settings}
+    with Loader(STREAM, batch_size=BATCH, url=url, timeout_s=10, notify=lambda _: None, **settings) as loader:
         yield loader
 
 
-def audit(url: str) -> AuditReport:
+@contextmanager
+def ordered(url: str, group: str = "ordered", **settings: Any) -> Iterator[Loader]:
+    """A rank alone in its group."""
+    with loader_of(url, group=group, order="canonical", **settings) as loader:
+        yield loader
+
+
+@contextmanager
+def mixture(url: str, group: str = GROUP) -> Iterator[Mixture]:
+    """Of the streams a and b."""
+    settings: dict[str, Any] = {"batch_size": BATCH, "url": url, "timeout_s": 10, "notify": lambda _: None}
+    loaders = {name: Loader(name, group=group, order="canonical", **settings) for name in ("a", "b")}
+    with mix({"a": (loaders["a"], 0.4), "b": (loaders["b"], 0.6)}, seed=3) as mixed:
+        yield mixed
+
+
+def audit(url: str, stream: str = STREAM) -> AuditReport:
     """The stream's audit."""
     client = connect(url)
     try:
-        return audit_stream(client, STREAM)
+        return audit_stream(client, stream)
     finally:
         client.close()
 
@@ -74,9 +92,13 @@ def report_until_killed(steps: Iterable[list[int]]) -> None:
 class AdapterContract:
     """Inherit it as ``class TestX(AdapterContract)``."""
 
-    def dataset(self, loader: Loader) -> Any:
-        """The framework's object; iterating it gives batches as dicts."""
+    def dataset(self, loader: Loader | Mixture, **settings: Any) -> Any:
+        """The framework's object; iterating it gives batches as dicts, unless ``settings`` say otherwise."""
         raise NotImplementedError
+
+    def stateful(self, batches: Any) -> Any:
+        """Of what `dataset` gave, the part with state_dict and load_state_dict."""
+        return batches
 
     def read_ahead(self, batches: Any, count: int) -> Any:
         """The same, pulling so many batches before they are asked for."""
@@ -163,6 +185,101 @@ class AdapterContract:
         for name, values in sent.items():
             got = self.as_numpy(batch[name])
             assert (got.dtype, got.tobytes()) == (values.dtype, values.tobytes())
+
+    def test_a_state_goes_on_exactly_where_the_step_was(self, any_url: str) -> None:
+        """Whatever was read ahead, and whoever goes on: the batches are those of a run that nobody interrupted."""
+        produce(any_url, STREAM, SAMPLES, epochs=3)
+        with ordered(any_url, group="whole") as loader:
+            whole = [batch["y"].tolist() for _ in range(2) for batch in loader]
+        states, given = [], []
+        with ordered(any_url, acknowledge="on_checkpoint") as loader:
+            made = self.dataset(loader)
+            states.append(self.stateful(made).state_dict())
+            for batch in self.read_ahead(made, MANY):
+                given.append(self.labels([batch]))
+                states.append(json.loads(json.dumps(self.stateful(made).state_dict())))
+        assert given == whole[: len(given)]
+        for steps in (0, 1, 5, len(given)):
+            assert len(json.dumps(states[steps])) < 4096
+            with ordered(any_url, acknowledge="on_checkpoint") as loader:
+                made = self.dataset(loader)
+                self.stateful(made).load_state_dict(states[steps])
+                rest: list[list[int]] = []
+                while len(rest) < len(whole) - steps:  # the pass after its last batch may be an empty one
+                    rest += [self.labels([batch]) for batch in self.read_ahead(made, MANY)]
+                assert (steps, rest) == (steps, whole[steps:])
+
+    def test_a_state_loaded_in_the_middle_of_a_pass_ends_it(self, any_url: str) -> None:
+        """What had been read ahead by then belongs to another place: the step must not be given any more of it."""
+        produce(any_url, STREAM, SAMPLES)
+        with ordered(any_url) as loader:
+            made = self.dataset(loader)
+            running = iter(self.read_ahead(made, 4))
+            seen = [self.labels([next(running)]) for _ in range(2)]
+            state = self.stateful(made).state_dict()
+            seen += [self.labels([next(running)]) for _ in range(4)]
+            self.stateful(made).load_state_dict(state)
+            assert list(running) == []
+            again = [self.labels([batch]) for batch in made]
+            assert seen[2:] == again[:4]
+            assert [number for labels in seen[:2] + again for number in labels] == list(range(SAMPLES))
+            with pytest.raises(StateMismatch, match="stream_id"):
+                self.stateful(made).load_state_dict({**state, "stream_id": "another"})
+
+    def test_a_mixture_goes_on_exactly_where_the_step_was(self, any_url: str) -> None:
+        """Each batch from the stream it was to come from, each stream where it was."""
+        produce(any_url, "a", SAMPLES)
+        produce(any_url, "b", 2 * SAMPLES)
+        with mixture(any_url, "whole") as mixed:
+            whole = [batch["y"].tolist() for batch in mixed]
+        with mixture(any_url) as mixed:
+            made = self.dataset(mixed)
+            running = iter(self.read_ahead(made, MANY))
+            seen = [self.labels([next(running)]) for _ in range(9)]
+            state = json.loads(json.dumps(self.stateful(made).state_dict()))
+        assert len(json.dumps(state)) < 4096
+        with mixture(any_url) as mixed:
+            made = self.dataset(mixed)
+            self.stateful(made).load_state_dict(state)
+            assert seen + [self.labels([batch]) for batch in made] == whole
+        assert [audit(any_url, name).delivered for name in ("a", "b")] == [
+            {GROUP: size, "whole": size} for size in (SAMPLES, 2 * SAMPLES)
+        ]
+
+    def test_the_number_of_steps_is_known_where_ranks_have_equal_ones(self, any_url: str) -> None:
+        """Progress bars and schedules want it; a wrong one would be worse than none."""
+        produce(any_url, STREAM, SAMPLES)
+        with ordered(any_url) as loader:
+            assert len(self.dataset(loader)) == -(-SAMPLES // BATCH)
+        with loader_of(any_url, group="shared") as loader, pytest.raises(TypeError):
+            len(self.dataset(loader))
+
+    def test_a_samples_structure_is_kept(self, any_url: str) -> None:
+        """Dicts of names, tuples for `fit`, bare tensors; and names like a/b as dicts within dicts, if asked for."""
+        spec: SpecLike = {"eye/left": ("float32", (2,)), "eye/right": ("float32", (2,)), "y": ("int64", ())}
+        with Writer(STREAM, url=any_url, spec=spec, notify=lambda _: None) as writer:
+            for _ in range(5):
+                with writer.epoch() as epoch:
+                    epoch.write({"eye/left": [1, 2], "eye/right": [3, 4], "y": 5})
+        with loader_of(any_url) as loader:
+
+            def one(**settings: Any) -> Any:
+                (element,) = list(self.dataset(loader, **settings))
+                return element
+
+            flat, deep = one(), one(nested=True)
+            assert set(flat) == {"eye/left", "eye/right", "y"}
+            assert {name: set(deep[name]) for name in ("eye",)} == {"eye": {"left", "right"}}
+            assert self.as_numpy(deep["eye"]["right"]).tolist() == [[3, 4]]
+            y, left = one(select=("y", "eye/left"))
+            assert (self.as_numpy(y).tolist(), self.as_numpy(left).tolist()) == ([5], [[1, 2]])
+            eye, y = one(select=("eye", "y"))
+            assert {name: self.as_numpy(value).tolist() for name, value in eye.items()} == {
+                "left": [[1, 2]], "right": [[3, 4]],
+            }  # fmt: skip
+            assert self.as_numpy(one(select="y")).tolist() == [5]
+            with pytest.raises(ValueError, match="the stream has eye/left, eye/right, y"):
+                self.dataset(loader, select="ey")
 
     def test_a_loader_that_acknowledges_by_hand_is_refused(self, any_url: str) -> None:
         """Nobody could acknowledge a batch that the framework does not show."""

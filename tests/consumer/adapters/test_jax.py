@@ -14,6 +14,7 @@ import pytest
 
 from penstock_common.errors import SpecMismatch, StateMismatch, WaitTimeout
 from penstock_consumer.loader import Loader
+from penstock_consumer.mixture import Mixture
 from penstock_producer.writer import Writer
 from tests.contracts.adapter import (
     BATCH,
@@ -47,9 +48,9 @@ def train_until_killed(url: str) -> None:
 class TestJax(AdapterContract):
     """jax.Array batches."""
 
-    def dataset(self, loader: Loader) -> Any:
+    def dataset(self, loader: Loader | Mixture, **settings: Any) -> Any:
         """With dicts as elements."""
-        return dataset(loader)
+        return dataset(loader, **settings)
 
     def read_ahead(self, batches: Any, count: int) -> Any:
         """On the device before they are asked for."""

@@ -10,6 +10,7 @@ import pytest
 
 from penstock_common.format.spec import SpecLike
 from penstock_consumer.loader import Loader
+from penstock_consumer.mixture import Mixture
 from penstock_producer.writer import Writer
 from tests.contracts.adapter import (
     BATCH,
@@ -43,9 +44,9 @@ def train_until_killed(url: str) -> None:
 class TestTensorFlow(AdapterContract):
     """tf.data.Dataset."""
 
-    def dataset(self, loader: Loader) -> Any:
+    def dataset(self, loader: Loader | Mixture, **settings: Any) -> Any:
         """With dicts as elements."""
-        return dataset(loader)
+        return dataset(loader, **settings)
 
     def read_ahead(self, batches: Any, count: int) -> Any:
         """tf.data's own way."""

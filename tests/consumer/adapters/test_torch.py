@@ -11,6 +11,7 @@ import pytest
 
 from penstock_common.errors import WaitTimeout
 from penstock_consumer.loader import Loader
+from penstock_consumer.mixture import Mixture
 from penstock_producer.writer import Writer
 from tests.contracts.adapter import (
     BATCH,
@@ -73,7 +74,10 @@ class Eager:
                 break
             element, token = ahead.pop(0)
             self.source.dataset.arrive(token)
+            mine = self.source.dataset.feed.running
             yield element
+            if self.source.dataset.feed.running is not mine:
+                return
             self.source.dataset.feed.settle()
         self.source.dataset.finish()
 
@@ -81,9 +85,9 @@ class Eager:
 class TestTorch(AdapterContract):
     """IterableDataset, iterated as it is."""
 
-    def dataset(self, loader: Loader) -> Any:
+    def dataset(self, loader: Loader | Mixture, **settings: Any) -> Any:
         """With dicts as elements."""
-        return dataset(loader)
+        return dataset(loader, **settings)
 
     def read_ahead(self, batches: Any, count: int) -> Any:
         """What `prefetch_to_device` does, further ahead."""
@@ -103,9 +107,13 @@ class TestTorch(AdapterContract):
 class TestDataLoader(TestTorch):
     """The same through PyTorch's DataLoader without worker processes."""
 
-    def dataset(self, loader: Loader) -> Any:
+    def dataset(self, loader: Loader | Mixture, **settings: Any) -> Any:
         """What everybody writes."""
-        return DataLoader(dataset(loader), batch_size=None)
+        return DataLoader(dataset(loader, **settings), batch_size=None)
+
+    def stateful(self, batches: Any) -> Any:
+        """PyTorch's own has no state."""
+        return batches.dataset
 
 
 def test_a_tensor_is_the_batchs_own_memory(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
