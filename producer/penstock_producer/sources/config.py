@@ -18,17 +18,29 @@ class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class _PixelsConfig(_Config):
+class PixelsConfig(_Config):
     """How the bytes of images become arrays."""
 
-    mode: Literal["rgb", "gray", "gray16"] = "rgb"
-    """uint8 [H, W, 3], uint8 [H, W, 1] or uint16 [H, W, 1]."""
+    mode: Literal["rgb", "gray", "gray16", "encoded"] = "rgb"
+    """uint8 [H, W, 3], uint8 [H, W, 1], uint16 [H, W, 1], or the file as it is, bytes."""
     resize: Size | None = None
     """(height, width), or one number: the shorter side, keeping the aspect ratio."""
     crop: Size | None = None
     """(height, width) cut from the centre after resizing; one number: a square."""
+    random_crop: Size | None = None
+    """(height, width) that a random part of the image is resized to; one number: a square."""
+    flip: bool = False
+    """Half of the images are mirrored, left to right, at random."""
     max_pixels: Annotated[int, Field(gt=0, le=178_956_970)] = 89_478_485
     """Larger images are refused before they are decoded. Pillow warns above the default and refuses above the bound."""
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.random_crop and (self.resize or self.crop):
+            raise ValueError("random_crop excludes resize and crop: it gives images of its own size")
+        if self.mode == "encoded" and (self.random_crop or self.resize or self.crop or self.flip):
+            raise ValueError("mode encoded sends files as they are: resize, crop, random_crop and flip need pixels")
+        return self
 
     @model_validator(mode="after")
     def _crop_fits(self) -> Self:
@@ -41,7 +53,7 @@ class _PixelsConfig(_Config):
         return self
 
 
-class ImagesConfig(_PixelsConfig):
+class ImagesConfig(PixelsConfig):
     """A folder or a zip of images."""
 
     kind: Literal["images"] = "images"
@@ -65,7 +77,7 @@ class ImagesConfig(_PixelsConfig):
         return self
 
 
-class TarConfig(_PixelsConfig):
+class TarConfig(PixelsConfig):
     """Tars in webdataset's layout: members of one base name are one sample."""
 
     kind: Literal["tar"] = "tar"
@@ -245,6 +257,25 @@ SourceConfig = Annotated[_Plain | SplitConfig | BalancedConfig | WeightedConfig,
 
 for _nested in (SplitConfig, BalancedConfig, WeightedPart, WeightedConfig):
     _nested.model_rebuild()
+
+
+def part_of(config: SourceConfig, parts: tuple[tuple[str, float], ...], part: str, seed: int) -> SourceConfig:
+    """One part of a split of any source: what is chosen is chosen within the part. Raises SourceError."""
+    match config:
+        case WeightedConfig():
+            mine = [own.model_copy(update={"source": part_of(own.source, parts, part, seed)}) for own in config.parts]
+            return config.model_copy(update={"parts": tuple(mine), "samples": _share(config.samples, parts, part)})
+        case BalancedConfig():
+            mine_alone = part_of(config.source, parts, part, seed)
+            return config.model_copy(update={"source": mine_alone, "samples": _share(config.samples, parts, part)})
+        case SplitConfig():
+            raise SourceError("a part of a split is not split again: give all parts at once")
+    return parse_config({"kind": "split", "source": config, "parts": parts, "part": part, "seed": seed})
+
+
+def _share(samples: int | None, parts: tuple[tuple[str, float], ...], part: str) -> int | None:
+    return None if samples is None else max(1, round(samples * dict(parts).get(part, 0)))
+
 
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(SourceConfig)
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_producer.sources.config import Size
+from penstock_producer.sources.config import PixelsConfig, Size
+from penstock_producer.sources.random_crop import Box, random_box
 
 try:
     from PIL import Image, UnidentifiedImageError
@@ -51,15 +52,27 @@ class Decoder:
     than 8 bits is read as 8. The first frame of an animation or page of a TIFF counts. Colour profiles are not applied.
     """
 
-    mode: Literal["rgb", "gray", "gray16"] = "rgb"
+    mode: Literal["rgb", "gray", "gray16", "encoded"] = "rgb"
     resize: Size | None = None
     crop: Size | None = None
     max_pixels: int = 89_478_485
+    random_crop: Size | None = None
+    flip: bool = False
+
+    @classmethod
+    def of(cls, config: PixelsConfig) -> Self:
+        """As a source's config asks for."""
+        return cls(config.mode, config.resize, config.crop, config.max_pixels, config.random_crop, config.flip)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether `decode` needs a generator."""
+        return bool(self.random_crop) or self.flip
 
     @property
     def dtype(self) -> str:
-        """Of the pixels."""
-        return "uint16" if self.mode == "gray16" else "uint8"
+        """Of what `decode` gives."""
+        return {"gray16": "uint16", "encoded": "bytes"}.get(self.mode, "uint8")
 
     @property
     def channels(self) -> int:
@@ -67,16 +80,22 @@ class Decoder:
         return 3 if self.mode == "rgb" else 1
 
     @property
-    def shape(self) -> tuple[int, int, int] | None:
-        """[H, W, C] where resizing or cropping fixes it for all images, else None."""
-        fixed = _pair(self.crop) or (self.resize if isinstance(self.resize, tuple) else None)
+    def shape(self) -> tuple[int, ...] | None:
+        """[H, W, C] where resizing or cropping fixes it for all images, else None; () for encoded ones."""
+        if self.mode == "encoded":
+            return ()
+        fixed = _pair(self.random_crop) or _pair(self.crop) or (self.resize if isinstance(self.resize, tuple) else None)
         return (*fixed, self.channels) if fixed else None
 
-    def decode(self, data: bytes, key: str) -> NDArray[Any]:
-        """Pixels [H, W, C], writable and contiguous. Raises SampleError naming ``key`` and the reason."""
+    def decode(self, data: bytes, key: str, rng: np.random.Generator | None = None) -> NDArray[Any] | bytes:
+        """Pixels [H, W, C], writable and contiguous, or the bytes as they are, of an image at least by its header.
+
+        ``rng`` is needed for random crops and flips. Raises SampleError naming ``key`` and the reason.
+        """
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                return self._pixels(image, key)
+                self._bound(image, key)
+                return data if self.mode == "encoded" else self._pixels(image, key, rng)
         except SampleError:
             raise
         except UnidentifiedImageError:
@@ -96,22 +115,22 @@ class Decoder:
             raise SampleError(f"{key}: cannot be decoded: {type(error).__name__}: {error}") from error
         if self.resize:
             height, width = self._target(height, width)
-        return (*(_pair(self.crop) or (height, width)), self.channels)
+        return (*(_pair(self.random_crop) or _pair(self.crop) or (height, width)), self.channels)
 
-    def _pixels(self, image: Image.Image, key: str) -> NDArray[Any]:
-        self._bound(image, key)
+    def _pixels(self, image: Image.Image, key: str, rng: np.random.Generator | None) -> NDArray[Any]:
         if image.format not in _DRAFTED:
             image.load()  # before asking for the orientation: PNG may hold it behind the pixels
         width, height = _upright_size(image)
-        target = self._target(height, width) if self.resize else None
-        if target:
-            self._draft(image, target)
+        target, box = self._target(height, width), (0.0, 0.0, float(width), float(height))
+        if self.random_crop:
+            assert rng is not None, "random crops need a generator"
+            box = random_box(height, width, rng)
+        self._draft(image, target, box, width, height)
         image.load()
         upright = _upright(image)
         plain = _deep(upright, key) if self.mode == "gray16" else _shallow(upright, self.mode, key)
-        if target and target != (plain.height, plain.width):
-            plain = plain.resize(target[::-1], Image.Resampling.BILINEAR, reducing_gap=_GAP)
-        return self._array(self._cropped(plain, key))
+        plain = self._cropped(_resized(plain, target, box, width, height), key)
+        return self._array(plain, is_flipped=self.flip and rng is not None and rng.random() < 0.5)
 
     def _bound(self, image: Image.Image, key: str) -> None:
         if image.width * image.height > self.max_pixels:
@@ -119,18 +138,26 @@ class Decoder:
 
     def _target(self, height: int, width: int) -> tuple[int, int]:
         """Height and width after resizing; the longer side is rounded down, as torchvision does."""
+        if self.random_crop:
+            return _pair(self.random_crop) or (height, width)
         if not isinstance(self.resize, int):
             return self.resize or (height, width)
         if height < width:
             return self.resize, max(1, self.resize * width // height)
         return max(1, self.resize * height // width), self.resize
 
-    def _draft(self, image: Image.Image, target: tuple[int, int]) -> None:
-        """Let the JPEG decoder skip the detail that resizing would throw away; other formats take no notice."""
-        height, width = target
+    def _draft(self, image: Image.Image, target: tuple[int, int], box: Box, width: int, height: int) -> None:
+        """Let the JPEG decoder skip the detail that resizing would throw away, and the colour that grey would.
+
+        Other formats take no notice.
+        """
+        if image.format not in _DRAFTED:
+            return
+        # the whole image's size at which the box has the target's
+        wanted = [_GAP * width * target[1] / (box[2] - box[0]), _GAP * height * target[0] / (box[3] - box[1])]
         if _orientation(image) >= 5:
-            height, width = width, height
-        image.draft(None, (int(width * _GAP), int(height * _GAP)))
+            wanted.reverse()
+        image.draft("L" if self.mode == "gray" else None, (int(wanted[0]), int(wanted[1])))
 
     def _cropped(self, image: Image.Image, key: str) -> Image.Image:
         crop = _pair(self.crop)
@@ -142,8 +169,9 @@ class Decoder:
         top, left = (image.height - crop[0]) // 2, (image.width - crop[1]) // 2
         return image.crop((left, top, left + crop[1], top + crop[0]))
 
-    def _array(self, image: Image.Image) -> NDArray[Any]:
-        pixels = np.array(image)  # np.asarray would be read-only, and transforms work in place
+    def _array(self, image: Image.Image, *, is_flipped: bool) -> NDArray[Any]:
+        pixels = np.asarray(image)
+        pixels = np.array(pixels[:, ::-1] if is_flipped else pixels, order="C")  # writable: transforms work in place
         if self.mode == "gray16":
             pixels = pixels.clip(0, 0xFFFF).astype(np.uint16)
         return pixels.reshape(image.height, image.width, self.channels)
@@ -151,6 +179,18 @@ class Decoder:
 
 def _pair(size: Size | None) -> tuple[int, int] | None:
     return (size, size) if isinstance(size, int) else size
+
+
+def _resized(image: Image.Image, target: tuple[int, int], box: Box, width: int, height: int) -> Image.Image:
+    """The box, given in pixels of an image of this width and height, whatever the image was drafted to."""
+    if box == (0, 0, width, height):
+        if target == (image.height, image.width):
+            return image
+        return image.resize(target[::-1], Image.Resampling.BILINEAR, reducing_gap=_GAP)
+    across, down = image.width / width, image.height / height
+    right, bottom = min(box[2] * across, image.width), min(box[3] * down, image.height)
+    part = (box[0] * across, box[1] * down, right, bottom)
+    return image.resize(target[::-1], Image.Resampling.BILINEAR, part, _GAP)
 
 
 def _orientation(image: Image.Image) -> int:

@@ -35,7 +35,7 @@ class Images:
         paths = [file.path for file in self._files.files]
         self._labels = _labels(config, paths)
         self._kept = range(len(paths)) if self._labels.kept is None else self._labels.kept
-        self._decoder = Decoder(config.mode, config.resize, config.crop, config.max_pixels)
+        self._decoder = Decoder.of(config)
         options = config.model_dump(mode="json", exclude={"path", "labels"}) | {"labels": self._labels.digest}
         self.fingerprint = fingerprint(options, (self._files.files[index] for index in self._kept))
         self.info: dict[str, Any] = {"source": "images", "classes": self._labels.classes}
@@ -52,7 +52,8 @@ class Images:
     @cached_property
     def spec(self) -> SpecLike:
         """A size that neither resize nor crop fixes is taken from up to 64 headers; if those differ it is None."""
-        return {"x": (self._decoder.dtype, self._decoder.shape or self._probed()), **self._labels.spec}
+        fixed = self._decoder.shape
+        return {"x": (self._decoder.dtype, self._probed() if fixed is None else fixed), **self._labels.spec}
 
     def _probed(self) -> tuple[int | None, ...]:
         seen: set[tuple[int, int, int]] = set()
@@ -66,7 +67,9 @@ class Images:
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
         """The pixels and labels of one image."""
-        pixels = self._decoder.decode(self._files.read(self._kept[index]), self.key(index))
+        pixels = self._decoder.decode(self._files.read(self._kept[index]), self.key(index), rng)
+        if isinstance(pixels, bytes):
+            return {"x": pixels, **self._labels.row(index)}
         wanted = self.spec["x"][1]
         if any(want is not None and want != size for want, size in zip(wanted, pixels.shape, strict=True)):
             found = f"is {pixels.shape[0]} x {pixels.shape[1]} (height x width)"

@@ -46,7 +46,7 @@ class Tars:
         except BaseException:
             self.close()
             raise
-        self._decoder = Decoder(config.mode, config.resize, config.crop, config.max_pixels)
+        self._decoder = Decoder.of(config)
         options = config.model_dump(mode="json", exclude={"path"})
         self.fingerprint = fingerprint(options, (tar.file for tar in self._tars))
         self.info: dict[str, Any] = {"source": "tar", "tars": len(self._tars), "fields": self._fields}
@@ -85,8 +85,11 @@ class Tars:
         """The tensors of one sample."""
         key = self.key(index)
         made: dict[str, Any] = {}
+        chance = int(rng.integers(1 << 63)) if self._decoder.is_random else None
         for name, field in self._fields.items():
-            made |= tensors_of(field, name, self._data(index, field), self._decoder, key)
+            # an image and its mask are cropped and mirrored alike
+            same = None if chance is None else np.random.Generator(np.random.Philox(key=chance))
+            made |= tensors_of(field, name, self._data(index, field), self._decoder, key, same)
         return as_sample(made, key)
 
     def _data(self, index: int, field: str) -> bytes:
@@ -127,7 +130,8 @@ class Tars:
         for name, field in self._fields.items():
             data = self._data(index, field)
             if kind_of(field) in IMAGES:
-                found[name] = (self._decoder.dtype, self._decoder.shape or self._decoder.measure(data, key))
+                fixed = self._decoder.shape
+                found[name] = (self._decoder.dtype, self._decoder.measure(data, key) if fixed is None else fixed)
             else:
                 rest |= tensors_of(field, name, data, self._decoder, key)
         if rest:

@@ -35,11 +35,13 @@ def tensor_of(field: str) -> str:
     return stem or TENSORS.get(kind, kind)
 
 
-def tensors_of(field: str, name: str, data: bytes, decoder: Decoder, key: str) -> dict[str, Any]:
+def tensors_of(
+    field: str, name: str, data: bytes, decoder: Decoder, key: str, rng: np.random.Generator | None = None
+) -> dict[str, Any]:
     """The tensors in one member; JSON objects give one for each of their values. Raises SampleError naming ``key``."""
     kind = kind_of(field)
     if kind in IMAGES:
-        return {name: decoder.decode(data, key)}
+        return {name: decoder.decode(data, key, rng)}
     try:
         if kind in NUMBERS:
             return {name: np.int64(int(data))}

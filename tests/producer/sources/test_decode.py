@@ -28,7 +28,9 @@ def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
 
 def decoded(data: bytes, mode: Literal["rgb", "gray", "gray16"] = "rgb", **options: Any) -> Pixels:
     """Its pixels."""
-    return Decoder(mode, **options).decode(data, "a/b.img")
+    found = Decoder(mode, **options).decode(data, "a/b.img")
+    assert isinstance(found, np.ndarray)
+    return found
 
 
 def png16(pixels: Pixels, colour_type: int) -> bytes:
