@@ -34,6 +34,8 @@ from penstock_producer.worker import open_queue, return_jobs
 
 RESULT_TTL_S = 600
 FAILURE_TTL_S = 86_400
+SAMPLED = 8
+"""Queued jobs looked at from either end, to know for which streams the queue works."""
 LOST_AFTER = 2
 """A shard's job that is neither queued nor running at so many looks in a row is put into the queue again."""
 
@@ -129,6 +131,12 @@ class Dispatcher:
         """Ids of the queue's jobs that workers have in hand."""
         registry = StartedJobRegistry(queue=self._queue, job_class=ShardJob)
         return {job_id for job_id, _ in registry.get_job_and_execution_ids(cleanup=False)}
+
+    def streams(self) -> set[str]:
+        """Names of the streams that jobs are for: of those running, and of the first and last ones queued."""
+        wanted = {*self._queue.get_job_ids(0, SAMPLED), *self._queue.get_job_ids(-SAMPLED, SAMPLED), *self.running()}
+        jobs = ShardJob.fetch_many(list(wanted), connection=self._queue.connection, serializer=JSONSerializer)
+        return {str(job.kwargs["stream"]) for job in jobs if job is not None and "stream" in (job.kwargs or {})}
 
     def count_workers(self) -> int:
         """Workers that listen to this queue, wherever they are."""

@@ -74,13 +74,16 @@ class Fleet:
         *,
         restart: Start = "fork",
         on_death: Callable[[Death], None] = lambda death: None,
+        most: int = 0,
     ) -> None:
+        """``most`` is what `resize` may ask for: so many share the machine's memory."""
         self._options, self._on_death = options, on_death
         self._restart: Start = restart
         self._members: list[_Member] = []
+        self._leaving: list[tuple[_Member, float]] = []
+        """Told to end, and when they are killed if they do not."""
         self._false_starts = 0
-        self._count = count
-        self._memory_bytes = options.memory_bytes or memory_part(count)
+        self._memory_bytes = options.memory_bytes or memory_part(max(count, most))
         for _ in range(count):
             self._add("fork")
 
@@ -90,15 +93,41 @@ class Fleet:
         return [m.process.pid for m in self._members if m.process.pid and m.process.is_alive()]
 
     @property
+    def size(self) -> int:
+        """Workers there are, without those that were told to end."""
+        return len(self._members)
+
+    @property
     def is_empty(self) -> bool:
         """Whether all have ended by themselves (in a burst they do)."""
         return not self._members
+
+    def resize(self, count: int) -> None:
+        """Starts workers, or has the youngest end: each gives its job back, and others go on with it."""
+        while len(self._members) < count:
+            self._add(self._restart)
+        for member in self._members[count:]:
+            member.process.terminate()
+            self._leaving.append((member, time.monotonic() + STOP_S))
+        del self._members[count:]
+
+    def _see_off(self) -> None:
+        """Those that were told to end."""
+        for member, deadline in list(self._leaving):
+            if member.process.is_alive():
+                if time.monotonic() > deadline:
+                    member.process.kill()
+                continue
+            self._leaving.remove((member, deadline))
+            if member.process.exitcode:
+                self._on_death(Death(member.options.name, STOPPED, is_to_blame=False))
 
     def poll(self) -> None:
         """Replaces the dead. Call it now and then; raises FleetFailed when new ones do not live.
 
         And ServerUnavailable once a worker has waited for its server in vain.
         """
+        self._see_off()
         for member in self._members:
             if member.process.is_alive():
                 member.oversight.look_after(member.process)
@@ -125,6 +154,8 @@ class Fleet:
 
     def stop(self) -> None:
         """Ends all; each gives its job back. Harmless twice."""
+        self._members += [member for member, _ in self._leaving]
+        self._leaving.clear()
         for member in self._members:
             member.process.terminate()
         deadline = time.monotonic() + STOP_S

@@ -6,7 +6,7 @@ Where the rates come from is ``pace``'s and ``stream.paces``'s; starting and sto
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -46,11 +46,26 @@ class Load:
     """Into waiting for jobs."""
     demand: dict[str, float] = field(default_factory=dict)
     """Group -> samples a second that its members would take if they never waited."""
+    streams: int = 1
+    """Of how many streams; of several, rate and demand count in workers."""
 
     @property
     def wanted(self) -> float | None:
         """Samples a second that the fastest group would take: each group is given every sample."""
         return max(self.demand.values(), default=None)
+
+    def __str__(self) -> str:
+        """One line for people."""
+        parts = []
+        if self.wanted is not None and self.streams == 1:
+            parts.append(f"trainers would take {self.wanted:,.0f} samples/s")
+        if self.rate is not None and self.streams == 1:
+            parts.append(f"one worker makes {self.rate:,.3g}/s")
+        if self.room > HELD_UP_SHARE:
+            parts.append(f"workers wait for room {self.room:.0%} of their time".replace("%", " %"))
+        if self.idle > HELD_UP_SHARE:
+            parts.append(f"for jobs {self.idle:.0%}".replace("%", " %"))
+        return ", ".join(parts) or f"{self.streams} streams are served"
 
 
 def load_of(paces: Paces) -> Load:
@@ -72,6 +87,24 @@ def load_of(paces: Paces) -> Load:
         room=mean("room", 0.0),
         idle=mean("idle", 0.0),
         demand=demand,
+    )
+
+
+def together(loads: Sequence[Load]) -> Load:
+    """Of all streams that the same workers serve: the workers each of them needs are added up."""
+    known = [load for load in loads if load.rate is not None]
+    if len(known) < 2:
+        return known[0] if known else Load(sum(load.workers for load in loads))
+    workers = sum(load.workers for load in loads)
+    parts = [(load.workers / workers if workers else 1 / len(known), load) for load in known]
+    return Load(
+        workers=workers,
+        rate=1.0,
+        busy=sum(part * load.busy for part, load in parts),
+        room=sum(part * load.room for part, load in parts),
+        idle=sum(part * load.idle for part, load in parts),
+        streams=len(known),
+        demand={"all": sum((load.wanted or 0.0) / (load.rate or 1.0) for load in known)},
     )
 
 

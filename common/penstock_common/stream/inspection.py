@@ -18,6 +18,7 @@ from penstock_common.stream.entries import PAGE, group_counts, index_ends, index
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import behind
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, retained_epochs
+from penstock_common.stream.paces import Told, load_paces
 from penstock_common.stream.positions import known_positions
 from penstock_common.stream.roster import ORDERED, GroupRecord, Roster, load_roster, server_ms
 from penstock_common.stream.streams import Stream, list_streams, load_stream, read_counters
@@ -99,6 +100,11 @@ class StreamView:
     """``epoch``, ``ends_in_s``."""
     waiting: list[dict[str, Any]]
     """Writers that wait for room, the oldest wait first: ``epoch``, ``shard``, ``since_s``, ``need_bytes``, ``why``."""
+    workers: list[dict[str, Any]]
+    """At work for it: ``name``, ``rate`` (samples a second of work), and what part of the time is ``busy``, ``room``
+    (waiting for room) and ``idle`` (no job). Only those of `penstock produce` and `worker`."""
+    trainers: list[dict[str, Any]]
+    """``group``, ``member``, ``rate``: samples a second that it would take if it never waited."""
 
 
 def inspect_streams(client: Client) -> list[StreamView]:
@@ -117,6 +123,7 @@ def inspect_stream(client: Client, name: str) -> StreamView:
     epochs = [_epoch_view(client, stream, manifest, rosters) for manifest in manifests]
     names = sorted({name for roster in rosters for name in roster.groups})
     following, final, released = read_counters(client, stream)
+    paces = load_paces(client, stream)
     return StreamView(
         name=name,
         id=stream.id,
@@ -138,7 +145,13 @@ def inspect_stream(client: Client, name: str) -> StreamView:
             if till > now
         ],
         waiting=_waiting(rosters, now),
+        workers=[{"name": name, "rate": told.rate, **_times(told)} for name, told in paces.workers.items()],
+        trainers=[{"group": g, "member": m, "rate": told.rate} for (g, m), told in paces.trainers.items()],
     )
+
+
+def _times(told: Told) -> dict[str, float]:
+    return {kind: told.shares.get(kind, 0.0) for kind in ("busy", "room", "idle")}
 
 
 def _waiting(rosters: list[Roster], now: int) -> list[dict[str, Any]]:

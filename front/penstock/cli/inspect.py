@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli import add_json, add_url, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.inspection import EpochView, GroupView, StreamView
+    from penstock_producer.staffing import Load
 
 NAME = "inspect"
 HELP = "show streams, or one stream's epochs, groups, lag and bytes"
@@ -23,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.epilog = (
         "example:\n  penstock inspect\n  penstock inspect train\n  penstock inspect train --json | jq .groups\n\n"
-        "lag is what no member of a group was given yet; pending was given and is not acknowledged."
+        "lag is what no member of a group was given yet; pending was given and is not acknowledged. Workers wished:\n"
+        "what the fastest group would take if it never waited, over what one worker makes; docs/fleet.md."
     )
 
 
@@ -36,13 +38,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
         if args.stream is None:
             views = inspect_streams(client)
             if args.json:
-                console.json([asdict(view) for view in views])
+                console.json([asdict(view) | {"staffing": _staffing(view)} for view in views])
             else:
                 _print_streams(views, console)
         else:
             view = inspect_stream(client, args.stream)
             if args.json:
-                console.json(asdict(view))
+                console.json(asdict(view) | {"staffing": _staffing(view)})
             else:
                 _print_stream(view, console)
     return 0
@@ -92,6 +94,9 @@ def _print_stream(view: StreamView, console: Console) -> None:
         console.table(members, head=("group", "member", "last seen", "pending"))
     if view.waiting:
         console.line(_waiting(view))
+    if view.workers or any(trainer["rate"] for trainer in view.trainers):
+        console.line()
+        console.line(_workers(view))
     ranks = [row for group in view.groups for row in _rank_rows(group)]
     if ranks:
         console.line()
@@ -109,6 +114,42 @@ def _print_reasons(view: StreamView, console: Console) -> None:
         if epoch.reasons:
             console.line(f"  all of them: penstock bad list {view.name} --epoch {epoch.epoch}")
             return
+
+
+def _load(view: StreamView) -> Load:
+    from penstock_common.stream.paces import Paces, Told
+    from penstock_producer.staffing import load_of
+
+    def told(of: dict[str, Any]) -> Told:
+        return Told(of["rate"], {kind: of[kind] for kind in ("busy", "room", "idle") if kind in of})
+
+    trainers = {(one["group"], one["member"]): told(one) for one in view.trainers}
+    return load_of(Paces({one["name"]: told(one) for one in view.workers}, trainers, {}))
+
+
+def _staffing(view: StreamView) -> dict[str, Any]:
+    """For programs: what the wish for workers is made of; rates in samples a second, None while they are not known."""
+    from penstock_producer.staffing import shown
+
+    load = _load(view)
+    return {
+        "workers": load.workers,
+        "wished": shown(load),
+        "worker_rate": load.rate,
+        "group_rates": load.demand,
+        "busy": load.busy if load.workers else None,
+        "room": load.room,
+        "idle": load.idle,
+    }
+
+
+def _workers(view: StreamView) -> str:
+    from penstock_producer.staffing import shown
+
+    load = _load(view)
+    wished = shown(load)
+    count = f"{load.workers} worker{'' if load.workers == 1 else 's'}"
+    return f"{count}, wished {'not known yet' if wished is None else wished}: {load}"
 
 
 def _waiting(view: StreamView) -> str:

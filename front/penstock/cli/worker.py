@@ -13,6 +13,8 @@ from penstock.cli.sources import add_queue, options_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
+    from penstock_producer.autoscale import Autoscale
+    from penstock_producer.fleet import Fleet
     from penstock_producer.oversight import Death
 
 NAME = "worker"
@@ -23,37 +25,54 @@ _TICK_S = 0.2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("--processes", type=int, metavar="N", help="default: one per core")
+    parser.add_argument("--processes", type=int, metavar="N", help="default: one per core; with --auto, at first: 1")
+    parser.add_argument("--auto", action="store_true", help="as many as the trainers need, from 1 to --max")
+    parser.add_argument("--max", type=int, metavar="N", help="with --auto: at most so many (default: one per core)")
     parser.add_argument("--burst", action="store_true", help="end when the queue is empty")
     parser.add_argument("--url", help="the server that holds the streams (default: PENSTOCK_URL, else localhost:6379)")
     add_queue(parser)
-    parser.epilog = "example:\n  PENSTOCK_URL=redis://feeder:6379 penstock worker --processes 8"
+    parser.epilog = (
+        "example:\n  PENSTOCK_URL=redis://feeder:6379 penstock worker --processes 8\n"
+        "  penstock worker --auto --max 16\n\n"
+        "Ctrl-C or SIGTERM ends it: a worker may take 3 s for the sample it is making, what it has made is kept, and\n"
+        "others go on with its shard from there. One that has not ended after 10 s is killed, and loses nothing that\n"
+        "was committed. --auto follows what `penstock inspect` shows as wished; several hosts share it by their --max."
+    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until Ctrl-C or SIGTERM; both let each worker end its sample and give its shard back."""
-    from penstock_common.errors import ServerUnavailable
+    from penstock_common.errors import PenstockError, ServerUnavailable
+    from penstock_producer.autoscale import Autoscale
     from penstock_producer.dispatch import Dispatcher
     from penstock_producer.fleet import LOST_SERVER, STOPPED, Fleet, advise
 
+    if args.max and not args.auto:
+        raise PenstockError("--max goes with --auto; a fixed number of workers is --processes N")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = dataclasses.replace(options_of(args), burst=args.burst, is_chatty=True, owner=os.getpid())
     # an address that is wrong shows before any worker starts
     dispatcher = Dispatcher(options.queue_url, options.queue, console.notice)
-    count = max(1, args.processes or os.cpu_count() or 1)
+    cores = os.cpu_count() or 1
+    most = max(1, args.max or cores) if args.auto else 0
+    count = max(1, args.processes or (1 if args.auto else cores))
+    count = min(count, most) if most else count
 
     def on_death(death: Death) -> None:
         if death.reason not in (STOPPED, LOST_SERVER):
             console.notice(f"{death.reason}; another takes its place")
         dispatcher.return_jobs(death)
 
-    fleet = Fleet(options, count, on_death=on_death)
+    scale = Autoscale(options.url, options.named().name, most, dispatcher.streams) if args.auto else None
+    fleet = Fleet(options, count, on_death=on_death, most=most)
     try:
         console.notice(
             f"{count} worker process{'es' if count > 1 else ''} on queue {options.queue!r}; Ctrl-C ends them"
         )
         while not fleet.is_empty:
             fleet.poll()
+            if scale is not None:
+                _follow(scale, fleet, console)
             time.sleep(_TICK_S)
     except KeyboardInterrupt:
         console.notice("ending")
@@ -62,5 +81,15 @@ def run(args: argparse.Namespace, console: Console) -> int:
     finally:
         dispatcher.hurry(0)
         fleet.stop()
+        if scale is not None:
+            scale.close()
         dispatcher.close()
     return 0
+
+
+def _follow(scale: Autoscale, fleet: Fleet, console: Console) -> None:
+    wanted = scale.look(fleet.size)
+    if wanted == fleet.size:
+        return
+    console.notice(f"{wanted} worker process{'es' if wanted > 1 else ''} instead of {fleet.size}: {scale.load}")
+    fleet.resize(wanted)
