@@ -45,7 +45,7 @@ def loader_of(url: str, **settings: Any) -> Iterator[Loader]:
 
 
 @contextmanager
-def ordered(url: str, group: str = "ordered", **settings: Any) -> Iterator[Loader]:
+def ordered(url: str, group: str = GROUP, **settings: Any) -> Iterator[Loader]:
     """A rank alone in its group."""
     with loader_of(url, group=group, order="canonical", **settings) as loader:
         yield loader

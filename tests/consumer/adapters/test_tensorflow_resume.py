@@ -1,0 +1,127 @@
+"""Resuming with TensorFlow's own means: ``tf.train.Checkpoint``, loops inside a ``tf.function``, static shapes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock_common.errors import StateMismatch
+from penstock_producer.writer import Writer
+from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of, ordered
+from tests.contracts.feed import produce
+from tests.contracts.processes import child
+
+tf = pytest.importorskip("tensorflow")
+
+from penstock.tensorflow import dataset  # noqa: E402 - only where TensorFlow is
+
+STEPS = -(-SAMPLES // BATCH)
+
+
+def train_with_checkpoints(url: str, folder: str) -> None:
+    """Saves its weight and its place every fourth step; stands still in step STEPS + 7, for somebody to kill it."""
+    weight = tf.Variable(0, dtype=tf.int64)
+    with ordered(url, acknowledge="on_checkpoint") as loader:
+        batches = dataset(loader, select="y").prefetch(6)
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(weight=weight, data=batches), folder, max_to_keep=2)
+        step = 0
+        for _ in range(2):
+            for y in batches:
+                step += 1
+                weight.assign_add(tf.reduce_sum(y))
+                if step % 4 == 0:
+                    manager.save()
+                    loader.checkpointed()
+                if step == STEPS + 7:
+                    sys.stdout.write("here\n")
+                    sys.stdout.flush()
+                    signal.pause()
+
+
+def test_a_killed_training_goes_on_at_its_checkpoint_with_weight_and_data_alike(any_url: str, tmp_path: Path) -> None:
+    """Kill -9 in the second epoch: every sample went into the restored weight once, and none is left out."""
+    produce(any_url, STREAM, SAMPLES, epochs=2)
+    with child(train_with_checkpoints, any_url, tmp_path) as trainer:
+        assert trainer.line() == "here", trainer.errors()
+        trainer.kill()
+    saved = (STEPS + 7) // 4 * 4 - STEPS
+    weight = tf.Variable(0, dtype=tf.int64)
+    with ordered(any_url, acknowledge="on_checkpoint") as loader:
+        batches = dataset(loader, select="y").prefetch(6)
+        saving = tf.train.Checkpoint(weight=weight, data=batches)
+        saving.restore(tf.train.latest_checkpoint(tmp_path)).assert_consumed()
+        assert int(weight) == sum(range(SAMPLES)) + sum(range(saved * BATCH))
+        rest = [number for y in batches for number in y.numpy().tolist()]
+        loader.checkpointed()
+    assert rest == list(range(saved * BATCH, SAMPLES))
+    assert delivered(any_url) == [SAMPLES] * 2
+
+
+def test_a_checkpoint_of_another_stream_is_refused_by_restore(any_url: str, tmp_path: Path) -> None:
+    """It would train on, silently, somewhere in other data."""
+    produce(any_url, STREAM, SAMPLES)
+    with ordered(any_url) as loader:
+        path = tf.train.Checkpoint(data=dataset(loader)).save(str(tmp_path / "c"))
+    with ordered(any_url, group="other") as loader, pytest.raises(StateMismatch, match="group"):
+        tf.train.Checkpoint(data=dataset(loader)).restore(path)
+
+
+def test_a_loop_inside_a_tf_function_is_given_an_iterator(any_url: str) -> None:
+    """The step is seen through `iter(ds)`; a loop over the dataset itself, where it is not, says so."""
+    produce(any_url, STREAM, SAMPLES)
+
+    @tf.function  # type: ignore[misc]
+    def train(batches: Any, steps: Any) -> Any:
+        total = tf.constant(0, tf.int64)
+        for _ in tf.range(steps):
+            total += tf.reduce_sum(next(batches)["y"])
+        return total
+
+    @tf.function  # type: ignore[misc]
+    def train_to_the_end(batches: Any) -> Any:
+        total = tf.constant(0, tf.int64)
+        for batch in batches:
+            total += tf.reduce_sum(batch["y"])
+        return total
+
+    with ordered(any_url) as loader:
+        source = dataset(loader).prefetch(5)
+        with pytest.raises(tf.errors.OpError, match=r"give the tf\.function iter\(ds\)"):
+            train_to_the_end(source)
+        batches = iter(source)
+        assert int(train(batches, 3)) == sum(range(3 * BATCH))
+        assert loader.state_dict()["position"] == 3 * BATCH
+        loader._joined().place.flush()
+        assert delivered(any_url) == [2 * BATCH]  # the third is in the step's hands
+        assert int(train_to_the_end(batches)) == sum(range(3 * BATCH, SAMPLES))
+    assert delivered(any_url) == [SAMPLES]
+
+
+def test_shapes_are_static_where_all_batches_are_alike_and_ragged_tensors_may_be_padded(any_url: str) -> None:
+    """A compiled step wants to know its shapes before the first batch."""
+    spec: Any = {"t": ("int32", (None,)), "y": ("int64", ())}
+    with Writer(STREAM, url=any_url, spec=spec, notify=lambda _: None) as writer:
+        for _ in range(2):
+            with writer.epoch() as epoch:
+                for number in range(SAMPLES):
+                    epoch.write({"t": np.arange(number % 5, dtype=np.int32), "y": number})
+    with loader_of(any_url, remainder="pad") as loader:
+        ragged = dataset(loader)
+        assert ragged.element_spec["y"] == tf.TensorSpec((BATCH,), tf.int64)
+        assert ragged.element_spec["t"] == tf.RaggedTensorSpec((BATCH, None), tf.int32)
+        for batch in ragged:
+            assert batch["t"].row_lengths().numpy().tolist() == [number % 5 for number in batch["y"].numpy()]
+        with pytest.raises(ValueError, match="'padded'"):
+            dataset(loader, ragged="list")  # type: ignore[arg-type]
+        padded = dataset(loader, select=("t", "y"), ragged="padded")
+        assert padded.element_spec[0] == tf.TensorSpec((BATCH, None), tf.int32)
+        for rows, y in padded:
+            expected = [[n if n < number % 5 else 0 for n in range(rows.shape[1])] for number in y.numpy()]
+            assert rows.numpy().tolist() == expected
+    with loader_of(any_url, group="kept") as loader:
+        assert dataset(loader).element_spec["y"] == tf.TensorSpec((None,), tf.int64)
