@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ import pytest
 
 from penstock_common.stream.commands import Client
 from penstock_consumer.loader import Loader
-from tests.contracts.adapter import BATCH, GROUP, MEMBER, SAMPLES, STREAM, delivered, loader_of, settled
+from tests.contracts.adapter import BATCH, GROUP, MEMBER, SAMPLES, STREAM, delivered, loader_of, ordered, settled
 from tests.contracts.feed import open_stream, produce
 from tests.contracts.processes import child
 
@@ -64,6 +65,69 @@ def test_fit_with_checkpoints_ends_and_what_they_contain_is_settled(
     else:
         assert delivered(any_url)[:2] == [SAMPLES] * 2
     assert list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras's own, writing HDF5
+def test_a_save_is_on_disk_under_its_name_before_it_is_acknowledged(
+    any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is acknowledged never comes again: a power cut must not take the only file that holds it."""
+    produce(any_url, STREAM, SAMPLES, epochs=3)
+    path = tmp_path / "m.keras"
+    synced: list[tuple[str, int]] = []
+    sync, told = os.fsync, []
+
+    def watched(descriptor: int) -> None:
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, os.fstat(descriptor).st_ino))
+        sync(descriptor)
+
+    def whole(_: Path) -> None:
+        keras.saving.load_model(path)
+        assert (path.name, path.stat().st_ino) not in synced  # never the file that is in use
+        assert [inode for _, inode in synced[-2:]] == [path.stat().st_ino, tmp_path.stat().st_ino]
+        told.append(path.stat().st_ino)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    with loader_of(any_url, acknowledge="on_checkpoint") as loader:
+        settle = loader.checkpointed
+        monkeypatch.setattr(loader, "checkpointed", lambda: (whole(path), settle()))
+        model = small_model()
+        model.fit(dataset(loader, select=("x", "y")), epochs=2, verbose=0, callbacks=[ModelCheckpoint(loader, path)])
+        assert len(set(told)) == 2
+        before = path.read_bytes()
+        monkeypatch.setattr(model, "save", lambda file, **_: (Path(file).write_bytes(b"half"), 1 / 0))
+        with pytest.raises(ZeroDivisionError):
+            model.fit(dataset(loader, select=("x", "y")), verbose=0, callbacks=[ModelCheckpoint(loader, path)])
+        assert path.read_bytes() == before
+        assert delivered(any_url) == [SAMPLES, SAMPLES, 0]
+
+
+def test_keras_knows_the_steps_of_an_epoch_where_the_loader_does(any_url: str) -> None:
+    """Learning-rate schedules and progress bars begin in the first epoch; a resumed one is only as long as its rest."""
+    produce(any_url, STREAM, SAMPLES, epochs=3)
+    seen: list[Any] = []
+
+    class Watch(keras.callbacks.Callback):  # type: ignore[name-defined]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            seen.append([self.params["steps"], 0])
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen[-1][1] += 1
+
+    with ordered(any_url) as loader:
+        batches = dataset(loader, select=("x", "y")).map(lambda x, y: (x / 2, y)).prefetch(2)
+        assert len(batches) == len(loader) == BATCHES
+        assert (len(batches.take(5)), int(batches.unbatch().cardinality())) == (5, tf.data.UNKNOWN_CARDINALITY)
+        small_model().fit(batches, epochs=2, verbose=0, callbacks=[Watch()])
+        state = batches.state_dict()
+    assert seen == [[BATCHES, BATCHES]] * 2
+    assert (state["epoch"], state["position"]) == (2, 0)
+    with ordered(any_url) as loader:
+        batches = dataset(loader, select=("x", "y"))
+        batches.load_state_dict({**state, "epoch": 1, "position": 3 * BATCH})
+        small_model().fit(batches, epochs=2, verbose=0, callbacks=[Watch()])
+    assert seen[2:] == [[BATCHES, BATCHES - 3], [BATCHES, BATCHES]]
+    assert delivered(any_url) == [SAMPLES] * 3
 
 
 def train(url: str, folder: str, save_freq: str, is_first: str) -> None:

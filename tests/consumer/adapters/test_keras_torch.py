@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.adapter import SAMPLES, STREAM, delivered, loader_of, settled
+from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of, settled
 from tests.contracts.feed import produce
 from tests.contracts.processes import child
 
@@ -32,10 +32,16 @@ def fit(url: str, order: str, file: str) -> None:
     settings = {"order": "canonical", "acknowledge": "on_checkpoint"} if order else {}
     with loader_of(url, **settings) as loader:
         batches = DataLoader(penstock.torch.dataset(loader, select=("x", "y")), batch_size=None)
-        callbacks = [penstock.keras.ModelCheckpoint(loader, file)] if order else []
+        steps: list[int | None] = []
+        watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: steps.append(watch.params["steps"]))
+        callbacks: list[keras.callbacks.Callback] = [watch]
+        callbacks += [penstock.keras.ModelCheckpoint(loader, file)] if order else []
         seen = model.fit(batches, epochs=3, verbose=0, callbacks=callbacks)
     assert keras.backend.backend() == "torch"
     assert len(seen.history["loss"]) == 3
+    if order:
+        keras.saving.load_model(file)
+        assert steps == [-(-SAMPLES // BATCH)] * 3
 
 
 @pytest.mark.slow
