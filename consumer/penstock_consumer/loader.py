@@ -187,13 +187,9 @@ class Loader(Verbs):
 
     def __iter__(self) -> Iterator[Batch]:
         """One epoch. Going on after a ``break`` gives the rest of it. Of an endless feed: everything, for ever."""
-        try:
-            yield from self._batches()
-        finally:
-            self.tally.rest()
+        return self.tally.counted(self._batches())
 
     def _batches(self) -> Iterator[Batch]:
-        self.tally.ask()
         reading = self._joined()
         self._settlement.asked_for_next()
         is_empty = True
@@ -208,9 +204,7 @@ class Loader(Verbs):
             while (batch := self._next_batch(reading, epoch)) is not None:
                 is_empty = False
                 self._settlement.hand(batch)
-                self.tally.hand(batch)
                 yield batch
-                self.tally.ask()
                 self._settlement.asked_for_next()
                 if reading.run is None:  # a state was loaded meanwhile
                     return
@@ -383,6 +377,7 @@ class Loader(Verbs):
 
         Raises ServerUnavailable where an acknowledgement could not be delivered: its batch is handed out again.
         """
+        self._session.is_patient = True
         try:
             self._settlement.close()
         finally:

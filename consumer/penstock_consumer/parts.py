@@ -106,8 +106,8 @@ class AnyKeeper(Protocol):
     def start(self) -> None:
         """Begins to give signs of life."""
 
-    def stop(self) -> None:
-        """Ends the thread."""
+    def stop(self, patience_s: float = 5.0) -> None:
+        """Ends the thread. Without patience it is only told."""
 
     def recover(self) -> None:
         """Takes up what an earlier process of this member's name had been given."""

@@ -9,6 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 
 import numpy as np
@@ -31,6 +32,7 @@ from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler, Batch
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
 from penstock_consumer.receive import Received, Receiver, check_identity, read_by_id
+from penstock_consumer.session import AT_ONCE_S
 from penstock_consumer.stats import Stats
 from penstock_consumer.tally import Tally
 
@@ -130,7 +132,7 @@ class Replay:
         finally:
             tally.rest()
             queue.stop()
-            thread.join(timeout=5)
+            thread.join(timeout=AT_ONCE_S)
 
     # --- the thread ---
 
@@ -244,17 +246,25 @@ class Replay:
         if self._closed.is_set():
             return
         self._closed.set()
-        if self._holder.is_alive():
-            self._holder.join(timeout=5)
-        for partition in self.stream.partitions:
-            end_replay(self._client, partition, self._token)
-        self._client.close()
+        try:
+            self._client.ping()  # a server that is away hears nothing of this, and the thread may be waiting for it
+            if self._holder.is_alive():
+                self._holder.join(timeout=5)
+            for partition in self.stream.partitions:
+                end_replay(self._client, partition, self._token)
+        finally:
+            self._client.close()
 
     def __enter__(self) -> Replay:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        self._client.hurry(0, AT_ONCE_S)
+        with suppress(PenstockError):  # the lease lapses by itself, and the error is what counts
+            self.close()
 
 
 class _Where:

@@ -18,7 +18,11 @@ from penstock_consumer.reading import Reading
 JOIN_S = 5.0
 """How long a thread may take to notice that it should end; each looks several times a second."""
 LEAVE_S = 2.0
-"""How long leaving waits for a server that is away: whoever presses Ctrl-C then should not wait for it."""
+"""How long closing waits for a server that is away."""
+SILENCE_S = 5.0
+"""And for the answer of one that is there."""
+AT_ONCE_S = 0.3
+"""How long any part of an end takes that nobody asked for in words: Ctrl-C, an error, the end of the program."""
 
 
 @dataclass(slots=True)
@@ -28,6 +32,8 @@ class Session:
     client: Client
     reading: Reading | None = None
     """None until the stream was found and joined."""
+    is_patient: bool = False
+    """Whether somebody closes it, and wants to have it closed."""
     pid: int = field(default_factory=getpid)
     """A process forked later (a framework's worker) has copies of all this, and no part in it."""
 
@@ -36,21 +42,28 @@ def end_session(session: Session) -> None:
     """Ends threads, closes epochs that are settled by now, hands back, signs off."""
     if session.pid != getpid():
         return
-    session.client.patience.seconds = min(session.client.patience.seconds, LEAVE_S)
+    patience_s, silence_s = (LEAVE_S, SILENCE_S) if session.is_patient else (0.0, AT_ONCE_S)
+    session.client.hurry(patience_s, silence_s)
     if session.reading is not None:
         with suppress(PenstockError):  # the server is gone: the leases lapse by themselves
-            _end_reading(session.reading)
+            _end_reading(session.client, session.reading, JOIN_S if session.is_patient else AT_ONCE_S, patience_s)
     session.client.close()
 
 
-def _end_reading(reading: Reading) -> None:
-    if (run := reading.run) is not None:
+def _end_reading(client: Client, reading: Reading, join_s: float, patience_s: float) -> None:
+    run, reading.run = reading.run, None
+    if run is not None:
         run.queue.stop()
-        run.thread.join(timeout=JOIN_S)
-        reading.run = None
-    reading.keeper.stop()
+    try:
+        client.ping()
+    except PenstockError:  # it would not hear that we leave, and the threads may long be waiting for it
+        reading.keeper.stop(0)
+        raise
+    if run is not None:
+        run.thread.join(timeout=join_s)
+    reading.keeper.stop(join_s)
     place = reading.place
-    place.hurry(LEAVE_S)
+    place.hurry(patience_s)
     with suppress(EpochIncomplete):  # whoever iterates next is told
         for epoch in sorted(place.unclosed):
             place.close_epochs(epoch)

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock_consumer.pipeline.causes import MOSTLY, Cause, Spent, verdict
 
-NAMES: Mapping[Cause, str] = {"producers": "producers", "server": "the server", "reader": "this process's reader"}
+NAMES: Mapping[Cause, str] = {"producers": "producers", "server": "the server", "reader": "the reader"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,8 @@ class Stats:
         """One line."""
         rates = f"{self.samples_per_s:,.0f} samples/s, {readable_rate(self.bytes_per_s)}"
         waited = f"waited {self.wait_share:.0%} of the time".replace("%", " %")
-        return f"{self.samples:,} samples in {self.elapsed_s:.1f} s, {rates}; {waited}{self._whom()}"
+        lasted = f"{self.elapsed_s:.1f}" if self.elapsed_s >= 1 else f"{self.elapsed_s:.2g}"
+        return f"{self.samples:,} samples in {lasted} s, {rates}; {waited}{self._whom()}"
 
     def _whom(self) -> str:
         if (cause := self.cause) is None:

@@ -84,6 +84,18 @@ class ControlClient(redis.Redis):
         """The same connections for a thread that wants to see every failure."""
         return ControlClient(connection_pool=self.connection_pool)
 
+    def hurry(self, patience_s: float, reply_s: float) -> None:
+        """From now on a server that is away is borne no longer than this, and one that is silent is away.
+
+        Also by channels that are opened from here on. What a thread has asked just now keeps the time it had.
+        """
+        self.patience.seconds = min(self.patience.seconds, patience_s)
+        pool = self.connection_pool
+        pool.disconnect(inuse_connections=False)
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            pool.connection_kwargs[name] = min(pool.connection_kwargs.get(name) or reply_s, reply_s)
+        pool.reset()  # it would hand out its old connections, with their old times, again
+
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """See redis.Redis."""
         parent = redis.Redis.execute_command

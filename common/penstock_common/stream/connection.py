@@ -125,7 +125,8 @@ def _dedicated(client: redis.Redis) -> Any:
         if not name.startswith(("maint_", "orig_", "oss_cluster_"))  # redis-py's maintenance moves connections
     }
     kwargs |= {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
-    kwargs |= {"socket_timeout": CONNECT_TIMEOUT_S}  # a TLS handshake knows no other bound; channels set their own
+    # a TLS handshake knows no other bound; channels set their own
+    kwargs |= {"socket_timeout": min(CONNECT_TIMEOUT_S, kwargs.get("socket_timeout") or CONNECT_TIMEOUT_S)}
     return client.connection_pool.connection_class(**kwargs)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from redis.exceptions import NoScriptError, ResponseError
 
 from penstock_common.errors import ServerUnavailable
-from penstock_common.stream.channel import Channel, Command
+from penstock_common.stream.channel import REPLY_TIMEOUT_S, Channel, Command
 from penstock_common.stream.commands import Arg, Client, sha_of
 from penstock_common.stream.connection import open_channel
 from penstock_common.stream.failure import translate_reply
@@ -23,6 +23,8 @@ from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 
 UNANSWERED = 8
 """Acknowledgements under way at once: what a crash of the server may lose of them is handed out again."""
+SHORTEST_S = 0.3
+"""Whoever has no patience left still hears what a living server answers."""
 
 
 class Outbox:
@@ -82,7 +84,7 @@ class Outbox:
         if self._channel is None:  # given up in an outage: nothing is under way on a new connection
             self._send_again(None)
         try:
-            reply = self._connected().read()
+            reply = self._connected().read(min(REPLY_TIMEOUT_S, max(self.patience_s, SHORTEST_S)))
         except ServerUnavailable as error:
             self._send_again(error)
             return

@@ -81,11 +81,11 @@ class Keeper:
         """Begins to renew."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the thread; leases are not renewed any more."""
+    def stop(self, patience_s: float = 5.0) -> None:
+        """Ends the thread; leases are not renewed any more. Without patience it is only told."""
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=5)
+        if self._thread.is_alive() and patience_s:
+            self._thread.join(timeout=patience_s)
             self._teller.leave()
 
     @property

@@ -1,0 +1,133 @@
+"""Ctrl-C on a training: it ends at once, as Python programs do, whatever it was waiting for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+
+from penstock_common.stream.server import EmbeddedServer
+from penstock_consumer.loader import Loader
+from penstock_consumer.replay import Replay
+from penstock_producer.writer import Writer
+from tests.contracts.feed import SPEC, produce, sample
+from tests.contracts.processes import Child, child
+
+AT_ONCE_S = 1.0
+"""What a user takes for at once."""
+SAMPLES = 4000
+HOW = ["waiting", "stepping", "server killed", "server stopped"]
+
+
+def train(url: str, kind: str, is_closed: str) -> None:
+    """Prints a line for each batch, at a pace; in a ``with``, or as people write it."""
+    loader: Loader | Replay
+    if kind == "replay":
+        loader = Replay("t", epoch=0, batch_size=4, url=url, prefetch_bytes=500)
+    else:
+        order = "canonical" if kind == "ordered" else None
+        loader = Loader("t", group="g", batch_size=4, url=url, order=order, prefetch_bytes=500)  # type: ignore[arg-type]
+    with loader if is_closed == "closed" else nullcontext():
+        for _ in loader:
+            print("batch", flush=True)
+            time.sleep(0.01)
+
+
+def idle() -> None:
+    """What Python itself needs to end: a process with the same modules that does nothing."""
+    print("batch", flush=True)
+    time.sleep(60)
+
+
+def require_at_once(took: float) -> None:
+    """On a machine that is busy with other things everything takes its time: three times what Python alone does."""
+    if took < AT_ONCE_S:
+        return
+    with child(idle) as other:
+        read_lines(other, 1)
+        began = time.monotonic()
+        other.interrupt()
+        other.finish()
+        assert took < AT_ONCE_S + 3 * (time.monotonic() - began), took
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedServer]:
+    """One to be killed."""
+    with EmbeddedServer() as one:
+        yield one
+
+
+def read_lines(training: Child, count: int) -> None:
+    """Returns once it has printed so many."""
+    for _ in range(count):
+        assert training.line() == "batch", training.errors()
+
+
+def make_trouble(server: EmbeddedServer, how: str) -> None:
+    """What the training is in the midst of when it is interrupted."""
+    if how == "server killed":
+        server.kill()
+    elif how == "server stopped":
+        os.kill(server.pid, signal.SIGSTOP)
+    if how != "stepping":
+        time.sleep(1)  # what it then waits for is the test's subject
+
+
+def seconds_to_end(server: EmbeddedServer, kind: str, is_closed: str, how: str) -> float:
+    """From Ctrl-C to the end of the process, which must be the end that Python gives it."""
+    with child(train, server.url, kind, is_closed) as training:
+        read_lines(training, 10)
+        try:
+            make_trouble(server, how)
+            began = time.monotonic()
+            training.interrupt()
+            training.finish()
+            took = time.monotonic() - began
+        finally:
+            if how == "server stopped":
+                os.kill(server.pid, signal.SIGCONT)
+        assert training.errors().splitlines()[-1] == "KeyboardInterrupt"
+        assert training.process.returncode == -signal.SIGINT
+    return took
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_closed", "how"),
+    [
+        *(("shared", "closed", how) for how in HOW),
+        *(("shared", "open", how) for how in ("waiting", "stepping", "server stopped")),
+        *(("ordered", "closed", how) for how in ("waiting", "server killed")),
+        *(("replay", is_closed, how) for is_closed in ("closed", "open") for how in ("stepping", "server stopped")),
+    ],
+)
+def test_an_interrupted_training_ends_at_once(server: EmbeddedServer, kind: str, is_closed: str, how: str) -> None:
+    """A training that has to be killed with -9 leaves its leases, and its user, behind."""
+    if how == "waiting":
+        with Writer("t", url=server.url, spec=SPEC, block_bytes=240, notify=lambda _: None) as writer:
+            epoch = writer.epoch()
+            for number in range(40):
+                epoch.write(sample(number))
+            epoch.flush()
+            require_at_once(seconds_to_end(server, kind, is_closed, how))
+        return
+    produce(server.url, "t", SAMPLES)
+    require_at_once(seconds_to_end(server, kind, is_closed, how))
+
+
+def test_one_that_waits_for_a_stream_ends_at_once(server: EmbeddedServer) -> None:
+    """Who has mistyped its name presses Ctrl-C."""
+    with child(train, server.url, "shared", "closed") as training:
+        deadline = time.monotonic() + 60
+        while "waiting: " not in training.errors():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        began = time.monotonic()
+        training.interrupt()
+        training.finish()
+        require_at_once(time.monotonic() - began)
+        assert training.errors().splitlines()[-1] == "KeyboardInterrupt"
