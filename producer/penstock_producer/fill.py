@@ -15,6 +15,7 @@ import numpy as np
 from penstock_common.errors import PenstockError, SampleError, SpecMismatch
 from penstock_producer.oversight import SAMPLE_LIMIT_S, Making, Suspicion
 from penstock_producer.shard import ShardWriter
+from penstock_producer.sources.chance import seed_globals
 from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source
 from penstock_producer.task import OnError
@@ -122,9 +123,13 @@ class Seed:
 
     seed: int
     epoch: int
+    sets_globals: bool = True
+    """Not in a process that is the user's own."""
 
     def of(self, shard: int, offset: int) -> np.random.Generator:
-        """The generator of one sample."""
+        """The generator of one sample, which is made next: the process's global ones are set for it, too."""
+        if self.sets_globals:
+            seed_globals(self.seed, self.epoch, shard, offset)
         return sample_rng(self.seed, self.epoch, shard, offset)
 
 

@@ -1,0 +1,82 @@
+"""Chance that can be repeated: a transform's random numbers come from the sample's identity, wherever it finds them."""
+
+from __future__ import annotations
+
+import random
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+
+from penstock_producer.fill import Seed
+from penstock_producer.plan import ProductionPlan
+from penstock_producer.production import Production
+from penstock_producer.sources.chance import seed_globals
+from penstock_producer.sources.config import DatasetConfig
+from penstock_producer.worker import WorkerOptions
+from tests.producer.reading import read_epoch
+
+
+def numbers() -> list[int]:
+    """A dataset."""
+    return list(range(40))
+
+
+def dice(number: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Draws wherever it can."""
+    return {
+        "number": number,
+        "drawn": np.array([random.random(), np.random.rand(), rng.random()]),  # noqa: NPY002
+    }
+
+
+def drawn_by(url: str, workers: int) -> dict[Any, bytes]:
+    """Identity -> what its sample drew, in one production."""
+    source = DatasetConfig(name=f"{__name__}:numbers", transform=f"{__name__}:dice")
+    plan = ProductionPlan(stream="train", source=source, seed=3, shard_samples=8)
+    options = WorkerOptions(url=url, queue_url=url)
+    with Production(plan, options, workers=workers, notify=lambda _: None) as production:
+        list(production.run())
+    return {place: sample["drawn"].tobytes() for place, sample in read_epoch(url).items()}
+
+
+def test_global_generators_repeat_themselves_whoever_makes_a_sample(any_url: str, any_client: redis.Redis) -> None:
+    """Libraries draw from numpy's and Python's own generators, and nobody reads all of their code."""
+    first = drawn_by(any_url, workers=1)
+    any_client.flushall()
+    assert drawn_by(any_url, workers=2) == first
+    assert len(set(first.values())) == len(first) == 40
+
+
+def test_each_identity_has_random_numbers_of_its_own() -> None:
+    """Two samples that draw the same are one augmentation less."""
+    drawn = set()
+    for identity in ((0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (-1, 0, 0, 0)):
+        seed_globals(*identity)
+        drawn.add((random.random(), np.random.rand()))  # noqa: NPY002
+    assert len(drawn) == 6
+
+
+def test_torch_is_seeded_where_it_is_there_and_never_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torchvision draws from it; a worker without it must not wait seconds for its import."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    seed_globals(0, 0, 0, 0)
+    told: list[int] = []
+    monkeypatch.setitem(
+        sys.modules, "torch", SimpleNamespace(default_generator=SimpleNamespace(manual_seed=told.append))
+    )
+    seed_globals(0, 0, 0, 0)
+    seed_globals(0, 0, 0, 0)
+    assert told[0] == told[1] > 1 << 32
+
+
+def test_a_users_own_process_keeps_its_generators() -> None:
+    """`penstock.produce` in a notebook must not make the rest of the notebook draw the same numbers again."""
+    random.seed(7)
+    expected = random.random()
+    random.seed(7)
+    Seed(0, 0, sets_globals=False).of(0, 0)
+    assert random.random() == expected
