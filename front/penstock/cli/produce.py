@@ -7,10 +7,11 @@ import signal
 from typing import TYPE_CHECKING
 
 from penstock.cli import Parser, add_json
-from penstock.cli.sources import add_sources, options_of, plan_of, worker_count
+from penstock.cli.sources import add_sources, options_of, plans_of, worker_count, workers_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
+    from penstock_producer.plan import ProductionPlan
 
 NAME = "produce"
 HELP = "make epochs of a source with worker processes"
@@ -22,6 +23,10 @@ class _Parser(Parser):
     def __init__(self, **settings: object) -> None:
         super().__init__(**settings)  # type: ignore[arg-type]
         self.add_argument("--no-workers", action="store_true", help="only queue the jobs, and end")
+        self.add_argument(
+            "--follow", action="store_true", help="keep --ahead epochs before the trainers; without --epochs for ever"
+        )
+        self.add_argument("--watch", action="store_true", help="of a folder: epochs of its new files, for ever")
         add_json(self)
 
 
@@ -30,40 +35,82 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sources(parser, _Parser)
     parser.epilog = (
         "example:\n  penstock produce images photos/ --resize 224x224 --epochs 3 --workers 4\n"
-        "  penstock produce dataset mydata:train --transform augment:flip --stream train"
+        "  penstock produce dataset mydata:train --transform augment:flip --stream train\n"
+        "  penstock produce dataset mydata:train --follow --ahead 3\n"
+        "  penstock produce images --watch incoming/ --resize 224x224"
     )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until all is produced. Ctrl-C and SIGTERM stop it; the same command started again goes on."""
     from penstock.cli.production import ProductionView, tell
-    from penstock_producer.production import Production
+    from penstock_common.errors import PenstockError
+    from penstock_producer.productions import Productions
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    workers = 0 if args.no_workers else worker_count(args)
+    update = {"follow": args.follow, "is_endless": args.follow and args.epochs is None}
+    plans = {part: plan.model_copy(update=update) for part, plan in plans_of(args).items()}
+    if args.watch:
+        return _watch(args, console, plans)
+    if args.follow and args.no_workers:
+        raise PenstockError("--follow stays and watches; --no-workers ends at once: for workers elsewhere --workers 0")
+    workers = dict.fromkeys(plans, 0) if args.no_workers else workers_of(args)
     try:
-        with Production(plan_of(args), options_of(args), workers=workers, notify=console.notice) as production:
+        with Productions(plans, options_of(args), workers=workers, notify=console.notice) as productions:
             if args.no_workers:
-                production.enqueue_all()
-                epochs = production.epochs
-                production.leave()
-                _tell_queued(console, args, list(epochs))
+                for stream, epochs in productions.enqueue_all().items():
+                    _tell_queued(console, args, stream, epochs)
                 return 0
             with console.progress() as shown:
-                view = ProductionView(console, shown)
-                for look in production.run():
-                    view.update(look)
-            tell(console, production.summary(), args.json)
+                views = {part: ProductionView(console, shown, part) for part in plans}
+                for part, look in productions.run():
+                    views[part].update(look)
+            for summary in productions.summaries():
+                tell(console, summary, args.json)
     except KeyboardInterrupt:
         console.notice("stopped; what is committed stands, and the same command goes on from there")
         return 130
     return 0
 
 
-def _tell_queued(console: Console, args: argparse.Namespace, epochs: list[int]) -> None:
+def _watch(args: argparse.Namespace, console: Console, plans: dict[str, ProductionPlan]) -> int:
+    """Until Ctrl-C, SIGTERM, or so many epochs as --epochs says."""
+    from penstock.cli.production import ProductionView
+    from penstock_common.errors import PenstockError
+    from penstock_producer.sources.config import ImagesConfig
+    from penstock_producer.watch import Watch
+
+    plan = next(iter(plans.values()))
+    source = plan.source
+    if len(plans) > 1 or not isinstance(source, ImagesConfig) or source.labels or source.path.lower().endswith(".zip"):
+        raise PenstockError("--watch takes one folder of images, labelled by its sub-folders or by --label")
+    if args.follow or args.no_workers:
+        raise PenstockError("--watch goes neither with --follow nor with --no-workers; see --workers 0")
+    if args.max_bad is None:  # one bad file among three new ones is no reason to lose the others
+        plan = plan.model_copy(update={"max_bad": "100%"})
+    workers = worker_count(args)
+    watch = Watch(plan, options_of(args), workers=workers, epochs=args.epochs, notify=console.notice)
+    try:
+        with watch, console.progress() as shown:
+            console.notice(f"watching {source.path} for stream {plan.stream!r}; Ctrl-C ends it")
+            view = ProductionView(console, shown)
+            for look in watch.run():
+                if look is not None:
+                    view.update(look)
+    except KeyboardInterrupt:
+        console.notice("stopped; the same command goes on from there, and takes no file twice")
+    told = {"stream": plan.stream, "epochs": watch.epochs, "files": watch.files}
     if args.json:
-        console.json({"stream": args.stream, "queued_epochs": epochs})
+        console.json(told)
+    else:
+        console.line(f"watched {source.path}: {watch.files} files in {watch.epochs} epochs of {plan.stream!r}")
+    return 0 if args.epochs is not None and watch.epochs >= args.epochs else 130
+
+
+def _tell_queued(console: Console, args: argparse.Namespace, stream: str, epochs: list[int]) -> None:
+    if args.json:
+        console.json({"stream": stream, "queued_epochs": epochs})
         return
     one = len(epochs) == 1
     which, them = (f"epoch {epochs[0]}", "it") if one else (f"epochs {epochs[0]}-{epochs[-1]}", "them")
-    console.line(f"queued {which} of {args.stream!r}; `penstock worker` makes {them}")
+    console.line(f"queued {which} of {stream!r}; `penstock worker` makes {them}")

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class ProductionView:
-    """Draws what `Production.run` yields. ``shown`` is the console's open progress."""
+    """Draws what `Production.run` yields. ``shown`` is the console's open progress, ``part`` of a split."""
 
-    def __init__(self, console: Console, shown: Progress) -> None:
-        self._console, self._shown = console, shown
+    def __init__(self, console: Console, shown: Progress, part: str = "") -> None:
+        self._console, self._shown, self._part = console, shown, f"{part} " if part else ""
         self._bars: dict[int, Bar] = {}
         self._began: dict[int, tuple[float, int]] = {}
         self._told = ""
@@ -30,7 +30,7 @@ class ProductionView:
         now = time.monotonic()
         for epoch in look.epochs:
             if epoch.epoch not in self._bars:
-                self._bars[epoch.epoch] = self._shown.add(f"epoch {epoch.epoch}", epoch.samples, "samples")
+                self._bars[epoch.epoch] = self._shown.add(f"{self._part}epoch {epoch.epoch}", epoch.samples, "samples")
                 self._began[epoch.epoch] = (now, epoch.done)
             bar = self._bars[epoch.epoch]
             if bar.done == epoch.done and epoch.state != "produced":

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import Parser
-from penstock.cli.sources import add_sources, options_of, plan_of, worker_count
+from penstock.cli.sources import add_sources, options_of, plans_of, workers_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -54,17 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """The command's own exit code; 1 if the production failed, and the command was ended for it."""
-    from penstock_producer.production import Production
+    from penstock_producer.productions import Productions
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with _server(args, console) as options:
-            plan = plan_of(args)
-            with Production(plan, options, workers=worker_count(args), notify=console.notice) as production:
+            plans = plans_of(args)
+            with Productions(plans, options, workers=workers_of(args), notify=console.notice) as production:
                 amount = production.samples_per_epoch
+                names = " and ".join(repr(plan.stream) for plan in plans.values())
                 each = f" of {amount:,} samples" if amount is not None else ""
                 console.notice(
-                    f"making {plan.epochs} epoch{'s' if plan.epochs > 1 else ''}{each} for stream {plan.stream!r}; "
+                    f"making {args.epochs or 1} epoch{'s' if (args.epochs or 1) > 1 else ''}{each} for stream {names}; "
                     f"running {shlex.join(args.command)}"
                 )
                 return _Session(console, options, args.command).run(production)
@@ -129,12 +130,13 @@ class _Session:
 
         try:
             with self._console.progress() as shown:
-                view = ProductionView(self._console, shown)
-                for look in production.run():
-                    view.update(look)
+                views = {part: ProductionView(self._console, shown, part) for part in production.parts}
+                for part, look in production.run():
+                    views[part].update(look)
                     if self._stopping.is_set():
                         return
-            tell(_OnStderr(self._console), production.summary(), False)  # type: ignore[arg-type]
+            for summary in production.summaries():
+                tell(_OnStderr(self._console), summary, False)  # type: ignore[arg-type]
         except Exception as error:
             self._failure = error
             if child.poll() is None:

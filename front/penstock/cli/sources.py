@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import Parser, byte_size
+from penstock.cli.kinds import EXAMPLES, add_choice, add_kinds, chosen, config_of
 
 if TYPE_CHECKING:
     from penstock_producer.plan import ProductionPlan
@@ -24,6 +25,7 @@ _EXAMPLES = {
     "dataset": "mydata:train --transform augment:flip",
     "keras": "mydata:batches --epochs 3",
     "generator": "mydata:samples --limit 10000",
+    **EXAMPLES,
 }
 
 
@@ -50,11 +52,16 @@ def add_sources(
     generator.add_argument("--limit", type=_count, metavar="N", help="end the pass after N items")
     for sub in (images, dataset, generator):
         sub.add_argument("--transform", metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])")
-    for sub in (images, dataset, keras, generator):
-        sub.formatter_class = argparse.RawDescriptionHelpFormatter
-        sub.epilog = f"example:\n  {sub.prog} {_EXAMPLES[sub.prog.split()[-1]]}{tail}"
+    others = add_kinds(kinds.add_parser, _NAME, _count)
+    _add_pixels(others[0])
+    indexed: list[argparse.ArgumentParser] = [images, dataset, keras, *others]
+    for each in indexed:
+        add_choice(each, _count, is_mix=each.prog.endswith(" mix"))
+    for each in [*indexed, generator]:
+        each.formatter_class = argparse.RawDescriptionHelpFormatter
+        each.epilog = f"example:\n  {each.prog} {_EXAMPLES[each.prog.split()[-1]]}{tail}"
         if production:
-            _add_production(sub)
+            _add_production(each)
 
 
 def _add_images(parser: argparse.ArgumentParser) -> None:
@@ -63,22 +70,33 @@ def _add_images(parser: argparse.ArgumentParser) -> None:
     labels.add_argument("--label", metavar="MODULE:FUNCTION", help="label of a relative path (default: its folder)")
     labels.add_argument("--labels", metavar="FILE", help="labels in CSV, TSV or JSON-lines, by relative path")
     parser.add_argument("--skip-unlabelled", action="store_true", help="leave out images that --labels does not name")
+    parser.add_argument("--classes", type=_names, metavar="A,B,...", help="class names in id order (default: sorted)")
+    _add_pixels(parser)
+
+
+def _add_pixels(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resize", type=_size, metavar="HxW", help="224x224, or 256 for the shorter side")
     parser.add_argument("--crop", type=_size, metavar="HxW", help="cut from the centre, after resizing")
-    parser.add_argument("--mode", choices=("rgb", "gray", "gray16"), default="rgb", help="default: %(default)s")
+    parser.add_argument("--random-crop", type=_size, metavar="HxW", help="instead: resize a random part of the image")
+    parser.add_argument("--flip", action="store_true", help="mirror half of the images, left to right, at random")
+    modes = ("rgb", "gray", "gray16", "encoded")
+    parser.add_argument(
+        "--mode", choices=modes, default="rgb", help="encoded: files as they are (default: %(default)s)"
+    )
 
 
 def _add_production(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("production").add_argument
     add("--stream", default=DEFAULT_STREAM, help="default: %(default)s")
-    add("--epochs", type=_count, default=1, help="default: %(default)s")
+    add("--epochs", type=_count, help="default: 1")
+    add("--ahead", type=_count, default=2, metavar="K", help="epochs in work at once (default: %(default)s)")
     add("--workers", type=_not_negative, metavar="N", help="local processes (default: one per core; 0: only others)")
     add("--seed", type=_not_negative, default=0, help="of order and augmentation (default: %(default)s)")
     add("--no-shuffle", action="store_true", help="keep the source's order")
     add("--shard-samples", type=_count, metavar="N", help="samples of one job (default: 8 jobs a worker, at most 4096)")
     what = "bad samples: left out by name up to --max-bad (default), however many, or not at all"
     add("--on-error", choices=("quarantine", "skip", "fail"), default="quarantine", help=what)
-    add("--max-bad", type=_max_bad, default="50%", metavar="N|P%", help="more bad fail an epoch (default: 50%%)")
+    add("--max-bad", type=_max_bad, metavar="N|P%", help="more bad fail an epoch (default: 50%%)")
     add(
         "--sample-limit", type=_seconds, default=300.0, metavar="S", help="longer ones hang (default: 300; 0: no limit)"
     )
@@ -105,19 +123,33 @@ def add_queue(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def plan_of(args: argparse.Namespace) -> ProductionPlan:
-    """What the options ask for."""
+def plans_of(args: argparse.Namespace) -> dict[str, ProductionPlan]:
+    """What the options ask for, by the part of a split; one without a name where nothing is split."""
+    return {part: _plan(args, part, source) for part, source in chosen(args, _source(args)).items()}
+
+
+def workers_of(args: argparse.Namespace) -> dict[str, int]:
+    """Local workers asked for, by the part of a split: each has its share of them, and at least one."""
+    split = getattr(args, "split", None)
+    if split is None:
+        return {"": worker_count(args)}
+    count = worker_count(args)
+    return {name: max(min(1, count), round(count * fraction)) for name, fraction in split}
+
+
+def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> ProductionPlan:
     from penstock_producer.plan import ProductionPlan
 
     return ProductionPlan(
-        stream=args.stream,
-        source=source_of(args),
-        epochs=args.epochs,
+        stream=f"{args.stream}.{part}" if part else args.stream,
+        source=source,
+        epochs=args.epochs or 1,
         seed=args.seed,
         shuffle=not args.no_shuffle,
         shard_samples=args.shard_samples,
         on_error=args.on_error,
-        max_bad=args.max_bad,
+        max_bad=args.max_bad or "50%",
+        ahead=args.ahead,
         sample_limit_s=args.sample_limit,
         spec=args.spec,
         partitions=args.partitions,
@@ -145,12 +177,32 @@ def worker_count(args: argparse.Namespace) -> int:
 
 
 def source_of(args: argparse.Namespace) -> SourceConfig:
-    """The source that the options name."""
+    """The one source that the options name."""
+    from penstock_common.errors import SourceError
+
+    sources = chosen(args, _source(args))
+    if len(sources) > 1:
+        raise SourceError(f"--split gives {len(sources)} sources; say which one is meant: --only {next(iter(sources))}")
+    return next(iter(sources.values()))
+
+
+def _part_of(words: list[str]) -> SourceConfig:
+    """A source within an option of another."""
+    parser = Parser(prog="--part WEIGHT")
+    add_sources(parser, Parser, production=False)
+    return source_of(parser.parse_args(words))
+
+
+def _source(args: argparse.Namespace) -> SourceConfig:
+    """Before anything is chosen of it."""
     from penstock_producer.sources.config import parse_config
 
     config: dict[str, Any] = {"kind": args.kind}
+    if (other := config_of(args, _part_of)) is not None:
+        return parse_config(config | other)
     if args.kind == "images":
-        names: tuple[str, ...] = ("path", "label", "labels", "resize", "crop", "mode", "transform")
+        names: tuple[str, ...] = ("path", "label", "labels", "classes", "mode", "transform")
+        names += ("resize", "crop", "random_crop", "flip")
         config["unlabelled"] = "skip" if args.skip_unlabelled else "refuse"
     elif args.kind == "generator":
         names = ("name", "batched", "limit", "transform")
@@ -167,6 +219,10 @@ def _pair(text: str) -> tuple[str, str]:
     if not sign:
         raise SourceError(f"--pair {text!r}: write TENSOR=module:attribute")
     return tensor, name
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def _size(text: str) -> int | tuple[int, int]:

@@ -34,7 +34,6 @@ class Balanced:
         self.chosen = samples or len(source)
         if self.chosen < len(self.classes):
             raise SourceError(f"{self.chosen} samples an epoch are too few for {len(self.classes)} classes")
-        self._counts = apportion(self.chosen, [1.0] * len(self.classes))
         self.repeatable = source.repeatable
         chosen_by = [str(value) for value in self.classes] + [len(members) for members in self._members]
         self.fingerprint = fingerprint(["balanced", source.fingerprint, by, self.chosen, chosen_by])
@@ -50,10 +49,11 @@ class Balanced:
     def __len__(self) -> int:
         return len(self._source)
 
-    def choose(self, seed: int, epoch: int, shuffle: bool) -> Indices:
+    def choose(self, seed: int, epoch: int, shuffle: bool, samples: int | None = None) -> Indices:
         """Each class's next samples, where the epoch before ended."""
+        counts = apportion(samples or self.chosen, [1.0] * len(self.classes))
         parts = []
-        for number, (members, count) in enumerate(zip(self._members, self._counts, strict=True)):
+        for number, (members, count) in enumerate(zip(self._members, counts, strict=True)):
             pass_of = partial(self._pass, number, part_seed(seed, f"class {number}"), shuffle)
             parts.append(walk(pass_of, len(members), epoch * count, count))
         return blend(parts, seed, epoch, shuffle)

@@ -25,8 +25,8 @@ class Choosing(Protocol):
     def chosen(self) -> int:
         """Samples of one epoch."""
 
-    def choose(self, seed: int, epoch: int, shuffle: bool) -> Indices:
-        """The source's indices of one epoch, in order; always ``chosen`` of them."""
+    def choose(self, seed: int, epoch: int, shuffle: bool, samples: int | None = None) -> Indices:
+        """The source's indices of one epoch, in order: ``chosen`` of them, or always so many as within another."""
 
 
 def order_of(source: object, length: int, seed: int, epoch: int, shuffle: bool) -> Indices:

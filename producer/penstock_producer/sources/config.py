@@ -59,6 +59,8 @@ class ImagesConfig(PixelsConfig):
     kind: Literal["images"] = "images"
     path: str
     """Folder, or file ending in .zip."""
+    files: tuple[str, ...] | None = None
+    """Only these of a folder, by relative path. None: all."""
     label: str | None = None
     """``module:function`` of the relative path, giving ``y`` or a dict of tensors. Else class folders."""
     labels: str | None = None
@@ -220,7 +222,7 @@ class BalancedConfig(_Config):
     by: str = "y"
     """The tensor that holds the class."""
     samples: Count | None = None
-    """Of one epoch; None: as many as the source has."""
+    """Of one epoch; None: as many as the source has. Within several sources its share of them counts."""
 
 
 class WeightedPart(_Config):

@@ -23,8 +23,8 @@ class Weighted:
     def __init__(self, parts: Sequence[AnySource], weights: Sequence[float], samples: int | None = None) -> None:
         self.parts: list[Source] = [_sampled(part, number) for number, part in enumerate(parts)]
         self._ends = np.cumsum([len(part) for part in self.parts])
-        self._lengths = [part.chosen if isinstance(part, Choosing) else len(part) for part in self.parts]
-        self.chosen = samples or sum(self._lengths)
+        lengths = [part.chosen if isinstance(part, Choosing) else len(part) for part in self.parts]
+        self.chosen, self._weights = samples or sum(lengths), list(weights)
         self._counts = apportion(self.chosen, weights)
         if 0 in self._counts:
             number = self._counts.index(0)
@@ -45,13 +45,17 @@ class Weighted:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def choose(self, seed: int, epoch: int, shuffle: bool) -> Indices:
+    def choose(self, seed: int, epoch: int, shuffle: bool, samples: int | None = None) -> Indices:
         """Each part's next samples, where the epoch before ended; all in one order."""
+        counts = self._counts if samples is None else apportion(samples, self._weights)
         chosen = []
-        for number, (part, count) in enumerate(zip(self.parts, self._counts, strict=True)):
+        for number, (part, count) in enumerate(zip(self.parts, counts, strict=True)):
             own, start = part_seed(seed, f"part {number}"), int(self._ends[number]) - len(part)
-            pass_of = partial(_pass, part, own, shuffle)
-            chosen.append(start + walk(pass_of, self._lengths[number], epoch * count, count))
+            if isinstance(part, Choosing):
+                chosen.append(start + part.choose(own, epoch, shuffle, count))
+            else:
+                pass_of = partial(_pass, len(part), own, shuffle)
+                chosen.append(start + walk(pass_of, len(part), epoch * count, count))
         return blend(chosen, seed, epoch, shuffle)
 
     def _at(self, index: int) -> tuple[int, int]:
@@ -87,8 +91,8 @@ class Weighted:
             part.close()
 
 
-def _pass(part: Source, seed: int, shuffle: bool, number: int) -> Indices:
-    return order_of(part, len(part), seed, number, shuffle)
+def _pass(length: int, seed: int, shuffle: bool, number: int) -> Indices:
+    return order_of(None, length, seed, number, shuffle)
 
 
 def _sampled(part: AnySource, number: int) -> Source:

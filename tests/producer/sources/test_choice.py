@@ -319,7 +319,7 @@ def test_choices_are_nested(tmp_path: Path) -> None:
 def test_the_choice_is_part_of_the_fingerprint(tmp_path: Path) -> None:
     """A repair with other weights, classes or sides would put other samples into the gaps."""
     few = arrays(tmp_path, "a", 0, [0, 1] * 20)
-    configs = [
+    configs: list[SourceConfig] = [
         few,
         *(SplitConfig(source=few, parts=PARTS, part=part, seed=seed) for part in ("train", "val") for seed in (0, 1)),
         SplitConfig(source=few, parts=(("train", 0.8), ("val", 0.2)), part="train"),

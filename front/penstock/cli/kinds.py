@@ -1,0 +1,168 @@
+"""Sources of the command line beyond the first four, and the choice of samples that goes with every kind.
+
+The four, and what is said of a production, are ``sources``'s; what any of it means is the producer's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock_producer.sources.config import SourceConfig
+
+EXAMPLES = {
+    "tar": "shards/ --resize 224x224 --field x=jpg --field y=cls",
+    "arrays": "x=images-*.npy y=labels.npy --balance y",
+    "torch": "mydata:dataset --epochs 3",
+    "mix": "--part 3 'images photos/ --resize 224' --part 1 'tar shards/ --resize 224' --samples 10000",
+    "source": 'NAME --option path=data/ --option columns=\'["a", "b"]\'',
+}
+Add = Callable[..., argparse.ArgumentParser]
+
+
+def add_kinds(add: Add, name_help: str, count: Callable[[str], int]) -> list[argparse.ArgumentParser]:
+    """The sub-commands, each without the options that all have; the images' options for pixels come later."""
+    tar = add("tar", help="tars in webdataset's layout: a folder of them, or one")
+    tar.add_argument("path", metavar="DIR", help="folder, or file ending in .tar")
+    tar.add_argument(
+        "--field", action="append", default=[], metavar="TENSOR=FIELD", help="x=jpg; may be repeated (default: all)"
+    )
+    arrays = add("arrays", help="rows of .npy or .npz files")
+    arrays.add_argument(
+        "files", nargs="+", metavar="[TENSOR=]FILE", help="x=images.npy, x='part-*.npy', data.npz; .npy without a name "
+        "is called as its file is",
+    )  # fmt: skip
+    torch = add("torch", help="a torch Dataset, IterableDataset or DataLoader")
+    torch.add_argument("name", metavar="NAME", help=name_help)
+    torch.add_argument("--limit", type=count, metavar="N", help="end the pass after N items; not for a Dataset")
+    for sub in (tar, arrays, torch):
+        sub.add_argument("--transform", metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])")
+    mix = add("mix", help="several sources as one, each with its share of every epoch")
+    mix.add_argument(
+        "--part", nargs=2, action="append", required=True, metavar=("WEIGHT", "SOURCE"),
+        help="a source as this command would be given it, in quotes; once for each",
+    )  # fmt: skip
+    source = add("source", help="a source that another package brings (entry point penstock.sources)")
+    source.add_argument("name", metavar="NAME", help="of the entry point")
+    source.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="for the source; JSON, or else a text"
+    )
+    source.add_argument("--transform", metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])")
+    return [tar, arrays, torch, mix, source]
+
+
+def add_choice(parser: argparse.ArgumentParser, count: Callable[[str], int], *, is_mix: bool) -> None:
+    """Which of a source's samples."""
+    add = parser.add_argument_group("choice of samples").add_argument
+    if not is_mix:
+        add(
+            "--balance", nargs="?", const="y", metavar="TENSOR", help="every class equally often (default: by y)"
+        )  # fmt: skip
+    add(
+        "--samples", type=count, metavar="N", help="of one epoch, with --balance or mix (default: as many as there are)"
+    )
+    add("--split", type=_parts, metavar="NAME:F,...", help="train:0.9,val:0.1: each sample always in the same part")
+    add("--only", metavar="PART", help="of --split: only this one (default: each, as stream NAME.PART)")
+    add("--split-seed", type=int, default=0, metavar="N", help="another division (default: %(default)s)")
+
+
+def config_of(args: argparse.Namespace, parse: Callable[[list[str]], SourceConfig]) -> dict[str, Any] | None:
+    """The config of one of these kinds; None: it is another one. ``parse`` reads the source of a part."""
+    match args.kind:
+        case "tar":
+            pixels = {name: getattr(args, name) for name in ("mode", "resize", "crop")}
+            fields = dict(_named(text, "--field") for text in args.field) or None
+            return {"path": args.path, "fields": fields, "transform": args.transform, **pixels}
+        case "arrays":
+            return {**_files(args.files), "transform": args.transform}
+        case "torch":
+            return {"name": args.name, "limit": args.limit, "transform": args.transform}
+        case "mix":
+            parts = [{"weight": _weight(weight), "source": parse(shlex.split(words))} for weight, words in args.part]
+            return {"kind": "weighted", "parts": parts, "samples": args.samples}
+        case "source":
+            options = dict(_named(text, "--option") for text in args.option)
+            values = {name: _json(text) for name, text in options.items()}
+            return {"kind": "installed", "name": args.name, "options": values, "transform": args.transform}
+    return None
+
+
+def chosen(args: argparse.Namespace, config: SourceConfig) -> dict[str, SourceConfig]:
+    """Part -> its source; one without a name where nothing is split."""
+    from penstock_common.errors import SourceError
+    from penstock_producer.sources.config import parse_config, part_of
+
+    if by := getattr(args, "balance", None):
+        config = parse_config({"kind": "balanced", "source": config, "by": by, "samples": args.samples})
+    elif getattr(args, "samples", None) and args.kind != "mix":
+        raise SourceError("--samples says how many a choice takes: it goes with --balance or with mix")
+    if getattr(args, "split", None) is None:
+        if getattr(args, "only", None):
+            raise SourceError(f"--only {args.only} names a part of --split, which is not given")
+        return {"": config}
+    names = [args.only] if args.only else [name for name, _ in args.split]
+    return {name: part_of(config, args.split, name, args.split_seed) for name in names}
+
+
+def _parts(text: str) -> tuple[tuple[str, float], ...]:
+    parts = []
+    for word in text.split(","):
+        name, _, number = word.partition(":")
+        try:
+            parts.append((name, float(number)))
+        except ValueError:
+            name = ""
+        if not name or not name.replace("-", "").replace("_", "").isalnum():
+            raise argparse.ArgumentTypeError(f"{text!r} is not a split like train:0.9,val:0.1")
+    return tuple(parts)
+
+
+def _files(words: list[str]) -> Mapping[str, Any]:
+    columns: dict[str, list[str]] = {}
+    archives: list[str] = []
+    for word in words:
+        name, sign, pattern = word.partition("=")
+        pattern = pattern if sign else word
+        found = sorted(glob.glob(pattern)) or [pattern]  # noqa: PTH207 - one that matches nothing is named as it is
+        for path in found:
+            if path.endswith(".npz") and not sign:
+                archives.append(path)
+            else:
+                columns.setdefault(name if sign else _stem(path), []).append(path)
+    return {"columns": columns, "archives": archives}
+
+
+def _stem(path: str) -> str:
+    return path.rpartition("/")[2].removesuffix(".npy")
+
+
+def _named(text: str, option: str) -> tuple[str, str]:
+    from penstock_common.errors import SourceError
+
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise SourceError(f"{option} {text!r}: write NAME=VALUE")
+    return name, value
+
+
+def _weight(text: str) -> float:
+    from penstock_common.errors import SourceError
+
+    try:
+        return float(text)
+    except ValueError:
+        raise SourceError(
+            f"--part {text!r}: write a weight and then a source, like --part 0.7 'images photos/'"
+        ) from None
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
