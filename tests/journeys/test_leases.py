@@ -24,10 +24,13 @@ from tests.journeys.trouble import Lines
 COUNT, BATCH, BLOCK = 300, 10, 7
 
 
-def train(url: str, member: str, lease_s: str, step_s: str = "0", slow: str = "-1", wall: str = "") -> None:
+def train(
+    url: str, member: str, lease_s: str, step_s: str = "0", slow: str = "-1", wall: str = "", ahead: str = "3000"
+) -> None:
     """A trainer: prints each batch before its step, and how it ended. Step number ``slow`` says so and takes 60 s.
 
-    With ``wall`` the local wall clock jumps hours to and fro; SIGTERM ends it as `sys.exit` would.
+    With ``wall`` the local wall clock jumps hours to and fro; ``ahead`` is how many bytes it reads ahead; SIGTERM ends
+    it as `sys.exit` would.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if wall:
@@ -36,7 +39,7 @@ def train(url: str, member: str, lease_s: str, step_s: str = "0", slow: str = "-
         time.time_ns = lambda: int(time.time() * 1e9)
     try:
         with Loader(
-            "t", group="g", batch_size=BATCH, url=url, member=member, lease_s=float(lease_s), prefetch_bytes=3000
+            "t", group="g", batch_size=BATCH, url=url, member=member, lease_s=float(lease_s), prefetch_bytes=int(ahead)
         ) as loader:
             for step, batch in enumerate(loader):
                 print(*batch["y"].tolist(), flush=True)
@@ -69,6 +72,7 @@ def holder(url: str, lease_s: float, member: str = "holds") -> Any:
     with child(train, url, member, lease_s, 0, 2) as process:
         lines = Lines(process)
         while "middle" not in lines.lines:
+            assert process.process.poll() is None, process.errors()
             time.sleep(0.01)
         yield lines
 
@@ -94,7 +98,7 @@ def test_what_a_dead_member_held_is_handed_out_within_a_lease_and_a_look(any_url
 def test_a_step_longer_than_a_lease_loses_nothing(any_url: str) -> None:
     """Whoever evaluates for minutes between two batches lives: a thread of its own renews."""
     produce(any_url, "t", COUNT, block_samples=BLOCK)
-    with child(train, any_url, "slow", 0.4, 0.8) as first:
+    with child(train, any_url, "slow", 0.4, 0.8, -1, "", 1000) as first:  # it holds five batches: five long steps
         slow = Lines(first)
         slow.until(1)
         with child(train, any_url, "quick", 0.4) as second:

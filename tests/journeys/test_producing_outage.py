@@ -14,6 +14,7 @@ from penstock.__main__ import main
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.connection import connect
 from penstock_common.stream.server import EmbeddedServer
+from penstock_producer import production
 from penstock_producer.plan import EpochFailed, ProductionPlan
 from penstock_producer.production import Production
 from tests.contracts.processes import Child, child
@@ -24,7 +25,7 @@ from tests.producer.test_jobs import dataset, options_of
 
 Server = Callable[..., EmbeddedServer]
 EPOCHS = 2
-AWAY_S = 4.0
+AWAY_S = 2.5
 """How long a killed server stays away."""
 
 
@@ -130,14 +131,15 @@ def test_an_outage_that_lasts_too_long_ends_both_commands_with_what_to_do(
     require_exactly_once(streams)
 
 
-def test_the_first_reason_is_the_one_that_is_told(fresh_server: Server) -> None:
+def test_the_first_reason_is_the_one_that_is_told(fresh_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Why an epoch failed is not hidden by what then cannot be cleared up."""
+    monkeypatch.setattr(production, "LEAVE_S", 1.0)
     server = fresh_server()
     asked = ProductionPlan(stream="train", source=dataset("slowly"))
     with (
         pytest.raises(EpochFailed, match="the reason"),
-        Production(asked, options_of(server.url), workers=1, notify=lambda _: None) as production,
+        Production(asked, options_of(server.url), workers=1, notify=lambda _: None) as producing,
     ):
-        next(production.run())
+        next(producing.run())
         server.kill()
         raise EpochFailed("the reason")

@@ -192,12 +192,12 @@ def test_a_server_that_loads_for_longer_than_an_outage_lasts_is_waited_for(fresh
     server = fresh_server(extra={"appendfsync": "no"}, **settings)
     url, port = server.url, server.port
     with (
-        child(write, url, COUNT, 0.01, 1, 4) as writing,
-        child(train, url, "m", 1, 2, 4) as training,
+        child(write, url, COUNT, 0.01, 1, 2) as writing,
+        child(train, url, "m", 1, 2, 2) as training,
     ):
         writer, trainer = Lines(writing), Lines(training)
         with redis.Redis(port=port) as admin, admin.pipeline(transaction=False) as pipe:
-            for _ in range(40_000):
+            for _ in range(20_000):
                 pipe.incr("filler")
             pipe.execute()
         trainer.until(20)
