@@ -229,7 +229,7 @@ class Acknowledging:
         self.batches: Any = batches
         self.dataset = found
         self._shares = _shares_of(found.loader) if _checked_workers(batches) else None
-        self._begun: tuple[Part, int] | None = None
+        self._begun: tuple[Part, int, bool] | None = None
         """A pass prepared for a state that was asked for before the first batch."""
 
     def __len__(self) -> int:
@@ -290,8 +290,7 @@ class Acknowledging:
                 begun, self._begun = self._begun or self._begin(shares, is_first=is_empty), None
                 if begun is None:
                     return
-                part, last = begun
-                is_resumed = last != part.start
+                part, last, is_resumed = begun
                 for carried in self.batches:
                     if feed.running is not mine:
                         return
@@ -306,15 +305,19 @@ class Acknowledging:
             self.dataset.part = None
             rounds.close()
 
-    def _begin(self, shares: Shares, *, is_first: bool) -> tuple[Part, int] | None:
-        """What the workers are to read, and the position up to which it was read when a state was taken."""
+    def _begin(self, shares: Shares, *, is_first: bool) -> tuple[Part, int, bool] | None:
+        """What the workers are to read, the position up to which it was read, and whether a state says so.
+
+        The state's own position may be earlier: a StatefulDataLoader skips what it gave since its last snapshot.
+        """
         state = _share_states(getattr(self.batches, "next_iter_state", None))
         part, position = self._resumed(shares, state) if state else (None, 0)
+        is_resumed = part is not None
         if part is None:
             part = shares.begin(is_first=is_first)
             position = 0 if part is None else part.start
         self.dataset.part, self.dataset.identity = part, shares.identity
-        return None if part is None else (part, position)
+        return None if part is None else (part, position, is_resumed)
 
     def _resumed(self, shares: Shares, states: list[Mapping[str, Any]]) -> tuple[Part | None, int]:
         """The part whose shares these states are of; None where they had reached its end."""

@@ -206,6 +206,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "workers": lambda loader: made(loader, 2),
     "stateful workers": lambda loader: made(loader, 4, stateful.StatefulDataLoader),
     "few snapshots": lambda loader: made(loader, 2, stateful.StatefulDataLoader, snapshot_every_n_steps=3),
+    "no snapshot": lambda loader: made(loader, 2, stateful.StatefulDataLoader, snapshot_every_n_steps=20),
 }
 
 
