@@ -75,7 +75,7 @@ def config_of(args: argparse.Namespace, parse: Callable[[list[str]], SourceConfi
     """The config of one of these kinds; None: it is another one. ``parse`` reads the source of a part."""
     match args.kind:
         case "tar":
-            pixels = {name: getattr(args, name) for name in ("mode", "resize", "crop")}
+            pixels = {name: getattr(args, name) for name in ("mode", "resize", "crop", "random_crop", "flip")}
             fields = dict(_named(text, "--field") for text in args.field) or None
             return {"path": args.path, "fields": fields, "transform": args.transform, **pixels}
         case "arrays":

@@ -16,6 +16,7 @@ from penstock_common.errors import SampleError, SourceError
 from penstock_producer.sources import tar_index
 from penstock_producer.sources.config import TarConfig
 from penstock_producer.sources.open import open_source
+from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import Source
 from penstock_producer.sources.tar_members import Found, scan, split_name
 from tests.contracts.source import SourceContract, read
@@ -138,6 +139,17 @@ def test_fields_are_chosen_and_named(shards: Path) -> None:
     assert set(read(source, 0)) == {"image", "label"}
     with pytest.raises(SourceError, match=r"no sample has a \.jpg; the tars hold \.png, \.cls, \.txt, "):
         opened(TarConfig(path=str(shards), fields={"x": "jpg"}))
+
+
+def test_an_image_and_its_mask_are_augmented_alike(tmp_path: Path) -> None:
+    """A crop of the one that is not the crop of the other teaches nonsense."""
+    out = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), np.uint8)).save(out, "PNG")
+    path = pack(tmp_path / "a.tar", {"a.png": out.getvalue(), "a.seg.png": out.getvalue()})
+    source = opened(TarConfig(path=str(path), random_crop=8, flip=True))
+    made = [source.read(0, sample_rng(1, 0, 0, n)) for n in range(8)]
+    assert all(np.array_equal(one["x"], one["seg"]) for one in made)
+    assert len({one["x"].tobytes() for one in made}) == 8
 
 
 def test_sizes_that_differ_are_declared_free(tmp_path: Path) -> None:
