@@ -43,6 +43,12 @@ class ProductionPlan(BaseModel):
     sample_limit_s: Annotated[float, Field(ge=0)] = SAMPLE_LIMIT_S
     """A sample that takes longer hangs: its worker is replaced, and in the end it is a bad one. 0: no limit."""
     ahead: Annotated[int, Field(gt=0)] = AHEAD
+    follow: bool = False
+    """Begins an epoch only when fewer than `ahead` are left to read for the group that is furthest."""
+    is_endless: bool = False
+    """Nobody knows the last epoch: one follows the other, and trainers wait for it."""
+    numbers: tuple[int, ...] | None = None
+    """Exactly these epochs, begun or not; None: the next ones, or those that an earlier run left unfinished."""
     spec: Mapping[str, Any] | None = None
     """Declared tensors; None takes the source's, or the first sample's."""
     partitions: int | None = None
@@ -60,13 +66,16 @@ def plan_fingerprint(fingerprint: str, shuffle: bool) -> str:
 
 
 def find_epochs(
-    client: Client, stream: Stream, fingerprint: str, seed: int, epochs: int
+    client: Client, stream: Stream, fingerprint: str, plan: ProductionPlan
 ) -> tuple[list[int], Manifest | None]:
     """The numbers of the epochs to produce, and the manifest of the one to go on with, if there is one.
 
     An earlier run of the same source and seed that was broken off is continued up to the number of epochs it had
     announced; so the same command started again does what it would have done.
     """
+    seed, epochs = plan.seed, 1 if plan.is_endless else plan.epochs
+    if plan.numbers is not None:
+        return list(plan.numbers), find_manifest(client, stream, plan.numbers[0])
     following, final, _ = read_counters(client, stream)
     states = retained_epochs(client, stream)
     unfinished = [

@@ -25,9 +25,11 @@ from penstock_common.stream.manifest import (
 from penstock_common.stream.ranges import parse_ranges
 from penstock_common.stream.streams import await_event, last_event, read_counters, require_there, set_plan
 from penstock_common.waiting import Notify, Outage, to_stderr
+from penstock_producer.ahead import count_unread
 from penstock_producer.dispatch import Dispatcher, Reports
 from penstock_producer.fill import HOPELESS, Seed, bad_limit
 from penstock_producer.fleet import LOST_SERVER, STOPPED, Fleet, advise
+from penstock_producer.lookout import Lookout
 from penstock_producer.order import EpochOrder, count_samples, default_shard_samples
 from penstock_producer.oversight import Death
 from penstock_producer.plan import EpochFailed, ProductionPlan, find_epochs, plan_fingerprint
@@ -45,9 +47,8 @@ CARE_S = 5.0
 """How often lost jobs are looked for."""
 LEAVE_S = 2.0
 """How long a production that was broken off waits for a server that is away, to clear up behind itself."""
-STALL_S = 2.0
-"""Without progress for so long, the reason is looked up and told."""
-SHOWN_BAD = 5
+GATE_S = 0.5
+"""How often it is asked whether trainers are far enough for the next epoch."""
 
 
 class Production:
@@ -74,8 +75,8 @@ class Production:
         """What those noted that it knows no more."""
         self._seen: dict[int, EpochProgress] = {}
         """The last look at each epoch in work."""
-        self._bad_seen = 0
-        self._bad_told: set[str] = set()
+        self._held_back, self._gated = "", float("-inf")
+        """Why the next epoch is not begun yet, while it follows trainers; and when that was asked."""
         self._dispatcher = Dispatcher(options.queue_url, options.queue, notify)
         # Forked while this process has neither threads nor frameworks: starts in milliseconds. Replacements come later
         # and are started clean, unless only a fork has the objects they need.
@@ -103,16 +104,16 @@ class Production:
             info=self._source.info, notify=self._notify,
         )  # fmt: skip
         self._client = self._writer.client
-        self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan.seed, plan.epochs)
+        self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan)
         self.epochs = tuple(self._todo)
         """Numbers of the epochs this run produces."""
-        if earlier is not None:
+        if earlier is not None and plan.numbers is None:
             self._notify(
                 f"going on with epoch{_ranges(self._todo)} of {plan.stream!r}, which an earlier run left unfinished"
             )
         self._shard_samples = self._choose_shard_samples(earlier, workers)
-        self._cared = self._moved = time.monotonic()
-        self._moved_done = -1
+        self._cared = time.monotonic()
+        self._lookout = Lookout(self._dispatcher, self._client)
         self._require_spec()
 
     @property
@@ -131,7 +132,7 @@ class Production:
         """
         outage = Outage(self._notify, doing="producing")
         try:
-            set_plan(self._client, self._writer.stream, self.epochs[-1] + 1)
+            self._announce()
             while True:
                 try:
                     event = last_event(self._client, self._writer.stream.keys)
@@ -157,8 +158,14 @@ class Production:
 
     def enqueue_all(self) -> None:
         """Opens all epochs and queues all jobs, for workers elsewhere; nobody then watches over them."""
-        set_plan(self._client, self._writer.stream, self.epochs[-1] + 1)
-        self._open_epochs(len(self._todo))
+        self._announce()
+        self._open_epochs(len(self._todo), is_gated=False)
+
+    def _announce(self) -> None:
+        """Tells trainers which epoch is the last, or that nobody knows."""
+        final = None if self._plan.is_endless else self.epochs[-1] + 1
+        if final != read_counters(self._client, self._writer.stream)[1]:
+            set_plan(self._client, self._writer.stream, final)
 
     def summary(self) -> Summary:
         """After `run`: what was made."""
@@ -180,8 +187,8 @@ class Production:
         for epoch in self._live:
             if states.get(epoch) not in (PRODUCED, ABANDONED, None):
                 abandon_epoch(self._client, self._writer.stream, epoch)
-        final = self._todo[0] if self._todo else self.epochs[-1] + 1
-        set_plan(self._client, self._writer.stream, final)
+        if not self._plan.is_endless:
+            set_plan(self._client, self._writer.stream, self._todo[0] if self._todo else self.epochs[-1] + 1)
 
     def close(self) -> None:
         """Ends the workers, takes unfinished jobs out of the queue. What is committed stands; a later run goes on."""
@@ -236,7 +243,7 @@ class Production:
             items = self._order(source, epoch).first(HOPELESS)
             seed = Seed(self._plan.seed, epoch)
             if source.unit == "batch":  # a framework's, which may not survive a fork
-                self._writer.require_spec(first_good(source, items, seed, 0))
+                self._writer.require_spec(first_good(source, items, replace(seed, sets_globals=False), 0))
             else:
                 self._writer.require_spec(taste(source, items, seed, self._plan.sample_limit_s, self._notify))
 
@@ -253,8 +260,22 @@ class Production:
             planned=None if earlier is None else earlier.sizes,
         )  # fmt: skip
 
-    def _open_epochs(self, ahead: int) -> None:
-        while self._todo and len(self._live) < ahead:
+    def _may_open(self) -> bool:
+        """Where it follows trainers: whether they are far enough for one more epoch. An unfinished one always may."""
+        if not self._plan.follow or self._todo[0] < read_counters(self._client, self._writer.stream)[0]:
+            return True
+        if time.monotonic() - self._gated < GATE_S:
+            return False
+        unread = count_unread(self._client, self._writer.stream)
+        if unread < self._plan.ahead:
+            self._held_back = ""
+            return True
+        self._gated = time.monotonic()
+        self._held_back = f"trainers have {unread} epochs to read, and --ahead is {self._plan.ahead}"
+        return False
+
+    def _open_epochs(self, ahead: int, *, is_gated: bool = True) -> None:
+        while self._todo and len(self._live) < ahead and (not is_gated or self._may_open()):
             epoch = self._todo[0]  # until all of it is done: a server that goes away meanwhile leaves it to be done
             sizes = None if self._source.unit == "item" else self._order(self._source, epoch).sizes
             opened = self._writer.epoch(epoch, seed=self._plan.seed, sizes=sizes, fingerprint=self._fingerprint)
@@ -266,6 +287,9 @@ class Production:
             self._seen[epoch] = EpochProgress(epoch, manifest.state, manifest.samples)
             self._job_ids |= {task.job_id for task in tasks}
             self._todo.pop(0)
+            self.epochs = tuple(sorted({*self.epochs, epoch}))
+            if self._plan.is_endless and self._plan.numbers is None and not self._todo:
+                self._todo.append(epoch + 1)
 
     def _task(self, manifest: Manifest, shard: int) -> ShardTask:
         return ShardTask(
@@ -310,7 +334,8 @@ class Production:
             samples=self._planned(),
             pids=tuple(self._fleet.pids),
         )
-        return self._explained(progress)
+        jobs = (task.job_id for tasks in self._live.values() for task in tasks)
+        return self._lookout.explained(progress, self._writer.stream, jobs, self._held_back)
 
     def _was_released(self, epoch: int) -> bool:
         """Whether trainers had read it all, and retention gave it up, before it was looked at again."""
@@ -327,36 +352,6 @@ class Production:
     def _planned(self) -> int | None:
         per_epoch = self.samples_per_epoch
         return None if per_epoch is None else per_epoch * len(self.epochs)
-
-    def _explained(self, progress: Progress) -> Progress:
-        """Adds what the eye cannot see: why nothing moves, which samples were bad."""
-        now = time.monotonic()
-        if progress.done != self._moved_done:
-            self._moved, self._moved_done = now, progress.done
-        waits = self._why_still() if self._live and now - self._moved >= STALL_S else ""
-        return replace(progress, waits=waits, new_bad=self._new_bad(progress))
-
-    def _new_bad(self, progress: Progress) -> tuple[str, ...]:
-        if progress.bad == self._bad_seen or len(self._bad_told) >= SHOWN_BAD:
-            return ()
-        self._bad_seen = progress.bad
-        newest = max(seen.epoch for seen in progress.epochs if seen.bad)
-        reasons = bad_reasons(self._client, self._writer.stream, newest, SHOWN_BAD)
-        new = tuple(reason for reason in reasons if reason not in self._bad_told)
-        self._bad_told.update(new)
-        return new
-
-    def _why_still(self) -> str:
-        unfinished = [task.job_id for tasks in self._live.values() for task in tasks][:256]
-        waits = self._dispatcher.reports(unfinished).waits.removeprefix("waiting: ")
-        if waits:
-            return waits
-        if self._dispatcher.count_workers():
-            busy = bool(self._dispatcher.running().intersection(unfinished))
-            return "" if busy else "all workers are busy with other jobs of this queue (--queue keeps them apart)"
-        if self._fleet.pids:
-            return "its own workers are starting"
-        return "no worker takes jobs: start `penstock worker`"
 
     def _check_failures(self, progress: Progress) -> None:
         failed = self._dispatcher.failure(self._job_ids)

@@ -44,6 +44,10 @@ class Progress:
     """Local workers alive."""
     new_bad: tuple[str, ...] = ()
     """Reasons of bad samples that were found since the last look, a few of them."""
+    workers: int = 0
+    """Listening to the queue, wherever they are."""
+    waiting: int = 0
+    """Writers of the stream that wait for room."""
 
     @property
     def done(self) -> int:

@@ -181,6 +181,11 @@ def _register(client: Client, stream: Stream, manifest: Manifest) -> None:
     raise _was_released(client, stream, epoch)
 
 
+def take_number(client: Client, stream: Stream) -> int:
+    """The next epoch's number, for whoever wants to note it before opening the epoch."""
+    return _reserve_number(client, stream, None)
+
+
 def _reserve_number(client: Client, stream: Stream, wanted: int | None) -> int:
     """Epochs only rise: the next number is never below one that was given out, and a released one never comes back.
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.limits import MAX_FIELD_BYTES
-from penstock_producer.sources.files import File, choose, shown
+from penstock_producer.sources.files import EXTENSIONS, File, choose, shown
 
 
 class Folder:
     """The images below a folder."""
 
-    def __init__(self, path: str) -> None:
-        self._root = Path(path)
-        if not self._root.is_dir():
-            what = "a file that is no .zip" if self._root.exists() else "nothing"
-            raise SourceError(f"no image folder at {path}: found {what} there; give a folder or a .zip of images")
-        self.files = choose(_walk(str(self._root), "", ()), path)
+    def __init__(self, path: str, only: Sequence[str] | None = None) -> None:
+        """``only`` these, by relative path, whether they are there or not."""
+        self._root = _root(path)
+        found = _walk(str(self._root), "", ()) if only is None else (_named(self._root, each) for each in only)
+        self.files = choose(found, path)
 
     def read(self, index: int) -> bytes:
         """The whole file."""
@@ -38,6 +37,29 @@ class Folder:
 
     def close(self) -> None:
         """Nothing is kept open."""
+
+
+def images_below(path: str) -> list[File]:
+    """The images that are there now, sorted by path; none is no error. Raises SourceError where there is no folder."""
+    found = _walk(str(_root(path)), "", ())
+    return [file for file in found if os.path.splitext(file.path)[1].lower() in EXTENSIONS]  # noqa: PTH122 - as choose
+
+
+def _root(path: str) -> Path:
+    root = Path(path)
+    if not root.is_dir():
+        what = "a file that is no .zip" if root.exists() else "nothing"
+        raise SourceError(f"no image folder at {path}: found {what} there; give a folder or a .zip of images")
+    return root
+
+
+def _named(root: Path, path: str) -> File:
+    """One that is gone is listed, so that reading it names it."""
+    try:
+        found = os.stat(root / path)  # noqa: PTH116 - as in _walk
+    except OSError:
+        return File(path, 0, 0)
+    return File(path, found.st_size, int(found.st_mtime))
 
 
 def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[File]:

@@ -31,15 +31,19 @@ class Images:
     repeatable = True
 
     def __init__(self, config: ImagesConfig) -> None:
-        self._files: Files = Zip(config.path) if config.path.lower().endswith(".zip") else Folder(config.path)
+        is_zip = config.path.lower().endswith(".zip")
+        self._files: Files = Zip(config.path) if is_zip else Folder(config.path, config.files)
         paths = [file.path for file in self._files.files]
         self._labels = _labels(config, paths)
         self._kept = range(len(paths)) if self._labels.kept is None else self._labels.kept
         self._decoder = Decoder.of(config)
-        options = config.model_dump(mode="json", exclude={"path", "labels"}) | {"labels": self._labels.digest}
-        self.fingerprint = fingerprint(options, (self._files.files[index] for index in self._kept))
+        left_out = {"path", "labels"} if config.files is not None else {"path", "labels", "files"}
+        options = config.model_dump(mode="json", exclude=left_out) | {"labels": self._labels.digest}
+        # of files that were named the names count: one that changes or goes is a bad sample, and not another source
+        kept = self._kept if config.files is None else ()
+        self.fingerprint = fingerprint(options, (self._files.files[index] for index in kept))
         self.info: dict[str, Any] = {"source": "images", "classes": self._labels.classes}
-        if len(self._kept) <= MAX_LISTED:
+        if len(self._kept) <= MAX_LISTED and config.files is None:
             self.info["files"] = [self.key(index) for index in range(len(self))]
 
     def __len__(self) -> int:

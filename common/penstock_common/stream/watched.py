@@ -1,0 +1,59 @@
+"""Which files of a watched folder are in which epoch: written before the epoch is opened, so that each is in one only.
+
+What is a new file is the producer's judgement (``watch``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from penstock_common.stream.commands import Arg, Client, readable, run_script
+from penstock_common.stream.lua.watched import TAKE_FILES
+from penstock_common.stream.streams import Stream, deleted
+
+PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What was taken so far."""
+
+    epochs: dict[str, int] = field(default_factory=dict)
+    """Path relative to the folder -> its epoch."""
+    due: list[int] = field(default_factory=list)
+    """Epochs whose files were taken and that are not known to be made, rising."""
+
+    def files(self, epoch: int) -> tuple[str, ...]:
+        """Of one epoch, sorted."""
+        return tuple(sorted(path for path, in_epoch in self.epochs.items() if in_epoch == epoch))
+
+
+@readable(lambda client, stream: stream.keys.watched)
+def load_watched(client: Client, stream: Stream) -> Watched:
+    """All of it, page by page."""
+    watched = Watched()
+    for raw, value in client.hscan_iter(stream.keys.watched, count=PAGE):
+        kind, _, rest = raw.decode().partition(":")
+        if kind == "f":
+            watched.epochs[rest] = int(value)
+        elif kind == "due":
+            watched.due.append(int(rest))
+    watched.due.sort()
+    return watched
+
+
+def take_files(client: Client, stream: Stream, epoch: int, files: Iterable[str]) -> bool:
+    """Takes these for the epoch, all or none; False where another watcher has one. Again is harmless."""
+    args: list[Arg] = [stream.id, epoch]
+    for path in files:
+        args += [path, epoch]
+    answer = int(run_script(client, TAKE_FILES, [stream.keys.watched, stream.keys.meta], args))
+    if answer < 0:
+        raise deleted(client, stream)
+    return answer == 1
+
+
+def note_made(client: Client, stream: Stream, epoch: int) -> None:
+    """Nothing more is to be done for the epoch."""
+    client.hdel(stream.keys.watched, f"due:{epoch}")

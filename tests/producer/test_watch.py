@@ -1,0 +1,158 @@
+"""A watched folder: each file that is whole is in one epoch, and only one, whatever happens to the watcher."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+from PIL import Image
+
+from penstock_common.errors import SourceError
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.connection import connect
+from penstock_common.stream.manifest import retained_epochs, take_number
+from penstock_common.stream.streams import load_stream
+from penstock_common.stream.watched import load_watched, note_made, take_files
+from penstock_producer.plan import ProductionPlan
+from penstock_producer.sources.config import ImagesConfig
+from penstock_producer.sources.files import File
+from penstock_producer.watch import Sightings, Watch
+from penstock_producer.worker import WorkerOptions
+from tests.producer.reading import read_epoch
+
+PATIENCE_S = 60.0
+
+
+def put(folder: Path, name: str, shade: int) -> None:
+    """A whole picture, renamed into place."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f".{path.name}")
+    Image.fromarray(np.full((4, 4, 3), shade, np.uint8)).save(hidden, format="PNG")
+    hidden.rename(path)
+
+
+def watching(url: str, folder: Path, told: list[str], epochs: int | None = None, workers: int = 1) -> Watch:
+    """A watch of the folder."""
+    source = ImagesConfig(path=str(folder))
+    plan = ProductionPlan(stream="train", source=source, max_bad="100%", shuffle=False, shard_samples=2)
+    options = WorkerOptions(url=url, queue_url=url, room_wait_s=1.0)
+    return Watch(plan, options, workers=workers, epochs=epochs, notify=told.append, whole_after_s=0.3)
+
+
+def shades(url: str) -> list[int]:
+    """Of all samples of all epochs."""
+    with connect(url) as client:
+        epochs = retained_epochs(client, load_stream(client, "train"))
+    return [int(s["x"][0, 0, 0]) for epoch in epochs for s in read_epoch(url, epoch=epoch).values()]
+
+
+def until(looks: Iterator[object], done: object) -> None:
+    """Goes on until ``done()``."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        next(looks)
+
+
+def test_a_file_is_whole_when_it_has_not_changed_for_a_while() -> None:
+    """Half a picture is a bad sample for ever: whoever still writes must be waited for."""
+    sightings = Sightings(whole_after_s=3.0)
+    small, grown, other = File("a.png", 10, 100), File("a.png", 20, 103), File("b.png", 5, 100)
+    assert sightings.whole(0.0, [small, other]) == []
+    assert sightings.whole(2.9, [small, other]) == []
+    assert sightings.whole(3.0, [grown, other]) == [other]
+    assert sightings.whole(5.9, [grown, other]) == [other]
+    assert sightings.whole(6.0, [grown]) == [grown]
+    assert sightings.whole(7.0, [other]) == []  # it was gone, and is another file
+    assert sightings.whole(99.0, [File("empty.png", 0, 0)]) == []
+
+
+def test_new_files_become_epochs_each_file_once(any_url: str, tmp_path: Path) -> None:
+    """The journey: what lies there, what comes later, what is half written, what is broken, what belongs nowhere."""
+    folder, told = tmp_path / "in", list[str]()
+    for shade in range(5):
+        put(folder, f"cat/{shade}.png", shade)
+    put(folder, "dog/5.png", 5)
+    with watching(any_url, folder, told) as watch:
+        looks = watch.run()
+        until(looks, lambda: watch.epochs == 1)
+        assert sorted(shades(any_url)) == list(range(6))
+        whole = (folder / "cat/0.png").read_bytes()
+        slow = (folder / "dog/slow.png").open("wb")
+        growing = threading.Event()
+
+        def grow() -> None:  # never still for as long as makes a file whole
+            for byte in whole:
+                slow.write(bytes([byte]))
+                slow.flush()
+                if growing.wait(0.02):
+                    break
+
+        writer = threading.Thread(target=grow)
+        writer.start()
+        put(folder, "dog/6.png", 6)
+        put(folder, "bird/7.png", 7)
+        (folder / "cat/broken.png").write_bytes(b"\x89PNG but not really")
+        (folder / "cat/8.txt").write_text("no picture")
+        until(looks, lambda: watch.epochs == 2)
+        growing.set()
+        writer.join()
+        slow.close()
+        os.truncate(folder / "dog/slow.png", 0)  # gone: it is never whole
+        assert sorted(shades(any_url)) == list(range(7))
+        labels = {int(s["x"][0, 0, 0]): int(s["y"]) for e in (0, 1) for s in read_epoch(any_url, epoch=e).values()}
+        assert labels == {**dict.fromkeys(range(5), 0), 5: 1, 6: 1}
+        assert any("folder bird are left out" in line for line in told)
+    with connect(any_url) as client:
+        epochs = audit_stream(client, "train").epochs
+    assert [(epoch.planned, epoch.bad) for epoch in epochs] == [(6, 0), (2, 1)]
+
+
+def test_a_watcher_that_is_started_again_takes_no_file_twice(any_url: str, tmp_path: Path) -> None:
+    """Between any two of its steps it may be killed: what was taken is made, what was made is not made again."""
+    folder, told = tmp_path / "in", list[str]()
+    for shade in range(4):
+        put(folder, f"{shade}.png", shade)
+    with watching(any_url, folder, told, epochs=1) as watch:
+        list(watch.run())
+        stream = watch._stream
+    put(folder, "4.png", 4)
+    put(folder, "5.png", 5)
+    with connect(any_url) as client:
+        take_number(client, stream)  # killed after this: a number is left out
+        epoch = take_number(client, stream)  # killed after the taking: it must be made all the same
+        assert take_files(client, stream, epoch, ["4.png"])
+        assert take_files(client, stream, epoch, ["4.png"])
+        assert not take_files(client, stream, epoch + 1, ["4.png", "5.png"])  # and another watcher leaves it alone
+        assert load_watched(client, stream).due == [epoch]
+        client.hset(stream.keys.watched, "due:0", 4)  # killed before the making was noted
+    with watching(any_url, folder, told) as again:
+        looks = again.run()
+        until(looks, lambda: again.epochs == 3)
+    assert sorted(shades(any_url)) == list(range(6))
+    with connect(any_url) as client:
+        watched = load_watched(client, stream)
+        assert (watched.due, watched.files(epoch)) == ([], ("4.png",))
+        note_made(client, stream, epoch)
+    with watching(any_url, folder, told) as third:
+        looks = third.run()
+        ends = time.monotonic() + 1.5
+        until(looks, lambda: time.monotonic() > ends)
+        assert third.epochs == 0
+    assert sorted(shades(any_url)) == list(range(6))
+    assert not [line for line in told if "cannot be made" in line]
+
+
+def test_a_folder_that_is_not_there_is_said_at_once(any_url: str, tmp_path: Path) -> None:
+    """A typo must not be watched for ever."""
+    with pytest.raises(SourceError, match="no image folder"):
+        watching(any_url, tmp_path / "nowhere", [])
+    with redis.Redis.from_url(any_url) as client:
+        assert not client.exists("penstock:{train}:meta")
