@@ -1,0 +1,201 @@
+"""From times to a cause: the rule as tables, and the clocks that feed it, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from penstock_consumer.pipeline.batch import Batch, Lease, Span
+from penstock_consumer.pipeline.causes import Cause, Spent, attribute, verdict
+from penstock_consumer.pipeline.meter import Meter
+from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.stats import Stats, readable_rate, summed
+from penstock_consumer.tally import FEED_S, Tally
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("seconds", "booked", "doing", "found"),
+    [
+        (2.0, Spent(producers=2.0), "reader", Spent(producers=2.0)),
+        (2.0, Spent(), "server", Spent(server=2.0)),  # still in the midst of it
+        (2.0, Spent(reader=0.5), "server", Spent(server=1.5, reader=0.5)),
+        (1.0, Spent(producers=3.0, server=1.0), "reader", Spent(producers=0.75, server=0.25)),  # begun before
+        (0.0, Spent(producers=3.0), "reader", Spent()),
+    ],
+)
+def test_a_wait_is_for_what_the_reader_was_at(seconds: float, booked: Spent, doing: Cause, found: Spent) -> None:
+    """All of it is accounted for, once."""
+    assert attribute(seconds, booked, doing) == found
+
+
+@pytest.mark.parametrize(
+    ("spent", "elapsed_s", "cause"),
+    [
+        (Spent(), 0.0, None),
+        (Spent(), 10.0, None),
+        (Spent(producers=0.4), 10.0, None),  # the ordinary cost of asking
+        (Spent(producers=4.0, server=3.0, reader=2.0), 10.0, "producers"),
+        (Spent(producers=1.0, server=3.0, reader=2.0), 10.0, "server"),
+        (Spent(producers=1.0, server=1.0, reader=2.0), 10.0, "reader"),
+    ],
+)
+def test_the_cause_is_what_most_of_the_waiting_was_for(spent: Spent, elapsed_s: float, cause: Cause | None) -> None:
+    """And a loop that hardly waits is told of none: it would look for something to mend."""
+    assert verdict(spent, elapsed_s) == cause
+
+
+@pytest.mark.parametrize(
+    ("took_s", "in_socket_s", "created_at_s", "found"),
+    [
+        (3.0, 2.0, 0.0, Spent(server=2.0, reader=1.0)),  # it was there when it was asked for
+        (3.0, 2.0, 1.5, Spent(producers=1.5, server=0.5, reader=1.0)),
+        (3.0, 2.0, 9.0, Spent(producers=2.0, reader=1.0)),  # clocks that do not agree bend nothing
+        (3.0, 2.0, -9.0, Spent(server=2.0, reader=1.0)),
+        (3.0, 2.0, None, Spent(producers=2.0, reader=1.0)),  # nothing came: there was nothing
+        (1.0, 2.0, 0.0, Spent(server=1.0)),
+    ],
+)
+def test_until_a_sample_was_made_its_producer_is_waited_for_and_from_then_on_the_server(
+    took_s: float, in_socket_s: float, created_at_s: float | None, found: Spent
+) -> None:
+    """A blocking read looks the same from outside, whether it waits for a producer or for the network."""
+    clock = Clock()
+    meter = Meter(clock)
+    clock.now += 5
+    meter.rest()
+    clock.now += 7  # the trainer's time
+    meter.to("server")
+    before = meter.spent
+    clock.now += took_s
+    meter.received(in_socket_s, None if created_at_s is None else clock.now - took_s + created_at_s)
+    assert meter.spent.since(before) == found
+    assert before == Spent(reader=5.0)
+
+
+def one(size: int = 4) -> Batch:
+    """A batch of so many bytes and samples."""
+    return Batch({"x": np.zeros(size, np.uint8)}, 0, [Span(Lease(0, 0, 0, b"", size), 0, size)])
+
+
+def test_a_tally_adds_up_to_the_time_of_the_loop() -> None:
+    """Steps are not waiting, what lies between two iterations is nothing at all, and the rest has a cause."""
+    clock = Clock()
+    tally, queue = Tally(clock), Prefetch(1000)
+    tally.ask()
+    with tally.waiting_for("producers"):
+        clock.now += 2
+    tally.begin(3, queue)
+    queue.hunger = Spent(producers=1.0, server=4.0)
+    clock.now += 6
+    tally.hand(one())
+    clock.now += 10
+    tally.rest()
+    clock.now += 1000
+    tally.ask()
+    tally.begin(3, queue)
+    clock.now += 1
+    tally.count(2, 1)
+    tally.rest()
+    stats = tally.end()
+    assert (stats.epoch, stats.batches, stats.samples, stats.bytes, stats.bad_entries, stats.filled) == (
+        3,
+        1,
+        4,
+        4,
+        2,
+        1,
+    )
+    assert (stats.elapsed_s, stats.waited_s) == (19.0, 9.0)
+    assert (stats.producers_s, stats.server_s, stats.reader_s) == (3.0, 4.0, 2.0)
+    assert (stats.wait_share, stats.samples_per_s, stats.cause) == (9 / 19, 4 / 19, "server")
+    assert tally.stats() == stats
+    assert tally.stats(total=True) == stats
+
+
+def test_epochs_are_told_apart_and_together() -> None:
+    """A slow epoch must not hide behind the fast ones before it."""
+    clock = Clock()
+    tally = Tally(clock)
+    for epoch, seconds in enumerate((1.0, 5.0)):
+        tally.ask()
+        tally.begin(epoch, Prefetch(10))
+        clock.now += seconds
+        tally.hand(one(8))
+        tally.rest()
+        tally.end()
+    assert (tally.stats().epoch, tally.stats().samples, tally.stats().elapsed_s) == (1, 8, 5.0)
+    assert (tally.stats(total=True).samples, tally.stats(total=True).elapsed_s, tally.batches) == (16, 6.0, 2)
+
+
+def test_lines_on_an_endless_feed_do_not_flood() -> None:
+    """Its epochs may be a second long."""
+    clock = Clock()
+    tally = Tally(clock)
+    said = []
+    for epoch in range(100):
+        tally.begin(epoch)
+        tally.hand(one())
+        clock.now += 1
+        tally.end()
+        said.append(tally.is_due(is_feed=True))
+    assert said.count(True) == 2
+    assert said[0]
+    assert said[int(FEED_S)]
+
+
+def test_an_epoch_of_which_nothing_came_here_has_no_line() -> None:
+    """Other members had it all."""
+    tally = Tally(Clock())
+    tally.begin(0)
+    tally.end()
+    assert not tally.is_due(is_feed=False)
+
+
+def test_the_line_is_made_for_a_log() -> None:
+    """One line: how much, how fast, how long was waited and for whom."""
+    stats = Stats(
+        epoch=3, samples=50_000, bytes=7_500_000_000, elapsed_s=41.2, waited_s=15.2,
+        producers_s=13.0, server_s=1.2, reader_s=1.0,
+    )  # fmt: skip
+    line = "50,000 samples in 41.2 s, 1,214 samples/s, 182 MB/s; waited 37 % of the time, mostly for producers"
+    assert str(stats) == line
+    assert summed([stats, stats]).as_dict()["cause"] == "producers"
+    even = Stats(samples=10, bytes=10, elapsed_s=2.0, waited_s=1.0, producers_s=0.4, server_s=0.4, reader_s=0.2)
+    assert str(even) == (
+        "10 samples in 2.0 s, 5 samples/s, 5 B/s; waited 50 % of the time, "
+        "for producers 40 %, the server 40 %, the reader 20 %"
+    )
+    assert str(Stats()) == "0 samples in 0 s, 0 samples/s, 0 B/s; waited 0 % of the time"
+
+
+@pytest.mark.parametrize(("rate", "text"), [(999, "999 B/s"), (12_300, "12.3 kB/s"), (2.06e9, "2.06 GB/s")])
+def test_rates_are_readable(rate: float, text: str) -> None:
+    """Nobody counts digits."""
+    assert readable_rate(rate) == text
+
+
+def test_a_dry_queue_books_its_wait_by_what_the_reader_does() -> None:
+    """The trainer's thread waits, the reader's thread knows why."""
+    queue = Prefetch(100)
+    queue.meter.to("producers")
+    threading.Timer(0.2, lambda: queue.put(one())).start()
+    assert queue.get(30) is not None
+    assert queue.hunger.producers == pytest.approx(queue.hunger.total)
+    assert queue.hunger.total >= 0.1
+    before = queue.hunger
+    queue.put(one())
+    assert queue.get(30) is not None
+    assert queue.hunger == before  # nothing to wait for
