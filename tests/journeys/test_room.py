@@ -30,6 +30,7 @@ from penstock_producer.fleet import Fleet
 from penstock_producer.plan import ProductionPlan
 from penstock_producer.production import Production
 from penstock_producer.sources.config import DatasetConfig
+from penstock_producer.sources.plan import cut
 from penstock_producer.worker import QUEUE, WorkerOptions, open_queue
 from penstock_producer.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
@@ -201,7 +202,8 @@ def test_one_worker_with_jobs_in_the_wrong_order_makes_the_first_shard_first(any
     """A job that waits for room must not hold the only worker back from the shard that everybody waits for."""
     with producing(plan_of("with_pid"), options_of(any_url), 0) as (_, running):
         queue = open_queue(control, QUEUE)
-        ids = await_that(lambda: len(found := queue.get_job_ids()) == 8 and found, "eight jobs")
+        jobs = len(cut(SAMPLES, SHARD))
+        ids = await_that(lambda: len(found := queue.get_job_ids()) == jobs and found, "a job for each shard")
         control.delete(queue.key)
         control.rpush(queue.key, *reversed(ids))
         began = time.monotonic()
