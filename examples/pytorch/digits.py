@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
 _images, _labels = load_digits(return_X_y=True)
-_order = np.random.default_rng(0).permutation(len(_images))
-_x, _y = _images[_order].astype(np.uint8), _labels[_order].astype(np.int64)
-train = {"x": _x[360:], "y": _y[360:]}
+_x, _x_test, _y, _y_test = train_test_split(_images.astype(np.uint8), _labels, test_size=360, random_state=0)
+train = {"x": _x, "y": _y}
 """``x`` uint8 [n, 64], 0 to 16; ``y`` int64 [n]."""
-test = {"x": _x[:360], "y": _y[:360]}
+test = {"x": _x_test, "y": _y_test}
