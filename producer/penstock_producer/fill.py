@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from penstock_producer.sources.chance import seed_globals
 from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source
 from penstock_producer.task import OnError
+
+T = TypeVar("T")
 
 HOPELESS = 100
 """So many bad samples before the first good one are no accident: the source, the transform or a package is broken."""
@@ -72,8 +74,8 @@ class Watch:
         if self.should_stop():
             raise Stopped
 
-    def make(self, place: int, key: str, make: Callable[[], Sample], settle: Callable[[], None]) -> Sample:
-        """A sample, made in sight of the supervisor. Raises SampleError.
+    def make(self, place: int, key: str, make: Callable[[], T], settle: Callable[[], None]) -> T:
+        """A sample (or a block of them that begins at this place), made in sight of the supervisor. Raises SampleError.
 
         One that ended a worker before is made when all before it is safe, which ``settle`` sees to: if it does it again
         nothing else is lost; and after too many times it is not tried any more.
@@ -143,20 +145,26 @@ def fill_samples(
             continue
         watch.before_sample()
         number, key = int(item), source.key(int(item))
+        made: Sample | SampleError
         try:
-            sample = watch.make(
-                offset, key, partial(source.read, number, seed.of(shard, offset)), writer.settle
-            )  # fmt: skip
+            made = watch.make(offset, key, partial(source.read, number, seed.of(shard, offset)), writer.settle)
         except SampleError as error:
-            writer.quarantine(watch.saw_bad(error))
-            continue
-        try:
-            with _Naming(key):
-                writer.write(sample)
-        except SpecMismatch as error:
-            writer.quarantine(watch.saw_misfit(error))
-            continue
-        watch.good += 1
+            made = error
+        put(writer, watch, key, made)
+
+
+def put(writer: ShardWriter, watch: Watch, key: str, made: Sample | SampleError) -> None:
+    """Writes the next sample, or why there is none."""
+    if isinstance(made, SampleError):
+        writer.quarantine(watch.saw_bad(made))
+        return
+    try:
+        with Naming(key):
+            writer.write(made)
+    except SpecMismatch as error:
+        writer.quarantine(watch.saw_misfit(error))
+        return
+    watch.good += 1
 
 
 def fill_batches(
@@ -185,7 +193,7 @@ def _write_rows(
 ) -> None:
     try:
         rows = read()
-        with _Naming(key):
+        with Naming(key):
             writer.write_batch({name: values[skip:] for name, values in rows.items()} if skip else rows)
     except (SampleError, SpecMismatch) as error:
         saw = watch.saw_misfit if isinstance(error, SpecMismatch) else watch.saw_bad
@@ -230,7 +238,7 @@ class ItemFiller:
                     self._quarantine(self._watch.saw_bad(error))
                 continue
             try:
-                with _Naming(self._source.key(position)):
+                with Naming(self._source.key(position)):
                     skip = self._write(made, skip)
             except SpecMismatch as error:
                 self._quarantine(self._watch.saw_misfit(error))
@@ -295,7 +303,7 @@ class ItemFiller:
         self._writer = None
 
 
-class _Naming:
+class Naming:
     """Adds the sample's name and what to do to a mismatch with the spec."""
 
     def __init__(self, key: str) -> None:

@@ -19,6 +19,7 @@ from penstock_producer.plan import ProductionPlan
 from penstock_producer.production import Production as Loop
 from penstock_producer.production import refuse_path
 from penstock_producer.progress import Progress, Summary
+from penstock_producer.sources.blocks import BLOCK_SAMPLES
 from penstock_producer.sources.config import LocalConfig
 from penstock_producer.sources.local import forget, register
 from penstock_producer.task import OnError
@@ -91,6 +92,8 @@ def produce(
     *,
     stream: str = "train",
     transform: Callable[..., Any] | str | None = None,
+    block_transform: Callable[..., Any] | str | None = None,
+    block_samples: int = BLOCK_SAMPLES,
     workers: int = 2,
     epochs: int = 1,
     url: str | None = None,
@@ -110,7 +113,8 @@ def produce(
     """Has worker processes make ``epochs`` epochs of any object with a length and items (or batches, or an iterable).
 
     ``transform(item)`` or ``transform(item, rng)`` gives a sample: a dict of tensors, (x, y), or x. Both may be
-    closures. ``wait=True`` returns when all is produced; else the production goes on in the background.
+    closures, as may ``block_transform``, which takes ``block_samples`` of these at once. ``wait=True`` returns when all
+    is produced; else the production goes on in the background.
     """
     refuse_path(dataset)
     if workers < 1:
@@ -119,11 +123,15 @@ def produce(
     if callable(transform):
         tokens.append(register(transform))
         transform = tokens[-1]
+    if callable(block_transform):
+        tokens.append(register(block_transform))
+        block_transform = tokens[-1]
     settings = Settings.from_environment(child_environment({"PENSTOCK_URL": url}) if url else None)
     plan = ProductionPlan(
         stream=stream, source=LocalConfig(token=tokens[0], transform=transform), epochs=epochs, seed=seed,
         shuffle=shuffle, shard_samples=shard_samples, spec=spec, budget_bytes=budget_bytes, retention=retention,
         durability=durability, on_error=on_error, sample_limit_s=sample_limit_s,
+        block_transform=block_transform, block_samples=block_samples,
     )  # fmt: skip
     options = WorkerOptions(
         url=settings.url, queue_url=settings.queue_url, queue=f"penstock-{secrets.token_hex(4)}",

@@ -15,7 +15,9 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_producer.oversight import SAMPLE_LIMIT_S
+from penstock_producer.sources.blocks import BLOCK_SAMPLES
 from penstock_producer.sources.config import SourceConfig
+from penstock_producer.sources.local import is_token
 from penstock_producer.task import MaxBad, OnError
 
 AHEAD = 2
@@ -42,6 +44,10 @@ class ProductionPlan(BaseModel):
     max_bad: MaxBad = "50%"
     sample_limit_s: Annotated[float, Field(ge=0)] = SAMPLE_LIMIT_S
     """A sample that takes longer hangs: its worker is replaced, and in the end it is a bad one. 0: no limit."""
+    block_transform: str | None = None
+    """``module:function``, or a token, of a function of many samples at once."""
+    block_samples: Annotated[int, Field(gt=0, le=1 << 16)] = BLOCK_SAMPLES
+    """How many it is given."""
     ahead: Annotated[int, Field(gt=0)] = AHEAD
     follow: bool = False
     """Begins an epoch only when fewer than `ahead` are left to read for the group that is furthest."""
@@ -60,9 +66,10 @@ class ProductionPlan(BaseModel):
     """What must have happened to a write (stream/durability.py); None takes the stream's."""
 
 
-def plan_fingerprint(fingerprint: str, shuffle: bool) -> str:
-    """What the manifest carries: of the source, and of its order."""
-    return fingerprint if shuffle else f"{fingerprint}-in-order"
+def plan_fingerprint(fingerprint: str, shuffle: bool, block_transform: str | None = None) -> str:
+    """What the manifest carries: of the source, of its order, and of what transforms it by the block."""
+    ordered = fingerprint if shuffle else f"{fingerprint}-in-order"
+    return f"{ordered}-{block_transform}" if block_transform and not is_token(block_transform) else ordered
 
 
 def find_epochs(

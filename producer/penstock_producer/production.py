@@ -34,6 +34,7 @@ from penstock_producer.order import EpochOrder, count_samples, default_shard_sam
 from penstock_producer.oversight import Death
 from penstock_producer.plan import EpochFailed, ProductionPlan, find_epochs, plan_fingerprint
 from penstock_producer.progress import EpochProgress, Progress, Summary, bad_reasons, look
+from penstock_producer.sources.blocks import seen_through
 from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import BatchSource, Source
 from penstock_producer.task import ShardTask
@@ -96,8 +97,9 @@ class Production:
     def _prepare(self, plan: ProductionPlan, options: WorkerOptions, workers: int) -> None:
         self._source = open_source(plan.source)
         self._config = pin(plan.source, self._source).model_dump(mode="json")
-        self._fingerprint = plan_fingerprint(self._source.fingerprint, plan.shuffle)
-        spec = plan.spec if plan.spec is not None else self._source.spec
+        self._fingerprint = plan_fingerprint(self._source.fingerprint, plan.shuffle, plan.block_transform)
+        self._tasted = seen_through(self._source, plan.block_transform)
+        spec = plan.spec if plan.spec is not None else self._tasted.spec
         self._writer = Writer(
             plan.stream, url=options.url, spec=spec, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
             block_bytes=plan.block_bytes, retention=plan.retention, durability=plan.durability,
@@ -245,7 +247,7 @@ class Production:
             if source.unit == "batch":  # a framework's, which may not survive a fork
                 self._writer.require_spec(first_good(source, items, replace(seed, sets_globals=False), 0))
             else:
-                self._writer.require_spec(taste(source, items, seed, self._plan.sample_limit_s, self._notify))
+                self._writer.require_spec(taste(self._tasted, items, seed, self._plan.sample_limit_s, self._notify))
 
     def _on_death(self, death: Death) -> None:
         if death.reason not in (STOPPED, LOST_SERVER):
@@ -304,6 +306,8 @@ class Production:
             shuffle=self._plan.shuffle,
             on_error=self._plan.on_error,
             max_bad=self._plan.max_bad,
+            block_transform=self._plan.block_transform,
+            block_samples=self._plan.block_samples,
             sample_limit_s=self._plan.sample_limit_s,
             spec_is_declared=self._plan.spec is not None,
         )

@@ -25,10 +25,12 @@ from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_
 from penstock_common.stream.streams import find_stream
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.fill import HOPELESS, ItemFiller, Seed, Stopped, TooManyBad, Watch, fill_batches, fill_samples
+from penstock_producer.fill_blocks import BlockFiller
 from penstock_producer.order import EpochOrder
 from penstock_producer.oversight import Making, Suspicion
 from penstock_producer.room import unfinished_shards
 from penstock_producer.shard import ShardWriter
+from penstock_producer.sources.blocks import BlockTransform, seen_through
 from penstock_producer.sources.config import parse_config
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import AnySource, IterSource, Sample
@@ -208,7 +210,7 @@ class Workbench:
             raise StreamConflict(f"epoch {task.epoch} of {task.stream!r} is cut otherwise than this source: it changed")
         items, seed = order.items(task.shard), Seed(task.seed, task.epoch)
         if writer.stream.spec is None:
-            writer.require_spec(first_good(source, items, seed, task.shard))
+            writer.require_spec(first_good(seen_through(source, task.block_transform), items, seed, task.shard))
         shard = writer.open_shard(manifest, task.shard)
         try:
             self._is_at(shard.committed)
@@ -218,8 +220,12 @@ class Workbench:
                 return self._should_stop()
 
             watch.should_stop = looked
-            fill = fill_batches if source.unit == "batch" else fill_samples
-            fill(source, items, shard, task.shard, seed, watch)
+            if task.block_transform:
+                transform = BlockTransform.load(task.block_transform)
+                BlockFiller(source, items, shard, task.shard, seed, watch, transform, task.block_samples).fill()
+            else:
+                fill = fill_batches if source.unit == "batch" else fill_samples
+                fill(source, items, shard, task.shard, seed, watch)
             shard.settle()
             # what others finished is committed: the last shard's job sees every bad sample before it ends the epoch
             watch.require_few(_bad_samples(writer, manifest), manifest.samples)

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import Parser, byte_size
-from penstock.cli.kinds import EXAMPLES, add_choice, add_kinds, chosen, config_of
+from penstock.cli.kinds import EXAMPLES, add_choice, add_endless, add_kinds, chosen, config_of
 
 if TYPE_CHECKING:
     from penstock_producer.plan import ProductionPlan
@@ -50,6 +50,7 @@ def add_sources(
     )
     generator.add_argument("--batched", action="store_true", help="items are batches")
     generator.add_argument("--limit", type=_count, metavar="N", help="end the pass after N items")
+    add_endless(generator)
     for sub in (images, dataset, generator):
         sub.add_argument("--transform", metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])")
     others = add_kinds(kinds.add_parser, _NAME, _count)
@@ -89,6 +90,8 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("production").add_argument
     add("--stream", default=DEFAULT_STREAM, help="default: %(default)s")
     add("--epochs", type=_count, help="default: 1")
+    add("--block-transform", metavar="MODULE:FUNCTION", help="applied to many samples at once: f(block[, rng])")
+    add("--block-samples", type=_count, default=64, metavar="N", help="so many at once (default: %(default)s)")
     add("--ahead", type=_count, default=2, metavar="K", help="epochs in work at once (default: %(default)s)")
     add("--workers", type=_not_negative, metavar="N", help="local processes (default: one per core; 0: only others)")
     add("--seed", type=_not_negative, default=0, help="of order and augmentation (default: %(default)s)")
@@ -151,6 +154,8 @@ def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> Producti
         max_bad=args.max_bad or "50%",
         ahead=args.ahead,
         sample_limit_s=args.sample_limit,
+        block_transform=args.block_transform,
+        block_samples=args.block_samples,
         spec=args.spec,
         partitions=args.partitions,
         budget_bytes=args.budget,
@@ -205,7 +210,7 @@ def _source(args: argparse.Namespace) -> SourceConfig:
         names += ("resize", "crop", "random_crop", "flip")
         config["unlabelled"] = "skip" if args.skip_unlabelled else "refuse"
     elif args.kind == "generator":
-        names = ("name", "batched", "limit", "transform")
+        names = ("name", "batched", "limit", "transform", "endless")
         config["pairs"] = dict(_pair(text) for text in args.pair) or None
     else:
         names = ("name", "transform") if args.kind == "dataset" else ("name",)

@@ -40,15 +40,19 @@ class Transform:
 
     def __call__(self, item: Any, rng: np.random.Generator, key: str) -> Sample:
         """The sample made of an item. Raises SampleError naming sample, exception and the user's line."""
+        made = self.call(item, rng, key)
+        if made is None:
+            raise SampleError(f"{key}: transform {self.name} returned None; expected a dict of tensors")
+        return as_sample(made, key)
+
+    def call(self, item: Any, rng: np.random.Generator, key: str) -> Any:
+        """What the function returns. Raises SampleError as above."""
         try:
-            made = self.function(item, rng) if self.takes_rng else self.function(item)
+            return self.function(item, rng) if self.takes_rng else self.function(item)
         except SampleError as error:
             raise SampleError(f"{key}: {error}") from error
         except Exception as error:
             raise SampleError(f"{key}: transform {self.name} failed: {blame(error)}") from error
-        if made is None:
-            raise SampleError(f"{key}: transform {self.name} returned None; expected a dict of tensors")
-        return as_sample(made, key)
 
 
 def _takes_rng(function: Callable[..., Any], name: str) -> bool:
