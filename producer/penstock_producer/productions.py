@@ -14,6 +14,7 @@ from typing import Self
 
 from penstock_common.errors import PenstockError
 from penstock_common.waiting import Notify, to_stderr
+from penstock_producer.endless import EndlessProduction
 from penstock_producer.plan import EpochFailed, ProductionPlan
 from penstock_producer.production import Production
 from penstock_producer.progress import Progress, Summary
@@ -33,13 +34,18 @@ class Productions:
     ) -> None:
         self._stack = ExitStack()
         self._streams = {part: plan.stream for part, plan in plans.items()}
-        self.parts: dict[str, Production] = {}
+        self.parts: dict[str, Production | EndlessProduction] = {}
         """By name of the part."""
         with ExitStack() as unfinished:
             for part, plan in plans.items():
                 own = replace(options, queue=f"{options.queue}.{part}") if part else options
-                made = Production(plan, own, workers=workers[part], notify=notify)
-                self.parts[part] = unfinished.enter_context(made)
+                made: Production | EndlessProduction
+                if getattr(plan.source, "endless", False):
+                    made = EndlessProduction(plan, own, notify=notify)
+                else:
+                    made = Production(plan, own, workers=workers[part], notify=notify)
+                unfinished.push(made)
+                self.parts[part] = made
             self._stack = unfinished.pop_all()
 
     @property

@@ -96,6 +96,7 @@ class Writer:
         """Asked while a shard opened from now on waits for room: true ends the wait with BudgetFull."""
         self._feed: ShardWriter | None = None
         self._feed_epoch = 0
+        self._ended_bytes = 0
         self._feed_count = 0
         """Samples written to the feed since it was last asked whether its epoch is sealed."""
 
@@ -137,6 +138,23 @@ class Writer:
             self._feeding(first).write_batch(rows)
             self._feed_count += len(next(iter(rows.values())))
 
+    def quarantine(self, reason: str) -> None:
+        """Records in the endless feed that the next sample could not be made; see `EpochWriter.quarantine`."""
+        if self.stream.spec is None:
+            raise PenstockError("the first sample of a stream without spec cannot be a bad one: give spec=")
+        self._feeding({}).quarantine(reason)
+        self._feed_count += 1
+
+    @property
+    def uncommitted(self) -> int:
+        """Samples of the endless feed that are not known to be committed yet."""
+        return 0 if self._feed is None else self._feed.position - self._feed.committed
+
+    @property
+    def bytes_fed(self) -> int:
+        """Payload bytes that this writer sent to the endless feed."""
+        return self._ended_bytes + (0 if self._feed is None else self._feed.bytes_written)
+
     def _feeding(self, sample: Mapping[str, Any]) -> ShardWriter:
         if self._feed is not None and self._is_stretch_over(self._feed):
             self._end_feed()
@@ -163,6 +181,7 @@ class Writer:
     def _end_feed(self) -> None:
         if self._feed is not None:
             self._feed.close()  # where it fails the feed stays: its epoch would never end, nor what it holds be sent
+            self._ended_bytes += self._feed.bytes_written
             self._feed = None
 
     # --- used by the parts ---

@@ -40,6 +40,7 @@ def add_kinds(add: Add, name_help: str, count: Callable[[str], int]) -> list[arg
     torch = add("torch", help="a torch Dataset, IterableDataset or DataLoader")
     torch.add_argument("name", metavar="NAME", help=name_help)
     torch.add_argument("--limit", type=count, metavar="N", help="end the pass after N items; not for a Dataset")
+    add_endless(torch)
     for sub in (tar, arrays, torch):
         sub.add_argument("--transform", metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])")
     mix = add("mix", help="several sources as one, each with its share of every epoch")
@@ -52,8 +53,16 @@ def add_kinds(add: Add, name_help: str, count: Callable[[str], int]) -> list[arg
     source.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="for the source; JSON, or else a text"
     )
+    add_endless(source)
     source.add_argument("--transform", metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])")
     return [tar, arrays, torch, mix, source]
+
+
+def add_endless(parser: argparse.ArgumentParser) -> None:
+    """For iterables."""
+    parser.add_argument(
+        "--endless", action="store_true", help="feed the stream as it comes, without epochs, until Ctrl-C or SIGTERM"
+    )
 
 
 def add_choice(parser: argparse.ArgumentParser, count: Callable[[str], int], *, is_mix: bool) -> None:
@@ -81,14 +90,15 @@ def config_of(args: argparse.Namespace, parse: Callable[[list[str]], SourceConfi
         case "arrays":
             return {**_files(args.files), "transform": args.transform}
         case "torch":
-            return {"name": args.name, "limit": args.limit, "transform": args.transform}
+            return {"name": args.name, "limit": args.limit, "transform": args.transform, "endless": args.endless}
         case "mix":
             parts = [{"weight": _weight(weight), "source": parse(shlex.split(words))} for weight, words in args.part]
             return {"kind": "weighted", "parts": parts, "samples": args.samples}
         case "source":
             options = dict(_named(text, "--option") for text in args.option)
             values = {name: _json(text) for name, text in options.items()}
-            return {"kind": "installed", "name": args.name, "options": values, "transform": args.transform}
+            both = {"transform": args.transform, "endless": args.endless}
+            return {"kind": "installed", "name": args.name, "options": values, **both}
     return None
 
 

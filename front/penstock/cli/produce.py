@@ -68,7 +68,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
             for summary in productions.summaries():
                 tell(console, summary, args.json)
     except KeyboardInterrupt:
-        console.notice("stopped; what is committed stands, and the same command goes on from there")
+        if not getattr(args, "endless", False):  # which has said how far it came, and begins anew
+            console.notice("stopped; what is committed stands, and the same command goes on from there")
         return 130
     return 0
 

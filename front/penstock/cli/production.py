@@ -30,7 +30,9 @@ class ProductionView:
         now = time.monotonic()
         for epoch in look.epochs:
             if epoch.epoch not in self._bars:
-                self._bars[epoch.epoch] = self._shown.add(f"{self._part}epoch {epoch.epoch}", epoch.samples, "samples")
+                self._bars[epoch.epoch] = self._shown.add(
+                    f"{self._part}{_called(epoch.epoch)}", epoch.samples, "samples"
+                )
                 self._began[epoch.epoch] = (now, epoch.done)
             bar = self._bars[epoch.epoch]
             if bar.done == epoch.done and epoch.state != "produced":
@@ -50,6 +52,10 @@ def _note(made: int, seconds: float, bad: int) -> str:
     return "  ".join(part for part in (rate, f"{bad} bad" if bad else "") if part)
 
 
+def _called(epoch: int) -> str:
+    return f"epoch {epoch}" if epoch >= 0 else "feed"
+
+
 def tell(console: Console, summary: Summary, as_json: bool) -> None:
     """The last word."""
     rate = summary.samples / summary.seconds if summary.seconds else 0.0
@@ -57,7 +63,7 @@ def tell(console: Console, summary: Summary, as_json: bool) -> None:
         console.json(dataclasses.asdict(summary) | {"samples_per_s": round(rate, 1)})
         return
     count = len(summary.epochs)
-    epochs = f"{count} epoch{'s' if count > 1 else ''} of {summary.stream!r}"
+    epochs = f"{count} epoch{'s' if count > 1 else ''} of {summary.stream!r}" if count else f"feed {summary.stream!r}"
     console.line(
         f"produced {epochs}: {summary.samples:,} samples, {summary.bad} bad, {size(summary.nbytes)} "
         f"in {summary.seconds:.1f} s ({rate:,.0f} samples/s)"

@@ -109,7 +109,14 @@ class ArraysConfig(_Config):
         return self
 
 
-class TorchConfig(_Config):
+class _IterableConfig(_Config):
+    """What can be said of every iterable."""
+
+    endless: bool = False
+    """Fed into a stream as it comes, without epochs, by the one process that is told to."""
+
+
+class TorchConfig(_IterableConfig):
     """A torch Dataset, IterableDataset or DataLoader, found by import name."""
 
     kind: Literal["torch"] = "torch"
@@ -141,7 +148,7 @@ class KerasConfig(_Config):
     """Samples of every batch but the last, and of the last. None: found by reading the first and the last batch."""
 
 
-class GeneratorConfig(_Config):
+class GeneratorConfig(_IterableConfig):
     """An iterable, or several walked in step; read once in order by one job."""
 
     kind: Literal["generator"] = "generator"
@@ -180,7 +187,7 @@ class LocalConfig(_Config):
     """``module:function``, or the token of a registered function."""
 
 
-class InstalledConfig(_Config):
+class InstalledConfig(_IterableConfig):
     """A source that another distribution brings: the class behind an entry point of group ``penstock.sources``."""
 
     kind: Literal["installed"] = "installed"

@@ -6,7 +6,6 @@ The only source that imports torch. Tensors become arrays without a copy where m
 from __future__ import annotations
 
 import multiprocessing
-import random
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -48,8 +47,8 @@ def open_torch(
 class Indexed(Dataset):
     """A Dataset with ``__len__`` and ``__getitem__``.
 
-    Before each item torch's, numpy's and Python's global generators are seeded from the sample's own, so that
-    augmentations in ``__getitem__`` give the same when a job is done again. They are this process's: it is a worker.
+    What its ``__getitem__`` draws from torch's, numpy's and Python's global generators is the same when a job is done
+    again: `chance` sees to that.
     """
 
     def __init__(self, dataset: Any, name: str, transform: Transform | None) -> None:
@@ -58,11 +57,6 @@ class Indexed(Dataset):
         self.info = {"source": "torch", "name": name}
         if isinstance(classes := getattr(dataset, "classes", None), list) and all(isinstance(c, str) for c in classes):
             self.info["classes"] = {"y": classes}  # torchvision's word for it
-
-    def read(self, index: int, rng: np.random.Generator) -> Sample:
-        """One item, through the transform if there is one."""
-        _seed(rng)
-        return super().read(index, rng)
 
     def _item(self, index: int) -> Any:
         return _plain(self._dataset[index])
@@ -107,13 +101,6 @@ def _passes(found: Iterable[Any]) -> Factory:
 def _let_have_children() -> None:
     """A penstock worker is a daemon, which Python lets have no children; a DataLoader's end with it by themselves."""
     cast("Any", multiprocessing.current_process())._config["daemon"] = False
-
-
-def _seed(rng: np.random.Generator) -> None:
-    words = rng.bit_generator.random_raw(3)
-    torch.manual_seed(int(words[0]))
-    random.seed(int(words[1]))
-    np.random.seed(int(words[2]) & 0xFFFF_FFFF)  # noqa: NPY002 - what users' augmentations draw from
 
 
 def _plain(value: Any) -> Any:

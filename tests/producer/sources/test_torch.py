@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import SourceError
+from penstock_producer.fill import Seed
 from penstock_producer.sources.config import TorchConfig
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.plan import sample_rng
@@ -80,10 +81,13 @@ def opened(config: TorchConfig) -> Any:
 def test_augmentations_by_global_generators_are_repeated(user_module: UserModule) -> None:
     """Torch users draw from global generators: a job that is done again, by another process, must give the same."""
     source = opened(TorchConfig(name=f"{user_module(CODE)}:Noisy"))
-    first = [digest(read(source, n)) for n in range(4)]
-    assert in_fork(lambda: "\n".join(digest(read(source, n)) for n in reversed(range(4)))).split("\n") == first[::-1]
-    other = source.read(0, sample_rng(1, 1, 0, 0))
-    parts = read(source, 0)
+
+    def made(index: int, epoch: int = 0) -> Any:
+        return source.read(index, Seed(1, epoch).of(0, index))
+
+    first = [digest(made(n)) for n in range(4)]
+    assert in_fork(lambda: "\n".join(digest(made(n)) for n in reversed(range(4)))).split("\n") == first[::-1]
+    parts, other = made(0), made(0, epoch=1)
     assert all(not np.array_equal(parts[name], other[name]) for name in ("x", "y", "w"))
 
 

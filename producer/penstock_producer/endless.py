@@ -1,0 +1,339 @@
+"""Feeds a stream from an iterable that need not end: one process reads it and writes, this one watches and stops it.
+
+There are no epochs to plan and nothing to do again, so no jobs. A process of its own, because only a process can be
+stopped in the middle of somebody's `next`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from penstock_common.errors import BudgetFull, PenstockError, SampleError, SourceError, SpecMismatch
+from penstock_common.waiting import Notify, to_stderr
+from penstock_producer.fill import Seed, Stopped, TooManyBad, Watch
+from penstock_producer.plan import ProductionPlan
+from penstock_producer.progress import EpochProgress, Progress, Summary
+from penstock_producer.sources.open import open_source
+from penstock_producer.sources.protocol import IterSource, Sample
+from penstock_producer.worker import WorkerOptions
+from penstock_producer.writer import Writer
+
+TELL_S = 0.2
+"""How often the process that feeds says how far it is."""
+STOP_S = 10.0
+"""After SIGTERM it may take so long to commit what it has; one that does not listen is killed."""
+
+
+class EndlessProduction:
+    """As a `Production`, of an iterable's items without an end. Use it in a ``with`` block and go through `run`."""
+
+    samples_per_epoch = None
+    epochs: tuple[int, ...] = ()
+
+    def __init__(self, plan: ProductionPlan, options: WorkerOptions, *, notify: Notify = to_stderr) -> None:
+        self._plan, self._notify, self._began = plan, notify, time.monotonic()
+        self._last = Fed()
+        self._pipe, far = get_context("fork").Pipe(duplex=False)
+        self._child = get_context("fork").Process(target=_feed, args=(plan, options.url, far))
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # until it is ready
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forks beside threads
+                self._child.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        far.close()
+
+    def run(self) -> Iterator[Progress]:
+        """Progress several times a second, until the iterable ends. Raises what ended it otherwise."""
+        while self._last.end is None:
+            new_bad = self._listen(TELL_S)
+            last = self._last
+            seen = EpochProgress(FEED, "live", None, last.good + last.bad, last.bad)
+            yield Progress((seen,), None, pids=(self._child.pid or 0,), new_bad=new_bad)
+        self._require_well_ended()
+
+    def _listen(self, wait_s: float) -> tuple[str, ...]:
+        """Takes in what it said; returns reasons of bad samples."""
+        new_bad = []
+        try:
+            while self._last.end is None and self._pipe.poll(wait_s):
+                kind, said = self._pipe.recv()
+                if kind == "at":
+                    self._last = Fed(**said)
+                elif kind == "bad":
+                    new_bad.append(said)
+                else:
+                    self._notify(said)
+                wait_s = 0
+        except (EOFError, OSError):
+            self._child.join(STOP_S)
+            self._last.end = f"the process that feeds it ended with exit code {self._child.exitcode}"
+        return tuple(new_bad)
+
+    def _require_well_ended(self) -> None:
+        if self._last.end:
+            raise PenstockError(f"{self._last.end}; {self._last.where(self._plan)}")
+
+    def summary(self) -> Summary:
+        """After `run`: what was made."""
+        last = self._last
+        return Summary(
+            self._plan.stream, (), last.good + last.bad, last.bad, last.nbytes, time.monotonic() - self._began
+        )
+
+    def abandon(self) -> None:
+        """What is committed of a feed stands."""
+
+    def enqueue_all(self) -> None:
+        """Nobody elsewhere has the iterable."""
+        raise PenstockError("an endless feed is written by this command itself: leave --no-workers out")
+
+    def leave(self) -> None:
+        """As `close`."""
+        self.close()
+
+    def close(self) -> None:
+        """Stops it, and says how far it came, if it did not end by itself. Harmless twice."""
+        was_going = self._child.is_alive() and self._last.end is None
+        if was_going:
+            self._child.terminate()
+            deadline = time.monotonic() + STOP_S
+            while self._last.end is None and time.monotonic() < deadline:
+                self._listen(TELL_S)
+        self._child.join(STOP_S if self._last.end is not None else 0)
+        if self._child.is_alive():
+            self._child.kill()
+            self._child.join()
+        if was_going:
+            self._notify(f"stopped {self._last.where(self._plan)}")
+        self._pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+FEED = -1
+"""In place of an epoch's number: an endless feed goes through many."""
+
+
+@dataclass
+class Fed:
+    """How far a feed is."""
+
+    items: int = 0
+    """Taken from the iterable."""
+    good: int = 0
+    bad: int = 0
+    lost: int = 0
+    """Samples made and, as there was no room for them at the end, not committed."""
+    nbytes: int = 0
+    end: str | None = None
+    """None while it goes on; why it ended, or nothing if as it should."""
+
+    def where(self, plan: ProductionPlan) -> str:
+        """For people."""
+        name = getattr(plan.source, "name", None) or "the iterable"
+        lost = f"; {self.lost} more found no room and are lost" if self.lost else ""
+        bad = f", {self.bad} bad" if self.bad else ""
+        return (
+            f"at item {self.items:,} of {name}: {self.good + self.bad - self.lost:,} samples of this run are in "
+            f"{plan.stream!r}{bad}{lost}"
+        )
+
+
+# --- the process that feeds -------------------------------------------------------------------------------------------
+
+
+def _feed(plan: ProductionPlan, url: str, pipe: Connection) -> None:
+    """Its whole life."""
+    stop = _Stop()
+    threading.Thread(target=_watch_owner, args=(os.getppid(),), daemon=True).start()
+    tell = _Teller(pipe)
+    fed = Fed()
+    try:
+        with stop.at_any_time():
+            source = open_source(plan.source)
+            if source.unit != "item":
+                raise SourceError("--endless is for iterables: a source of samples by number has epochs (--epochs)")
+        _Feeder(plan, source, url, stop, tell, fed).feed()
+        fed.end = ""
+    except Stopped:
+        fed.end = ""
+    except PenstockError as error:
+        fed.end = str(error)
+    except Exception as error:
+        fed.end = f"{type(error).__name__}: {error}"
+    with suppress(OSError):
+        tell.at(fed, is_due=True)
+
+
+class _Stop:
+    """SIGTERM: at once while the user's code runs, else as soon as what is under way is done."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._may_interrupt = False
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is its owner's, who then sends SIGTERM
+        signal.signal(signal.SIGTERM, self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self.is_set = True
+        if self._may_interrupt:
+            self._may_interrupt = False
+            raise Stopped
+
+    @contextmanager
+    def at_any_time(self) -> Iterator[None]:
+        """The block may be left by Stopped at any point."""
+        self._may_interrupt = True
+        try:
+            if self.is_set:
+                raise Stopped
+            yield
+        finally:
+            self._may_interrupt = False
+
+
+class _Teller:
+    """Words to the owner; of progress not more than it looks at."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._told = pipe, 0.0
+
+    def at(self, fed: Fed, *, is_due: bool = False) -> None:
+        if is_due or time.monotonic() - self._told >= TELL_S:
+            self._told = time.monotonic()
+            self._pipe.send(("at", vars(fed)))
+
+    def bad(self, reason: str) -> None:
+        self._pipe.send(("bad", reason))
+
+    def say(self, text: str) -> None:
+        with suppress(OSError):
+            self._pipe.send(("say", text))
+
+
+class _Feeder:
+    """One pass over the iterable into the endless feed."""
+
+    def __init__(
+        self, plan: ProductionPlan, source: IterSource, url: str, stop: _Stop, tell: _Teller, fed: Fed
+    ) -> None:
+        self._source, self._stop, self._tell, self._fed = source, stop, tell, fed
+        self._seed = Seed(plan.seed, 0)
+        self._watch = Watch(
+            lambda: stop.is_set, on_error=plan.on_error, max_bad=plan.max_bad, spec_is_declared=plan.spec is not None
+        )  # fmt: skip
+        self._bad_before: list[str] = []
+        """Bad items before the first good one, which a stream without spec needs to begin."""
+        spec = plan.spec if plan.spec is not None else source.spec
+        self._writer = Writer(
+            plan.stream, url=url, spec=spec, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
+            block_bytes=plan.block_bytes, retention=plan.retention, durability=plan.durability, info=source.info,
+            notify=tell.say,
+        )  # fmt: skip
+        self._writer.should_stop = lambda: stop.is_set
+
+    def feed(self) -> None:
+        """To the iterable's end, or until it is stopped: then with all that was written and finds room."""
+        try:
+            with self._writer:
+                try:
+                    self._pass()
+                except Stopped:
+                    pass
+                except BudgetFull:
+                    if not self._stop.is_set:
+                        raise
+                self._settle()
+        finally:
+            self._source.close()
+
+    def _pass(self) -> None:
+        items = iter(self._source)
+        while True:
+            with self._stop.at_any_time():
+                item = next(items, self)
+                if item is self:
+                    break
+                made = self._made(item)
+            self._fed.items += 1
+            self._write(made)
+            self._fed.good, self._fed.bad = self._watch.good, self._watch.bad
+            self._tell.at(self._fed)
+        if not self._watch.good and self._watch.bad:
+            raise TooManyBad(f"none of the {self._watch.bad} items could be made: {self._bad_before[:1]}")
+
+    def _made(self, item: Any) -> Sample | SampleError:
+        place = self._fed.items
+        try:
+            return self._source.make(item, place, self._seed.of(0, place))
+        except SampleError as error:
+            return error
+
+    def _write(self, made: Sample | SampleError) -> None:
+        if isinstance(made, SampleError):
+            self._quarantine(self._watch.saw_bad(made))
+            return
+        count = _rows(made) if self._source.batched else 1
+        try:
+            (self._writer.write_batch if self._source.batched else self._writer.write)(made)
+        except SpecMismatch as error:
+            where = f"in {self._source.key(self._fed.items - 1)}; make items alike, or declare a spec (--spec)"
+            named = SpecMismatch(error.tensor, error.found, error.expected, where)
+            self._quarantine(self._watch.saw_misfit(named))
+            return
+        except BudgetFull:
+            self._watch.good += count  # it was taken, and waits for room
+            raise
+        self._watch.good += count
+        for reason in self._bad_before:
+            self._writer.quarantine(reason)
+        self._bad_before.clear()
+
+    def _quarantine(self, reason: str) -> None:
+        self._tell.bad(reason)
+        if self._writer.stream.spec is None:
+            self._bad_before.append(reason)
+        else:
+            self._writer.quarantine(reason)
+
+    def _settle(self) -> None:
+        """Commits the rest; what finds no room while it is stopped is lost, and said."""
+        self._fed.good, self._fed.bad = self._watch.good, self._watch.bad
+        try:
+            self._writer.flush()
+        except BudgetFull:
+            self._fed.lost = self._writer.uncommitted
+            self._fed.nbytes = self._writer.bytes_fed
+            raise Stopped from None  # the writer ends its epoch with what is committed
+        self._fed.nbytes = self._writer.bytes_fed
+
+
+def _rows(batch: Mapping[str, Any]) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _watch_owner(owner: int) -> None:
+    """An owner killed with -9 tells nobody."""
+    while os.getppid() == owner:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(STOP_S)
+    os._exit(1)
