@@ -24,6 +24,7 @@ from rq.job import Job, JobStatus, Retry
 from rq.registry import StartedJobRegistry
 from rq.results import Result
 from rq.serializers import JSONSerializer
+from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from penstock_common.stream.connection import connect
 from penstock_common.waiting import Notify, to_stderr
@@ -101,8 +102,14 @@ class Dispatcher:
         StartedJobRegistry(queue=self._queue, job_class=ShardJob).cleanup()
 
     def return_jobs(self, death: Death) -> None:
-        """Puts a dead worker's job back at once."""
+        """Puts a dead worker's job back at once, and takes it off rq's list of workers."""
         return_jobs(self._queue, death)
+        key = Worker.redis_worker_namespace_prefix + death.worker
+        with self._queue.connection.pipeline() as pipe:
+            pipe.srem(REDIS_WORKER_KEYS, key)
+            pipe.srem(WORKERS_BY_QUEUE_KEY % self._queue.name, key)
+            pipe.delete(key)
+            pipe.execute()
 
     def hurry(self, patience_s: float) -> None:
         """From now on a server that went away is not waited for longer than this."""
@@ -143,9 +150,13 @@ class Dispatcher:
         return Worker.count(queue=self._queue)
 
     def cancel(self, job_ids: Iterable[str]) -> None:
-        """Takes jobs out of the queue; running ones go on."""
-        for job_id in job_ids:
+        """Takes jobs out of the queue, with what it knows of them; running ones go on."""
+        wanted = list(job_ids)
+        for job_id in wanted:
             self._queue.remove(job_id)
+        running = self.running()
+        if left := [Job.key_for(job_id) for job_id in wanted if job_id not in running]:
+            self._queue.connection.delete(*left)
 
     def forget(self, job_ids: Iterable[str]) -> tuple[set[str], Reports]:
         """Removes what finished jobs left on the server; their ids, and what they had noted.

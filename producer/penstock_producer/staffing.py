@@ -160,7 +160,7 @@ class Staffing:
             patience_s = NEARLY_AFTER_S
         if side == 0 or self._since_s is None or now_s - self._since_s < patience_s:
             return self._bounded(workers)
-        target = math.ceil(fmean(self._heard[-LATEST:]))
+        target = math.ceil(fmean(self._heard[-LATEST:]) - ABOVE)
         target = self._bounded(min(max(target, workers + 1), math.ceil(workers * LEAP)) if side > 0 else target)
         self._settled_s, self._side, self._since_s = now_s + SETTLE_S, 0, None
         self._heard.clear()

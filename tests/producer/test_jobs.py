@@ -356,6 +356,7 @@ def test_a_production_broken_off_leaves_no_job_behind(any_url: str) -> None:
         assert any(look.waits for look in production.run())
     with redis.Redis.from_url(any_url) as client:
         assert client.llen("rq:queue:penstock") == 0
+        assert list(client.scan_iter("rq:job:*")) == []
 
 
 def test_an_empty_string_is_no_dataset(any_server: EmbeddedServer) -> None:

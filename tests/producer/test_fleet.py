@@ -1,0 +1,228 @@
+"""A fleet from outside: what rq shows of it, epochs that follow the trainers, and as many workers as these need."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import penstock
+from penstock_common.stream.connection import connect
+from penstock_common.stream.inspection import inspect_stream
+from penstock_common.stream.manifest import retained_epochs
+from penstock_common.stream.paces import load_paces
+from penstock_common.stream.streams import load_stream, read_counters
+from penstock_producer.ahead import fewest_unread
+from penstock_producer.dispatch import Dispatcher
+from penstock_producer.fleet import Fleet
+from penstock_producer.plan import ProductionPlan
+from penstock_producer.production import Production
+from penstock_producer.sources.config import DatasetConfig
+from penstock_producer.worker import QUEUE, WorkerOptions
+from tests.contracts.processes import ROOT
+from tests.producer.reading import read_epoch
+
+PATIENCE_S = 60.0
+LARGE = 20_000
+
+
+def many() -> range:
+    """A dataset that outlasts a test."""
+    return range(LARGE)
+
+
+def patiently(number: int) -> dict[str, int]:
+    """40 ms that take no processor: as many workers as are wished find room on any machine."""
+    time.sleep(0.04)
+    return {"n": number}
+
+
+def options_of(url: str) -> WorkerOptions:
+    """Streams and jobs on one server."""
+    return WorkerOptions(url=url, queue_url=url, room_wait_s=1.0)
+
+
+def plan(name: str, transform: str | None = None, **how: Any) -> ProductionPlan:
+    """Of a dataset by its import name."""
+    return ProductionPlan(stream="train", source=DatasetConfig(name=name, transform=transform), **how)
+
+
+def awaited(look: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+    """The first true answer."""
+    deadline = time.monotonic() + patience_s
+    while not (found := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+@contextmanager
+def command(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """`penstock ...` in a process of its own, ended with SIGTERM."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words], cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=30)
+        finally:
+            process.kill()
+
+
+# --- rq info ----------------------------------------------------------------------------------------------------------
+
+
+def test_rq_info_shows_the_truth(any_url: str) -> None:
+    """Who knows rq looks there first: what is queued, what runs, who works; and nothing of the dead and the done."""
+
+    def info() -> list[str]:
+        rq = [str(Path(sys.executable).parent / "rq"), "info", "-u", any_url, "--raw"]
+        return subprocess.run(rq, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    dispatcher = Dispatcher(any_url, QUEUE)
+    fleet = Fleet(options_of(any_url), 2, on_death=dispatcher.return_jobs)
+    try:
+        asked = plan("tests.producer.test_fleet:many", "tests.producer.test_fleet:patiently", shard_samples=250)
+        with Production(asked, options_of(any_url), workers=0) as production:
+            looks = production.run()
+
+            def running() -> int:
+                next(looks)
+                return len(dispatcher.running())
+
+            awaited(lambda: running() == 2)
+            queue, *workers = info()
+            assert ", 2 executing, 0 finished, 0 failed" in queue
+            queued = int(queue.split()[2].rstrip(","))
+            assert queued + 2 == len(production._live[0])
+            assert len(workers) == 2
+            assert all(" busy penstock." in line for line in workers)
+            killed = fleet.pids[0]
+            os.kill(killed, signal.SIGKILL)
+            awaited(lambda: killed not in fleet.pids)
+            fleet.poll()  # as `penstock worker` does five times a second
+            awaited(lambda: dispatcher.count_workers() == 2)
+            queue, *workers = info()
+            assert len(workers) == 2, workers
+            assert not [line for line in workers if f" {killed})" in line]
+            assert fleet.size == 2
+            fleet.stop()
+        assert info() == []
+        with redis.Redis.from_url(any_url) as client:
+            assert [
+                key for key in client.scan_iter("rq:*") if not 0 < client.ttl(key) <= 60
+            ] == []  # rq's own obituaries
+    finally:
+        fleet.stop()
+        dispatcher.close()
+
+
+def test_sources_and_connections_stay_open_from_job_to_job(any_url: str) -> None:
+    """Opening a dataset of a million files for every job would cost more than the job."""
+    asked = plan("tests.producer.test_fleet:Opened", shard_samples=5)
+    with redis.Redis.from_url(any_url) as client:
+        before = int(client.info("stats")["total_connections_received"])
+        with Production(asked, options_of(any_url), workers=1) as production:
+            list(production.run())
+        assert int(client.info("stats")["total_connections_received"]) - before < 60  # a shard has one for its data
+    opened = {int(sample["opened"]) for sample in read_epoch(any_url).values()}
+    assert len(opened) == 1
+
+
+_OPENED = itertools.count()
+
+
+class Opened:
+    """A dataset that knows how often it was opened in this process."""
+
+    def __init__(self) -> None:
+        self._number = next(_OPENED)
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return {"n": index, "opened": self._number}
+
+
+# --- following the trainers -------------------------------------------------------------------------------------------
+
+
+def test_as_many_epochs_as_asked_lie_ahead_of_the_furthest_group() -> None:
+    """A slow group must not starve a fast one; what the slow one has not read is the budget's business."""
+    epochs = [3, 4, 5]
+    assert fewest_unread(epochs, {}, frozenset()) == 3
+    assert fewest_unread(epochs, {"slow": 0, "fast": 0}, frozenset({("fast", 3), ("fast", 4)})) == 1
+    assert fewest_unread(epochs, {"late": 5}, frozenset()) == 1
+    assert fewest_unread([], {"a": 0}, frozenset()) == 0
+
+
+def test_following_keeps_epochs_ahead_and_goes_on_for_ever(any_url: str) -> None:
+    """--follow --ahead 2: two epochs wait for the trainer, never three; each one read is followed by a new one."""
+    asked = plan("tests.producer.made:numbers", follow=True, is_endless=True, ahead=2)
+    with Production(asked, options_of(any_url), workers=1) as production, connect(any_url) as client:
+        looks = production.run()
+
+        def produced() -> int:
+            next(looks)
+            stream = load_stream(client, "train")
+            assert read_counters(client, stream)[1] is None  # no last epoch is announced
+            return sum(state == "produced" for state in retained_epochs(client, stream).values())
+
+        awaited(lambda: produced() == 2)
+        waits = awaited(lambda: next(looks).waits)
+        assert waits == "trainers have 2 epochs to read, and --ahead is 2"
+        assert produced() == 2
+        with penstock.Loader("train", group="g", batch_size=40, url=any_url, notify=lambda line: None) as loader:
+            for done in range(1, 4):
+                assert sum(batch.size for batch in loader) == 120
+                awaited(lambda upto=done: produced() == 2 + upto)  # type: ignore[misc]
+    with connect(any_url) as client:
+        again = plan("tests.producer.made:numbers", follow=True, is_endless=True, ahead=2)
+        with Production(again, options_of(any_url), workers=0) as production:  # started again it goes on
+            assert production.epochs == (5,)
+            assert list(retained_epochs(client, load_stream(client, "train"))) == [0, 1, 2, 3, 4]
+
+
+# --- as many workers as needed ----------------------------------------------------------------------------------------
+
+
+def test_a_fleet_follows_what_its_trainer_needs(any_url: str) -> None:
+    """Steps of 16 samples in 0.2 s want 80 samples/s, 40 ms a sample are at most 25/s a worker: 4 workers, or 5."""
+    produce = ("produce", "dataset", "tests.producer.test_fleet:many", "--transform",
+               "tests.producer.test_fleet:patiently", "--workers", "0", "--url", any_url)  # fmt: skip
+    follow = ("worker", "--auto", "--max", "9", "--url", any_url)
+    history: list[int] = []
+    with command(*produce), command(*follow), penstock.Loader("train", group="g", batch_size=16, url=any_url) as loader:
+        steady_s, deadline = None, time.monotonic() + 2 * PATIENCE_S
+        with connect(any_url) as client:
+            for _ in loader:
+                time.sleep(0.2)
+                paces = load_paces(client, loader.stream)
+                history += [fleet.now for fleet in paces.fleets.values()]
+                if steady_s is None and history and history[-1] > 1:
+                    steady_s = time.monotonic()
+                if steady_s is not None and time.monotonic() - steady_s > 8:
+                    break
+                assert time.monotonic() < deadline, history
+            view = inspect_stream(client, "train")
+    assert history[0] == 1
+    assert 3 <= history[-1] <= 6, history
+    assert len(view.workers) == history[-1]
+    assert [round(trainer["rate"]) for trainer in view.trainers] == [pytest.approx(80, abs=8)]
+    with connect(any_url) as client:  # all signed off
+        awaited(lambda: not load_paces(client, load_stream(client, "train")).workers)
+        assert not load_paces(client, load_stream(client, "train")).fleets
