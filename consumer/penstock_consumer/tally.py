@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from penstock_common.pace import Pace
 from penstock_consumer.pipeline.causes import Cause, Spent
@@ -37,20 +37,6 @@ class Counted(Protocol):
 _B = TypeVar("_B", bound=Counted)
 
 
-class _Time(NamedTuple):
-    """Where the loop is, replaced whole so that any thread may look."""
-
-    phase: Phase
-    since: float
-    asking_s: float
-    training_s: float
-
-    def at(self, now: float, phase: Phase) -> _Time:
-        gone = max(0.0, now - self.since)
-        asking = self.asking_s + gone * (self.phase == "asking")
-        return _Time(phase, now, asking, self.training_s + gone * (self.phase == "training"))
-
-
 class Tally:
     """One loop's. Its calls are the loop's thread's; `stats` is anybody's."""
 
@@ -73,13 +59,25 @@ class Tally:
         self._batches = self._samples = self._bytes = self._bad = self._filled = 0
         self._known = Spent()
         """Waiting whose cause is known without asking the queue, and that of queues which are gone."""
-        self._time = _Time("off", self._clock(), 0.0, 0.0)
+        self._time: tuple[Phase, float, float, float] = ("off", self._clock(), 0.0, 0.0)
+        """What the loop does, since when, and seconds of asking and training before that; replaced whole."""
+
+    def _spent(self, now: float) -> tuple[float, float]:
+        """Seconds of asking and of training until now."""
+        phase, since, asking_s, training_s = self._time
+        if phase == "asking":
+            return asking_s + max(0.0, now - since), training_s
+        return asking_s, training_s + (max(0.0, now - since) if phase == "training" else 0.0)
+
+    def _go(self, phase: Phase) -> None:
+        now = self._clock()
+        self._time = (phase, now, *self._spent(now))
 
     # --- the loop ---
 
     def ask(self) -> None:
         """The loop wants a batch."""
-        self._time = self._time.at(self._clock(), "asking")
+        self._go("asking")
         if self._in_step:
             self.pace.count(self._in_step)
             self._in_step = 0
@@ -87,16 +85,17 @@ class Tally:
 
     def hand(self, batch: Counted) -> None:
         """The loop is given one."""
+        size = batch.size
         self._batches += 1
-        self._samples += batch.size
+        self._samples += size
         self._bytes += batch.nbytes
-        self._time = self._time.at(self._clock(), self._outside)
-        self._in_step += batch.size
+        self._go(self._outside)
+        self._in_step += size
         self.pace.enter(self._outside)
 
     def rest(self) -> None:
         """The iteration is over, or broken off."""
-        self._time = self._time.at(self._clock(), "off")
+        self._go("off")
         self._in_step = 0
         self.pace.enter(None)
 
@@ -106,7 +105,7 @@ class Tally:
         try:
             self.ask()
             for item in items:
-                self._time = self._time.at(self._clock(), "training")
+                self._go("training")
                 self.pace.enter("training")
                 yield item
                 self.ask()
@@ -132,7 +131,7 @@ class Tally:
         try:
             yield
         finally:
-            if self._time.phase == "asking":  # else somebody asks for the spec, and no loop waits
+            if self._time[0] == "asking":  # else somebody asks for the spec, and no loop waits
                 self._known = self._known.plus(cause, self._clock() - began)
 
     # --- epochs ---
@@ -166,11 +165,11 @@ class Tally:
         return True
 
     def _close(self, stats: Stats) -> None:
-        phase = self._time.phase
+        phase = self._time[0]
         self._past = summed([self._past, stats])
         self._epoch = self._queue = None
         self._restart()
-        self._time = self._time.at(self._clock(), phase)
+        self._go(phase)
 
     # --- what it comes to ---
 
@@ -192,14 +191,14 @@ class Tally:
 
     def current(self) -> Stats:
         """Since the epoch before ended."""
-        spent = self._time.at(self._clock(), "off")
+        asking_s, training_s = self._spent(self._clock())
         known = self._known.and_(self._hunger)
-        if known.total > spent.asking_s > 0:  # a wait that was broken off by an error in the loop's own hands
-            known = known.times(spent.asking_s / known.total)
+        if known.total > asking_s > 0:  # a wait that was broken off by an error in the loop's own hands
+            known = known.times(asking_s / known.total)
         return Stats(
             epoch=self._epoch, batches=self._batches, samples=self._samples, bytes=self._bytes,
-            elapsed_s=spent.asking_s + spent.training_s, waited_s=spent.asking_s,
+            elapsed_s=asking_s + training_s, waited_s=asking_s,
             producers_s=known.producers, server_s=known.server,
-            reader_s=max(0.0, spent.asking_s - known.producers - known.server),
+            reader_s=max(0.0, asking_s - known.producers - known.server),
             bad_entries=self._bad, filled=self._filled,
         )  # fmt: skip

@@ -5,8 +5,7 @@ Times are taken by ``meter`` (the reader's thread) and ``prefetch`` (the trainin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Cause = Literal["producers", "server", "reader"]
 """What was waited for: samples that were not written yet; the server and the way to it; this process's own work."""
@@ -17,8 +16,7 @@ MOSTLY = 0.5
 """A cause of more than this part of the waiting is named alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(NamedTuple):
     """Seconds by cause."""
 
     producers: float = 0.0
@@ -32,7 +30,14 @@ class Spent:
 
     def plus(self, cause: Cause, seconds: float) -> Spent:
         """With so much more of one cause."""
-        return self.and_(Spent(**{cause: seconds}))
+        producers, server, reader = self
+        if cause == "producers":
+            return Spent(producers + seconds, server, reader)
+        return (
+            Spent(producers, server + seconds, reader)
+            if cause == "server"
+            else Spent(producers, server, reader + seconds)
+        )
 
     def and_(self, other: Spent) -> Spent:
         """Both together."""

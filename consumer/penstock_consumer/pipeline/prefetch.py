@@ -114,8 +114,11 @@ class Prefetch:
         self._allowance.starved()
         began, before = self._clock(), self.meter.spent
         self._changed.wait_for(lambda: self._batches or self._ended, timeout_s)
-        booked = self.meter.spent.since(before)
-        self.hunger = self.hunger.and_(attribute(self._clock() - began, booked, self.meter.doing))
+        seconds, booked, doing = self._clock() - began, self.meter.spent, self.meter.doing
+        if booked is before:  # the usual case where batches are small, and cheap
+            self.hunger = self.hunger.plus(doing, seconds)
+        else:
+            self.hunger = self.hunger.and_(attribute(seconds, booked.since(before), doing))
 
     @property
     def is_over(self) -> bool:
