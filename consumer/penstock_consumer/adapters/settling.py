@@ -176,10 +176,11 @@ class Feed:
         """Everything of a pass has come out at the step's end."""
         if self._current is not iteration:
             return
-        self.settle()
+        if self.reporter is None:
+            self.settle()
         if iteration.has_read_all and iteration.is_drained:
-            with self._lock:
-                self._settle(list(self._owed))
+            with self._lock:  # what the step still has is its reporter's to tell
+                self._settle([token for token in self._owed if token not in iteration.in_hand])
 
     def _settle(self, tokens: Sequence[int]) -> None:
         for token in tokens:

@@ -81,16 +81,17 @@ def test_a_save_is_on_disk_under_its_name_before_it_is_acknowledged(
         synced.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, os.fstat(descriptor).st_ino))
         sync(descriptor)
 
-    def whole(_: Path) -> None:
+    def settle_what_is_whole() -> None:
         keras.saving.load_model(path)
         assert (path.name, path.stat().st_ino) not in synced  # never the file that is in use
         assert [inode for _, inode in synced[-2:]] == [path.stat().st_ino, tmp_path.stat().st_ino]
         told.append(path.stat().st_ino)
+        settle()
 
     monkeypatch.setattr(os, "fsync", watched)
     with loader_of(any_url, acknowledge="on_checkpoint") as loader:
         settle = loader.checkpointed
-        monkeypatch.setattr(loader, "checkpointed", lambda: (whole(path), settle()))
+        monkeypatch.setattr(loader, "checkpointed", settle_what_is_whole)
         model = small_model()
         model.fit(dataset(loader, select=("x", "y")), epochs=2, verbose=0, callbacks=[ModelCheckpoint(loader, path)])
         assert len(set(told)) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,8 +34,12 @@ def fit(url: str, order: str, file: str) -> None:
     with loader_of(url, **settings) as loader:
         batches = DataLoader(penstock.torch.dataset(loader, select=("x", "y")), batch_size=None)
         steps: list[int | None] = []
-        watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: steps.append(watch.params["steps"]))
-        callbacks: list[keras.callbacks.Callback] = [watch]
+
+        class Watch(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                steps.append(self.params["steps"])
+
+        callbacks: list[Any] = [Watch()]
         callbacks += [penstock.keras.ModelCheckpoint(loader, file)] if order else []
         seen = model.fit(batches, epochs=3, verbose=0, callbacks=callbacks)
     assert keras.backend.backend() == "torch"

@@ -75,14 +75,14 @@ def test_a_loop_inside_a_tf_function_is_given_an_iterator(any_url: str) -> None:
     """The step is seen through `iter(ds)`; a loop over the dataset itself, where it is not, says so."""
     produce(any_url, STREAM, SAMPLES)
 
-    @tf.function  # type: ignore[misc]
+    @tf.function
     def train(batches: Any, steps: Any) -> Any:
         total = tf.constant(0, tf.int64)
         for _ in tf.range(steps):
             total += tf.reduce_sum(next(batches)["y"])
         return total
 
-    @tf.function  # type: ignore[misc]
+    @tf.function
     def train_to_the_end(batches: Any) -> Any:
         total = tf.constant(0, tf.int64)
         for batch in batches:

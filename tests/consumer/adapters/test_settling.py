@@ -1,0 +1,66 @@
+"""Which pulled batches count as trained on, without a framework: the cases that frameworks show only now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from penstock_consumer.adapters.settling import Feed
+from penstock_consumer.pipeline.batch import Batch
+
+
+class Numbers:
+    """A loader of five batches, known by their positions."""
+
+    adapter: Any = None
+
+    def __init__(self) -> None:
+        self.trained_on: list[int] = []
+        self.returned: list[int] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (Batch({}, 0, [], position) for position in range(5))
+
+    def take_over(self, adapter: Any) -> None:
+        """Whoever reports."""
+        self.adapter = adapter
+
+    def trained(self, batch: Batch) -> None:
+        """A report."""
+        self.trained_on.append(batch.position)
+
+    def hand_back(self, batches: Iterable[Batch]) -> None:
+        """Not trained on."""
+        self.returned += [batch.position for batch in batches]
+
+
+def test_the_end_of_a_pass_proves_nothing_where_a_callback_reports_the_steps() -> None:
+    """With several steps in one call the end is met while the last of them still run: a crash there would lose them."""
+    loader = Numbers()
+    feed = Feed.of(loader)  # type: ignore[arg-type]
+    feed.reporter = object()
+    rounds = feed.passes(is_ordered=True, is_drained=True)
+    next(rounds)
+    tokens = [token for _, token in feed.batches()]
+    feed.arrive(tokens[:3])
+    assert loader.trained_on == []
+    feed.settle()  # the call has ended
+    assert loader.trained_on == [0, 1, 2]
+    feed.arrive(tokens[3:])  # and of the last call the end is met
+    assert list(rounds) == []
+    assert loader.trained_on == [0, 1, 2]
+    feed.settle()
+    assert loader.trained_on == [0, 1, 2, 3, 4]
+
+
+def test_what_was_dropped_on_the_way_counts_as_read_at_the_end_of_a_pass() -> None:
+    """A filter's last batches never arrive: without this the epoch would not close."""
+    loader = Numbers()
+    feed = Feed.of(loader)  # type: ignore[arg-type]
+    rounds = feed.passes(is_ordered=True, is_drained=True)
+    next(rounds)
+    tokens = [token for _, token in feed.batches()]
+    feed.arrive(tokens[1:2])
+    assert list(rounds) == []
+    assert loader.trained_on == [0, 1, 2, 3, 4]
+    assert loader.returned == []
