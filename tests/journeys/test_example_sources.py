@@ -1,0 +1,90 @@
+"""Data in other files: the examples over a dataset's index, each through real workers."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.front.test_cli_produce import run
+from tests.front.test_cli_sources import PATHS
+from tests.producer.reading import read_epoch
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "sources"
+IMAGES = np.random.default_rng(0).integers(0, 255, (40, 8, 8), np.uint8)
+
+
+def write_parquet(folder: Path) -> None:
+    """Forty rows in row groups of seven."""
+    import pyarrow
+    import pyarrow.parquet
+
+    names = [f"n{n}" for n in range(40)]
+    table = pyarrow.table({"x": IMAGES.reshape(40, 64).tolist(), "y": list(range(40)), "name": names})
+    pyarrow.parquet.write_table(table, folder / "train.parquet", row_group_size=7)
+
+
+def write_csv(folder: Path) -> None:
+    """A head, and forty rows."""
+    with (folder / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["a"] * 65, *([*row, n] for n, row in enumerate(IMAGES.reshape(40, 64).tolist()))])
+
+
+def write_hf(folder: Path) -> None:
+    """In a process of its own: the package starts threads and keeps files open."""
+    script = (
+        "import sys, numpy as np, datasets\n"
+        "images = np.random.default_rng(0).integers(0, 255, (40, 8, 8), np.uint8)\n"
+        "rows = {'image': images.tolist(), 'label': list(range(40)), 'text': [f'n{n}' for n in range(40)]}\n"
+        "datasets.Dataset.from_dict(rows).save_to_disk('train')\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=folder, check=True, capture_output=True)
+
+
+def write_tfrecord(folder: Path) -> None:
+    """In a process of its own, which TensorFlow fills."""
+    script = (
+        "import numpy as np, tensorflow as tf\n"
+        "images = np.random.default_rng(0).integers(0, 255, (40, 8, 8), np.uint8)\n"
+        "T = tf.train\n"
+        "with tf.io.TFRecordWriter('train.tfrecord') as file:\n"
+        "    for n, image in enumerate(images):\n"
+        "        feature = {'image': T.Feature(bytes_list=T.BytesList(value=[image.tobytes()])),\n"
+        "                   'label': T.Feature(int64_list=T.Int64List(value=[n]))}\n"
+        "        file.write(T.Example(features=T.Features(feature=feature)).SerializeToString())\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (write_parquet, ["parquet_rows:train"]),
+        (write_csv, ["csv_rows:train"]),
+        (write_hf, ["hf_rows:train", "--transform", "hf_rows:to_sample"]),
+        pytest.param(
+            write_tfrecord, ["tfrecord_rows:train", "--transform", "tfrecord_rows:to_sample"], marks=pytest.mark.slow
+        ),
+    ],
+    ids=["parquet", "csv", "hugging face", "tfrecord"],
+)
+def test_an_example_makes_every_row_a_sample(
+    any_url: str, tmp_path: Path, write: Callable[[Path], None], words: list[str]
+) -> None:
+    """Whoever has such files copies the example: it must give each row, whole and once."""
+    write(tmp_path)
+    command = ["produce", "dataset", *words, "--workers", "1", "--url", any_url]
+    path = ":".join([str(EXAMPLES), *PATHS])
+    code, out, err = run(*command, cwd=tmp_path, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3")
+    assert code == 0, err
+    assert "40 samples, 0 bad" in out
+    samples = list(read_epoch(any_url).values())
+    assert [int(sample["y"]) for sample in samples] != list(range(40))
+    made = {int(sample["y"]): np.asarray(sample["x"]).reshape(8, 8) for sample in samples}
+    assert all(np.array_equal(made[n], IMAGES[n]) for n in range(40))
