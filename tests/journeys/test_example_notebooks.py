@@ -77,4 +77,7 @@ def test_the_examples_are_short_enough_to_copy_and_all_on_their_page() -> None:
         assert f"]({name})" in page, name
         for file in files:
             script = (EXAMPLES / name).parent / file
-            assert len(script.read_text().splitlines()) <= LINES, script
+            text = script.read_text()
+            assert len(text.splitlines()) <= LINES, script
+            commands = re.findall("`((?:penstock|python) [^`]*)`", text.split('"""')[1])
+            assert [command for command in commands if "NAME" not in command and f"`{command}`" not in page] == []
