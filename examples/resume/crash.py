@@ -21,14 +21,14 @@ x, x_test, y, y_test = train_test_split(images.astype(np.uint8), labels, test_si
 server = penstock.EmbeddedServer()
 os.environ["PENSTOCK_URL"] = server.url
 production = penstock.produce({"x": x, "y": y}, stream="digits", epochs=8)
-folder = Path(tempfile.mkdtemp())  # for the checkpoints
+checkpoints = tempfile.TemporaryDirectory()
 
 
 # %% A training that is killed leaves its last checkpoint, and the stream knows what is in it
 def train(name: str, kill_after: int | None = None) -> list[str]:
     """The lines it printed."""
     lines, command = [], [sys.executable, str(Path("train.py").absolute()), name]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=checkpoints.name, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line.strip())
@@ -51,7 +51,7 @@ def steps(lines: list[str]) -> dict[str, str]:
     return dict(line.split(": ") for line in lines if line.startswith("step"))
 
 
-first, second = torch.load(folder / "whole.pt")["model"], torch.load(folder / "killed.pt")["model"]
+first, second = (torch.load(Path(checkpoints.name, f"{name}.pt"))["model"] for name in ("whole", "killed"))
 same: Any = steps(whole) == {**steps(before), **steps(after)}
 again = len(steps(before).keys() & steps(after).keys())
 print(f"the same losses, step for step: {same}; trained again: {again} steps")
@@ -60,3 +60,4 @@ hidden = torch.relu(torch.tensor(x_test) / 16 @ second["0.weight"].T + second["0
 guesses = (hidden @ second["2.weight"].T + second["2.bias"]).argmax(dim=1).numpy()
 print(f"accuracy on the held-out digits {(guesses == y_test).mean():.3f}")
 server.close()
+checkpoints.cleanup()
