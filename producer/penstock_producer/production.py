@@ -327,7 +327,7 @@ class Production:
                 last = self._seen[epoch]
                 seen = replace(last, state=PRODUCED, done=last.samples or last.done)
             else:
-                seen = self._seen[epoch] = look(self._client, self._writer.stream, manifest)
+                seen = self._seen[epoch] = look(self._client, self._writer.stream, manifest, self._seen.get(epoch))
             current.append(seen)
             if seen.state == PRODUCED:
                 self._finished.append(seen)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_ends
+from penstock_common.stream.inspection import held_bytes
 from penstock_common.stream.manifest import Manifest, begun_shards
 from penstock_common.stream.streams import Stream
 
@@ -28,6 +29,13 @@ class EpochProgress:
     done: int = 0
     """Committed, bad ones included."""
     bad: int = 0
+    sample_bytes: float = 0.0
+    """Payload of a good sample on average; 0 while it is not known."""
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes committed, about."""
+        return round((self.done - self.bad) * self.sample_bytes)
 
 
 @dataclass(frozen=True)
@@ -75,15 +83,19 @@ class Summary:
     """Names of the worker processes that took part."""
 
 
-def look(client: Client, stream: Stream, manifest: Manifest) -> EpochProgress:
-    """How far an epoch is."""
+def look(client: Client, stream: Stream, manifest: Manifest, before: EpochProgress | None = None) -> EpochProgress:
+    """How far an epoch is; ``before``, the look before this, knows what a sample weighs where some went since."""
+    held = held_bytes(client, stream, manifest.epoch)
     done = sum(manifest.done.values())
     running = [s for s in begun_shards(client, stream, manifest) if s not in manifest.done][:RUNNING_SHARDS]
     for partition in stream.partitions:
         mine = [shard for shard in running if stream.partition_of(shard) == partition]
         done += sum(index_ends(client, partition, manifest.epoch, mine).values()) if mine else 0
     bad = sum(int(client.hlen(partition.quarantine(manifest.epoch))) for partition in stream.partitions)
-    return EpochProgress(manifest.epoch, manifest.state, manifest.samples, done, bad)
+    # held was asked first: it is no more than what was made, and less once retention removes some of it
+    weight = held / (done - bad) if done > bad else 0.0
+    sample_bytes = max(weight, before.sample_bytes if before is not None else 0.0)
+    return EpochProgress(manifest.epoch, manifest.state, manifest.samples, done, bad, sample_bytes)
 
 
 def bad_reasons(client: Client, stream: Stream, epoch: int, limit: int) -> list[str]:

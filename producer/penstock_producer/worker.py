@@ -17,7 +17,15 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
-from rq import Queue, SimpleWorker
+from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable
+
+try:
+    from rq import Queue, SimpleWorker
+except ModuleNotFoundError as error:
+    if error.name != "rq":
+        raise
+    raise PenstockError('producing needs rq: pip install "penstock[producer]"') from None
+
 from rq.exceptions import NoSuchJobError, StopRequested
 from rq.executions import Execution
 from rq.job import Job, JobStatus
@@ -25,7 +33,6 @@ from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty
 
-from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.fill import Stopped
 from penstock_producer.jobs import ShardJob, set_workbench

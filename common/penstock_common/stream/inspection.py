@@ -154,6 +154,11 @@ def _times(told: Told) -> dict[str, float]:
     return {kind: told.shares.get(kind, 0.0) for kind in ("busy", "room", "idle")}
 
 
+def held_bytes(client: Client, stream: Stream, epoch: int) -> int:
+    """Payload bytes that the server holds of an epoch."""
+    return sum(int(client.hget(partition.roster, f"b:{epoch}") or 0) for partition in stream.partitions)
+
+
 def _waiting(rosters: list[Roster], now: int) -> list[dict[str, Any]]:
     waiting = [(place, waiter) for roster in rosters for place, waiter in roster.waiting.items()]
     return [

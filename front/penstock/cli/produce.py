@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                     _tell_queued(console, args, stream, epochs)
                 return 0
             with console.progress() as shown:
-                views = {part: ProductionView(console, shown, part) for part in plans}
+                views = {part: ProductionView(console, shown, part, as_json=args.json) for part in plans}
                 for part, look in productions.run():
                     views[part].update(look)
             for summary in productions.summaries():
@@ -94,7 +94,7 @@ def _watch(args: argparse.Namespace, console: Console, plans: dict[str, Producti
     try:
         with watch, console.progress() as shown:
             console.notice(f"watching {source.path} for stream {plan.stream!r}; Ctrl-C ends it")
-            view = ProductionView(console, shown)
+            view = ProductionView(console, shown, as_json=args.json)
             for look in watch.run():
                 if look is not None:
                     view.update(look)

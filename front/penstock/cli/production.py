@@ -6,50 +6,164 @@ Shared by `produce` and `run`; the loop itself is the producer's.
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock.cli.progress import Bar, Progress
+    from penstock_producer.progress import EpochProgress, Summary
     from penstock_producer.progress import Progress as Look
-    from penstock_producer.progress import Summary
+
+
+WINDOW_S = 15.0
+"""Rates are of the last so many seconds: what is left is told by how it goes now."""
+JSON_S = 5.0
+"""How often a program is told."""
+MOST_TOLD = 16
+"""Epochs in one such line, the newest."""
+
+
+class _Pace:
+    """How fast a count grows, as of late."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int, int]] = deque()
+
+    def add(self, now: float, done: int, nbytes: int) -> None:
+        self._seen.append((now, done, nbytes))
+        while len(self._seen) > 2 and now - self._seen[1][0] > WINDOW_S:
+            self._seen.popleft()
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Samples and bytes a second; 0 before anything is known."""
+        (first_s, first, first_bytes), (last_s, last, last_bytes) = self._seen[0], self._seen[-1]
+        seconds = last_s - first_s
+        if seconds < 0.5:
+            return 0.0, 0.0
+        return max(0, last - first) / seconds, max(0, last_bytes - first_bytes) / seconds
+
+    def left_s(self, planned: int | None) -> float | None:
+        """Until all are done; None where that is not known, or nothing moves."""
+        rate, done = self.rates[0], self._seen[-1][1]
+        return None if planned is None or not rate else max(0, planned - done) / rate
 
 
 class ProductionView:
-    """Draws what `Production.run` yields. ``shown`` is the console's open progress, ``part`` of a split."""
+    """Draws what `Production.run` yields. ``shown`` is the console's open progress, ``part`` of a split.
 
-    def __init__(self, console: Console, shown: Progress, part: str = "") -> None:
-        self._console, self._shown, self._part = console, shown, f"{part} " if part else ""
+    With ``as_json`` there are no bars, but a line of JSON on stderr every five seconds.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        shown: Progress,
+        part: str = "",
+        *,
+        as_json: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console, self._shown, self._as_json, self._clock = console, shown, as_json, clock
+        self._part = part
         self._bars: dict[int, Bar] = {}
-        self._began: dict[int, tuple[float, int]] = {}
-        self._told = ""
+        self._paces: dict[int, _Pace] = {}
+        self._whole = _Pace()
+        self._ended: set[int] = set()
+        self._fleet: Bar | None = None
+        self._told, self._told_s = "", clock()
 
     def update(self, look: Look) -> None:
         """The newest state."""
-        now = time.monotonic()
-        for epoch in look.epochs:
-            if epoch.epoch not in self._bars:
-                self._bars[epoch.epoch] = self._shown.add(
-                    f"{self._part}{_called(epoch.epoch)}", epoch.samples, "samples"
-                )
-                self._began[epoch.epoch] = (now, epoch.done)
-            bar = self._bars[epoch.epoch]
-            if bar.done == epoch.done and epoch.state != "produced":
-                continue
-            began, first = self._began[epoch.epoch]
-            if epoch.done != bar.done:
-                bar.update(epoch.done, _note(epoch.done - first, now - began, epoch.bad), epoch.samples)
+        now = self._clock()
+        self._whole.add(now, look.done, sum(epoch.nbytes for epoch in look.epochs))
+        if self._as_json:
+            self._tell_json(look, now)
+        else:
+            for epoch in look.epochs:
+                if epoch.epoch not in self._ended:
+                    self._draw(epoch, now)
+            self._draw_fleet(look)
         for reason in look.new_bad:
             self._console.notice(f"bad sample: {reason}")
         if look.waits and look.waits != self._told:
             self._console.notice(f"waiting: {look.waits}")
             self._told = look.waits
 
+    def _draw(self, epoch: EpochProgress, now: float) -> None:
+        bar = self._bars.get(epoch.epoch)
+        if bar is None:
+            label = f"{self._part} {_called(epoch.epoch)}".strip()
+            bar = self._bars[epoch.epoch] = self._shown.add(label, epoch.samples, "samples")
+            self._paces[epoch.epoch] = _Pace()
+        pace = self._paces[epoch.epoch]
+        pace.add(now, epoch.done, epoch.nbytes)
+        if epoch.state != "produced":
+            bar.update(epoch.done, _note(epoch, pace), epoch.samples)
+            return
+        self._ended.add(epoch.epoch)
+        bar.done, bar.total, bar.note = epoch.done, epoch.samples, _note(epoch, pace)
+        self._shown.finish(bar)
+        del self._bars[epoch.epoch], self._paces[epoch.epoch]
 
-def _note(made: int, seconds: float, bad: int) -> str:
-    rate = f"{made / seconds:,.0f}/s" if seconds > 0.5 else ""
-    return "  ".join(part for part in (rate, f"{bad} bad" if bad else "") if part)
+    def _draw_fleet(self, look: Look) -> None:
+        if self._fleet is None:
+            self._fleet = self._shown.add(f"{self._part} workers".strip(), is_last=True)
+        nbytes = self._whole.rates[1]
+        left_s = self._whole.left_s(look.samples)
+        waiting = f"{look.waiting} wait{'s' if look.waiting == 1 else ''} for room" if look.waiting else ""
+        parts = (
+            f"{size(round(nbytes))}/s" if nbytes else "",
+            waiting,
+            f"{look.bad} bad" if look.bad else "",
+            f"{duration(left_s)} left in all" if left_s is not None else "",
+        )
+        self._fleet.update(look.workers, "  ".join(part for part in parts if part))
+
+    def _tell_json(self, look: Look, now: float) -> None:
+        if now - self._told_s < JSON_S:
+            return
+        self._told_s = now
+        rate, bytes_rate = self._whole.rates
+        left_s = self._whole.left_s(look.samples)
+        record = {
+            "part": self._part,
+            "epochs": [_record(epoch) for epoch in look.epochs[-MOST_TOLD:]],
+            "samples_per_s": round(rate, 1),
+            "bytes_per_s": round(bytes_rate),
+            "left_s": None if left_s is None else round(left_s, 1),
+            "workers": look.workers,
+            "waiting_for_room": look.waiting,
+            "waits": look.waits,
+        }
+        self._console.notice(json.dumps({"progress": record}))
+
+
+def _record(epoch: EpochProgress) -> dict[str, object]:
+    names = ("epoch", "state", "samples", "done", "bad", "nbytes")
+    return {name: getattr(epoch, name) for name in names}
+
+
+def _note(epoch: EpochProgress, pace: _Pace) -> str:
+    left_s = pace.left_s(epoch.samples)
+    parts = (
+        f"{pace.rates[0]:,.0f}/s" if pace.rates[0] else "",
+        size(epoch.nbytes) if epoch.nbytes else "",
+        f"{duration(left_s)} left" if left_s else "",
+        f"{epoch.bad} bad" if epoch.bad else "",
+    )
+    return "  ".join(part for part in parts if part)
+
+
+def duration(seconds: float) -> str:
+    """``0:07``, ``12:05``, ``3:00:00``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _called(epoch: int) -> str:
@@ -58,9 +172,9 @@ def _called(epoch: int) -> str:
 
 def tell(console: Console, summary: Summary, as_json: bool) -> None:
     """The last word."""
-    rate = summary.samples / summary.seconds if summary.seconds else 0.0
+    rate, flow = (total / summary.seconds if summary.seconds else 0.0 for total in (summary.samples, summary.nbytes))
     if as_json:
-        console.json(dataclasses.asdict(summary) | {"samples_per_s": round(rate, 1)})
+        console.json(dataclasses.asdict(summary) | {"samples_per_s": round(rate, 1), "bytes_per_s": round(flow)})
         return
     count = len(summary.epochs)
     epochs = f"{count} epoch{'s' if count > 1 else ''} of {summary.stream!r}" if count else f"feed {summary.stream!r}"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _REDRAW_S = 0.1
 """Ten pictures a second look smooth and cost nothing."""
+_WIDEST, _NARROWEST = 30, 5
 _CLEAR_LINE = "\x1b[2K"
 _UP = "\x1b[{}A"
 
@@ -21,8 +22,10 @@ _UP = "\x1b[{}A"
 class Bar:
     """One labelled count. ``total`` None: it counts without an end."""
 
-    def __init__(self, progress: Progress, label: str, total: int | None, unit: str) -> None:
+    def __init__(self, progress: Progress, label: str, total: int | None, unit: str, *, is_last: bool = False) -> None:
         self._progress = progress
+        self.is_last = is_last
+        """Stands below all others, also those that come later."""
         self.label, self.total, self.unit = label, total, unit
         self.done = 0
         self.note = ""
@@ -60,13 +63,23 @@ class Progress:
         self._last = 0.0 if self._redraws else self._clock()
         self._lock = threading.RLock()
 
-    def add(self, label: str, total: int | None = None, unit: str = "") -> Bar:
-        """A new bar below the others."""
-        bar = Bar(self, label, total, unit)
+    def add(self, label: str, total: int | None = None, unit: str = "", *, is_last: bool = False) -> Bar:
+        """A new bar below the others, but for those that are last."""
+        bar = Bar(self, label, total, unit, is_last=is_last)
         with self._lock:
-            self._bars.append(bar)
+            self._bars = sorted([*self._bars, bar], key=lambda each: each.is_last)
             self.changed()
         return bar
+
+    def finish(self, bar: Bar) -> None:
+        """It will not change any more: it is written once, above what goes on, and not redrawn."""
+        with self._lock:
+            if bar in self._bars:
+                self._erase()
+                self._write(bar)
+                self._bars.remove(bar)
+                self._last = self._clock() - (self._pause_s if self._redraws else 0.0)
+                self.changed()
 
     def changed(self) -> None:
         """Show the bars if the last picture is old enough."""
@@ -91,15 +104,20 @@ class Progress:
 
     def _show(self) -> None:
         self._last = self._clock()
-        columns = shutil.get_terminal_size().columns
-        label_width = max((len(bar.label) for bar in self._bars), default=0)
-        bar_width = max(0, min(30, columns - label_width - 50)) if self._redraws else 0
         self._erase()
         for bar in self._bars:
-            text = bar.text(label_width, bar_width)
-            self._console.err.write((text[: columns - 1] if self._redraws else text) + "\n")
+            self._write(bar)
         self._drawn_lines = len(self._bars) if self._redraws else 0
         self._console.err.flush()
+
+    def _write(self, bar: Bar) -> None:
+        columns = shutil.get_terminal_size().columns
+        label_width = max((len(each.label) for each in self._bars), default=0)
+        numbers = max(len(each.text(label_width, 0)) for each in {*self._bars, bar})
+        left = columns - numbers - 3
+        bar_width = min(_WIDEST, left) if self._redraws and left >= _NARROWEST else 0
+        text = bar.text(label_width, bar_width)
+        self._console.err.write((text[: columns - 1] if self._redraws else text) + "\n")
 
     def _erase(self) -> None:
         if self._drawn_lines:

@@ -1,0 +1,88 @@
+"""What a production shows of itself: rates, bytes, what is left, workers, bad samples, waiting for room."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import pytest
+
+from penstock.cli.console import Console
+from penstock.cli.production import ProductionView, duration
+from penstock_producer.progress import EpochProgress, Progress
+
+
+class Terminal(io.StringIO):
+    """Says that somebody looks."""
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+
+def looks(seconds: int) -> Progress:
+    """Two epochs of 1,000 samples of 2 KiB, 100 samples a second; one in fifty is bad."""
+    done = min(seconds * 100, 2000)
+    first, second = min(done, 1000), max(0, done - 1000)
+    epochs = [
+        EpochProgress(number, "produced" if made == 1000 else "sized", 1000, made, made // 50, 2048.0)
+        for number, made in enumerate((first, second))
+        if made
+    ]
+    return Progress(tuple(epochs), 2000, workers=3, waiting=1 if seconds > 15 else 0)
+
+
+@pytest.mark.parametrize("screen", [io.StringIO, Terminal], ids=["log", "terminal"])
+def test_a_production_shows_all_that_one_wants_to_know(screen: type[io.StringIO]) -> None:
+    """Before it is started again with more workers, or left alone over night: how fast, how long, how well."""
+    now, err = [0.0], screen()
+    console = Console(io.StringIO(), err)
+    with console.progress(every_s=5, clock=lambda: now[0]) as shown:
+        view = ProductionView(console, shown, clock=lambda: now[0])
+        for second in range(21):
+            now[0] = float(second)
+            view.update(looks(second))
+    lines = err.getvalue().replace("\x1b[2K", "").splitlines()
+    half = next(line for line in lines if "500/1,000" in line)
+    for part in ("epoch 0", " 50%", "100/s", "980.0 KiB", "0:05 left", "10 bad"):
+        assert part in half, (part, half)
+    assert ("█" in half) == (screen is Terminal)
+    fleet = next(line for line in reversed(lines) if "workers" in line)
+    for part in ("workers", "3", "1 waits for room", "40 bad", "196.0 KiB/s"):
+        assert part in fleet, (part, fleet)
+    assert any(re.search(r"0:1[56] left in all", line) for line in lines)
+    ends = [line for line in lines if "1,000/1,000" in line]
+    assert [line.split()[1] for line in ends] == ["0", "1"]  # each once, however long it goes on
+
+
+def test_programs_are_told_in_json_lines() -> None:
+    """A job's dashboard reads the same numbers, and stdout keeps the result for itself."""
+    now, out, err = [0.0], io.StringIO(), io.StringIO()
+    console = Console(out, err)
+    with console.progress(clock=lambda: now[0]) as shown:
+        view = ProductionView(console, shown, as_json=True, clock=lambda: now[0])
+        for second in range(17):
+            now[0] = float(second)
+            view.update(looks(second))
+    told = [json.loads(line)["progress"] for line in err.getvalue().splitlines()]
+    assert len(told) == 3
+    assert out.getvalue() == ""
+    last = told[-1]
+    assert (last["samples_per_s"], last["workers"], last["waiting_for_room"], last["left_s"]) == (100.0, 3, 0, 5.0)
+    assert last["epochs"][1] == {
+        "epoch": 1, "state": "sized", "samples": 1000, "done": 500, "bad": 10, "nbytes": 490 * 2048
+    }  # fmt: skip
+
+
+def test_a_production_that_stands_still_promises_no_end() -> None:
+    """A rate of nought is no reason to divide by it."""
+    now, err = [0.0], io.StringIO()
+    console = Console(io.StringIO(), err)
+    with console.progress(every_s=5, clock=lambda: now[0]) as shown:
+        view = ProductionView(console, shown, clock=lambda: now[0])
+        for second in range(60):
+            now[0] = float(second)
+            view.update(looks(min(second, 5)))
+    assert "left" not in err.getvalue().splitlines()[-1]
+    assert [duration(s) for s in (7, 725, 10_800)] == ["0:07", "12:05", "3:00:00"]
