@@ -43,6 +43,12 @@ def is_token(name: str) -> bool:
     return name.startswith(_PREFIX)
 
 
+def is_torch(value: Any) -> bool:
+    """Whether an object is torch's Dataset or DataLoader, told by its classes' names."""
+    kinds = type(value).__mro__
+    return any(k.__module__.startswith("torch.utils.data.") and k.__name__ in ("Dataset", "DataLoader") for k in kinds)
+
+
 def reads_as(value: Any) -> Literal["dataset", "keras", "generator"]:
     """How an object is read when its owner does not say: Keras by its classes, items by index, or else by iterating."""
     if is_keras(value):

@@ -28,7 +28,7 @@ from penstock_producer.sources.dataset import Dataset
 from penstock_producer.sources.generator import Factory, Generator, in_step
 from penstock_producer.sources.installed import open_installed
 from penstock_producer.sources.keras import KerasBatches, is_keras
-from penstock_producer.sources.local import is_token, lookup, reads_as
+from penstock_producer.sources.local import is_token, is_torch, lookup, reads_as
 from penstock_producer.sources.names import resolve, resolve_object
 from penstock_producer.sources.protocol import AnySource, Source
 from penstock_producer.sources.split import Split, split
@@ -183,6 +183,10 @@ def _local(config: LocalConfig) -> AnySource:
     found = lookup(config.token)
     transform = _transform(config.transform)
     name = f"{type(found).__name__} {config.token}"
+    if config.reads_as is None and is_torch(found):
+        from penstock_producer.sources.torch import open_torch  # its owner has imported torch already
+
+        return open_torch(found, name, transform, config.limit)
     kind = config.reads_as or reads_as(found)
     if kind == "dataset":
         return _dataset(found, name, transform)

@@ -30,6 +30,8 @@ def open_torch(
     found: Any, name: str, transform: Transform | None = None, limit: int | None = None
 ) -> Dataset | Generator:
     """The source of a Dataset, an IterableDataset or a DataLoader. Raises SourceError for anything else."""
+    if multiprocessing.parent_process() is not None:
+        torch.set_num_threads(1)  # as in torch's own workers: there is one process for each core already
     if isinstance(found, data.DataLoader):
         return Batches(found, name, transform, limit)
     if isinstance(found, data.IterableDataset):

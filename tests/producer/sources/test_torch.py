@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from penstock_common.errors import SourceError
 from penstock_producer.fill import Seed
-from penstock_producer.sources.config import TorchConfig
+from penstock_producer.sources.config import LocalConfig, TorchConfig
+from penstock_producer.sources.local import register
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import Source
@@ -73,7 +76,7 @@ class TestDataset(SourceContract):
         assert read(source, 1)["x"].tolist() == [[1] * 3] * 2
 
 
-def opened(config: TorchConfig) -> Any:
+def opened(config: TorchConfig | LocalConfig) -> Any:
     """The source."""
     return open_source(config)
 
@@ -116,6 +119,15 @@ def test_a_loader_without_batches_gives_samples(user_module: UserModule) -> None
     source = opened(TorchConfig(name=f"{user_module(CODE)}:singles"))
     assert not source.batched
     assert [source.make(item, 0, sample_rng(0, 0, 0, 0))["y"] for item in source] == [0, 1, 0, 1, 0, 1]
+
+
+def test_objects_of_a_notebook_are_known_as_torchs() -> None:
+    """A DataLoader given to penstock.produce gives batches, and no samples that are lists of tensors."""
+    numbers = TensorDataset(torch.arange(5))
+    loader = opened(LocalConfig(token=register(DataLoader(numbers, batch_size=2))))
+    assert loader.batched
+    assert [loader.make(item, 0, sample_rng(0, 0, 0, 0))["x"].tolist() for item in loader] == [[0, 1], [2, 3], [4]]
+    assert int(read(opened(LocalConfig(token=register(numbers))), 3)["x"]) == 3
 
 
 def test_what_is_not_torchs_is_refused(user_module: UserModule) -> None:
