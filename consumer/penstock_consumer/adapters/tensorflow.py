@@ -214,9 +214,7 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
         if not self._is_parallel and self._inner.options().threading.private_threadpool_size is None:
             # a batch comes from Python, one at a time; more threads only spin while they wait for it
             options.threading.private_threadpool_size = 1
-        # The report comes last: tf.data runs maps without effects in parallel, which is ahead of the step.
-        given = rounds.flat_map(lambda _: self._inner).take_while(watch.goes_on).map(watch.report)
-        return given.with_options(options)
+        return rounds.flat_map(lambda _: self._inner).take_while(watch.report).map(_alone).with_options(options)
 
 
 class _Watch:
@@ -232,21 +230,21 @@ class _Watch:
             self._mine = self._feed.running
             yield number
 
-    def goes_on(self, _: Any, __: Any) -> Any:
-        """Whether the next element may be given to the step; in the graph."""
-        return tf.ensure_shape(tf.numpy_function(self._is_running, [], tf.bool, stateful=True), ())
-
-    def report(self, element: Any, tokens: Any) -> Any:
-        """The element, behind the report of it; in the graph."""
-        with tf.control_dependencies([tf.numpy_function(self._arrive, [tokens], tf.int64, stateful=True)]):
-            return tf.nest.map_structure(tf.identity, element, expand_composites=True)
-
-    def _is_running(self) -> Any:
-        return np.bool_(self._feed.running is self._mine)
+    def report(self, _: Any, tokens: Any) -> Any:
+        """Reports an element that the step asks for, and says whether it may be given to it; in the graph."""
+        return tf.ensure_shape(tf.numpy_function(self._arrive, [tokens], tf.bool, stateful=True), ())
 
     def _arrive(self, tokens: Any) -> Any:
+        if self._feed.running is not self._mine:
+            return np.bool_(False)
         self._feed.arrive([token for token in np.ravel(tokens).tolist() if token >= 0])
-        return np.int64(0)
+        return np.bool_(True)
+
+
+def _alone(element: Any, _: Any) -> Any:
+    """Without its token. Behind the report: a map that has no effect tf.data would run in parallel, so ahead."""
+    with tf.control_dependencies([tf.timestamp()]):  # an effect, for tf.data
+        return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
 
 class Position(tf.train.experimental.PythonState):
