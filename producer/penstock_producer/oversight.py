@@ -166,7 +166,7 @@ class Oversight:
         if code == 0 and sight.place is None:
             return None
         weight = KILLED if code == -signal.SIGKILL else CRASHED
-        how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+        how = f"with exit code {code}" if code >= 0 else f"by {_signal(-code)}"
         deed = f"ended its worker {how}" if code >= 0 else f"killed its worker {how}"
         return Death(name, f"{who} {_ending(code)}", True, sight.place, deed, weight)
 
@@ -180,7 +180,14 @@ def memory_part(workers: int) -> int | None:
 def _ending(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
-    return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by {_signal(-code)}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time one has no name
+        return f"signal {number}"
 
 
 def _size(count: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +15,18 @@ from penstock_producer.fill import TooManyBad
 from penstock_producer.plan import EpochFailed, ProductionPlan
 from penstock_producer.production import Production
 from penstock_producer.progress import Summary
-from penstock_producer.sources.config import DatasetConfig
+from penstock_producer.sources.config import DatasetConfig, GeneratorConfig
 from penstock_producer.worker import WorkerOptions
 from tests.producer.deadly import DEEDS, SAMPLES
 from tests.producer.reading import read_epoch
 
 
 def produce(
-    url: str, transform: str, *, told: list[str] | None = None, memory: int | None = None, **plan: Any
+    url: str, transform: str | GeneratorConfig, *, told: list[str] | None = None, memory: int | None = None, **plan: Any
 ) -> Summary:
     """One production by two workers to its end."""
-    source = DatasetConfig(name="tests.producer.deadly:numbers", transform=f"tests.producer.deadly:{transform}")
+    named = DatasetConfig(name="tests.producer.deadly:numbers", transform=f"tests.producer.deadly:{transform}")
+    source = named if isinstance(transform, str) else transform
     asked = ProductionPlan(stream="train", source=source, **plan)
     options = replace(WorkerOptions(url=url, queue_url=url), memory_bytes=memory)
     with Production(asked, options, workers=2, notify=(told if told is not None else []).append) as production:
@@ -66,11 +68,24 @@ def test_samples_that_crash_hang_or_walk_out_are_named_and_the_rest_is_made(
     assert reasons(any_client) == sorted(f"{name}[{number}]: {why}" for number, why in expected.items())
 
 
-def test_a_transform_that_crashes_at_random_completes_with_every_sample(any_url: str, any_client: redis.Redis) -> None:
+def test_an_item_of_an_iterator_that_ends_its_worker_is_left_out(any_url: str, any_client: redis.Redis) -> None:
+    """A generator begins anew for each worker: what is noted must be the item's place in it."""
+    name = "tests.producer.deadly:numbers"
+    source = GeneratorConfig(name=name, transform="tests.producer.deadly:fifth_walks_out")
+    summary = produce(any_url, source)
+    assert (summary.samples, summary.bad) == (SAMPLES, 1)
+    assert made(any_url) == [number for number in range(SAMPLES) if number != 5]
+    assert reasons(any_client) == [f"{name}[5]: ended its worker with exit code 0, 3 times"]
+
+
+def test_a_transform_that_crashes_at_random_completes_with_every_sample(
+    any_url: str, any_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A flaky native library: what is good is found to be good, however many workers it takes."""
+    monkeypatch.setenv("PENSTOCK_TEST_MARK", str(tmp_path / "mark"))
     told: list[str] = []
     summary = produce(any_url, "crashes_at_random", told=told, shard_samples=30)
-    assert sum("killed by SIGSEGV" in line for line in told)
+    assert sum("killed by SIGSEGV" in line for line in told) >= 3
     assert made(any_url) == list(range(SAMPLES)), reasons(any_client)
     assert (summary.samples, summary.bad) == (SAMPLES, 0)
 
