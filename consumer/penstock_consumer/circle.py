@@ -17,7 +17,14 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record, index_ends, index_records, list_pending
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import group_bits
-from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
+from penstock_common.stream.manifest import (
+    ABANDONED,
+    PRODUCED,
+    Manifest,
+    begun_shards,
+    find_manifest,
+    retained_epochs,
+)
 from penstock_common.stream.positions import kept_head, settled_below, starts_of
 from penstock_common.stream.roster import ORDERED, GroupRecord, Roster, server_ms
 from penstock_common.stream.streams import Stream
@@ -67,6 +74,22 @@ def find_circle(client: Client, stream: Stream, partition: PartitionKeys, roster
         freed += 0 if epoch in kept else hands.freed()
         held += hands.held
     return Circle(freed, {who: roster.idle[who].handed_bytes for who in living if roster.idle[who].handed_bytes}, held)
+
+
+def is_stuck(client: Client, stream: Stream, rosters: Mapping[PartitionKeys, Roster]) -> bool:
+    """Whether no samples can come: in each partition that lacks some, the writer of the lowest shard waits for room.
+
+    Where one does not wait it is at work, or its shard lies in a queue, or with a worker that died: that will be made,
+    and until then nobody knows whether there is room.
+    """
+    lacking: set[PartitionKeys] = set()
+    for epoch, state in retained_epochs(client, stream).items():
+        manifest = None if state in (PRODUCED, ABANDONED) else find_manifest(client, stream, epoch)
+        if manifest is not None:
+            shards = begun_shards(client, stream, manifest)
+            lacking |= {stream.partition_of(shard) for shard in shards if shard not in manifest.done}
+    stuck = {at for at, roster in rosters.items() if any(waiter.is_next for waiter in roster.waiting.values())}
+    return lacking <= stuck
 
 
 class _Hands:

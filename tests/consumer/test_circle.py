@@ -69,11 +69,11 @@ class Group(threading.Thread):
 
 
 @contextmanager
-def two_shards(url: str) -> Iterator[Callable[[], None]]:
+def two_shards(url: str, partitions: int = 1) -> Iterator[Callable[[], None]]:
     """An epoch in two shards: the second begins to be written at once, the first when what is yielded is called."""
     settings: dict[str, Any] = {"spec": SPEC, "block_bytes": BLOCK, "budget_bytes": BUDGET, "notify": lambda _: None}
     is_over = threading.Event()
-    with Writer("t", url=url, **settings) as writer:
+    with Writer("t", url=url, partitions=partitions, **settings) as writer:
         writer.epoch(sizes=[COUNT // 2, COUNT // 2])
 
     def write(shard: int) -> None:
@@ -139,6 +139,24 @@ def test_members_whose_batches_together_are_larger_than_the_budget_are_told_so(a
             member.join(60)
     assert "parts of batches in hand (group 'g' " in errors[0]
     assert "take smaller batches" in errors[0]
+
+
+@pytest.mark.usefixtures("soon")
+def test_nobody_is_told_while_another_partitions_samples_are_still_to_be_made(any_url: str) -> None:
+    """Its worker may be starting, or dead and about to be replaced: what it brings may well lead to the checkpoint."""
+    with two_shards(any_url, partitions=2) as begin_the_first:
+        group = Group(any_url, "a")
+        group.start()
+        deadline = time.monotonic() + 20
+        while group.count < 200 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(8)
+        assert group.count == 200, "the budget of the second shard's partition"
+        assert not group.told
+        begin_the_first()
+        group.join(60)
+    assert group.seen == Counter(range(COUNT))
+    assert group.told
 
 
 def circle(handed: dict[str, int], held: dict[str, int] | None = None, *, freed: int = 20, me: str = "a") -> Jam:

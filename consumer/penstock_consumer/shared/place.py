@@ -27,7 +27,7 @@ from penstock_common.stream.roster import (
 )
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_common.waiting import Notify, to_stderr
-from penstock_consumer.circle import find_circle
+from penstock_consumer.circle import find_circle, is_stuck
 from penstock_consumer.holds import hold_of
 from penstock_consumer.overdue import Jam
 from penstock_consumer.pipeline.batch import Batch
@@ -226,7 +226,9 @@ class Place:
 
     def jams(self, *, together: bool = False) -> list[Jam]:
         """The partitions where writers wait for room, and what this member holds of them; ``together``: all others."""
-        rosters = [(partition, load_roster(self.client, partition)) for partition in self.stream.partitions]
+        rosters = {partition: load_roster(self.client, partition) for partition in self.stream.partitions}
+        if not any(roster.waiting for roster in rosters.values()) or not is_stuck(self.client, self.stream, rosters):
+            return []
         return [
             Jam(
                 tuple(roster.waiting.values()),
@@ -239,7 +241,7 @@ class Place:
                 circle=find_circle(self.client, self.stream, partition, roster) if together else None,
                 me=(self.who.group, self.who.member),
             )
-            for partition, roster in rosters
+            for partition, roster in rosters.items()
             if roster.waiting
         ]
 
