@@ -71,7 +71,12 @@ class Tally:
 
     def _go(self, phase: Phase) -> None:
         now = self._clock()
-        self._time = (phase, now, *self._spent(now))
+        was, since, asking_s, training_s = self._time
+        if was == "asking":
+            asking_s += now - since
+        elif was == "training":
+            training_s += now - since
+        self._time = (phase, now, asking_s, training_s)
 
     # --- the loop ---
 

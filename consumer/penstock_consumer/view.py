@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock_consumer.adapters.selection import chosen, nested, shaped
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.state import State
+from penstock_consumer.stats import Stats
 
 if TYPE_CHECKING:
     from penstock_consumer.loader import Loader
@@ -116,6 +117,10 @@ class View:
     def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
         """The loader's."""
         self._source.checkpointed(state)
+
+    def stats(self) -> Stats:
+        """The loader's; what this view does to batches counts as waiting for this process, its ``reader``."""
+        return self._source.stats()
 
     def close(self) -> None:
         """Closes the loader."""
