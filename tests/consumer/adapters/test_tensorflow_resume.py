@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,33 @@ def test_shapes_are_static_where_all_batches_are_alike_and_ragged_tensors_may_be
             assert rows.numpy().tolist() == expected
     with loader_of(any_url, group="kept") as loader:
         assert dataset(loader).element_spec["y"] == tf.TensorSpec((None,), tf.int64)
+
+
+def test_a_state_is_of_the_steps_own_epoch_though_the_next_one_is_pulled_already(any_url: str) -> None:
+    """`repeat` and a large buffer: of two epochs in memory, the state skips nothing."""
+    produce(any_url, STREAM, SAMPLES, epochs=3)
+    states, pulled = [], []
+
+    def watched(y: Any) -> Any:
+        pulled.append(0)
+        return y
+
+    with ordered(any_url, acknowledge="on_checkpoint") as loader:
+        source = dataset(loader, select="y").map(lambda y: tf.numpy_function(watched, [y], tf.int64))
+        batches = source.repeat(2).prefetch(3 * STEPS)
+        running = iter(batches)
+        whole = [next(running).numpy().tolist()]
+        until = time.monotonic() + 30
+        while len(pulled) < 2 * STEPS and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(pulled) == 2 * STEPS
+        states.append(batches.state_dict())
+        for y in running:
+            whole.append(y.numpy().tolist())
+            states.append(batches.state_dict())
+    ends = [(step // STEPS, BATCH * (step % STEPS)) for step in range(1, 2 * STEPS + 1)]
+    assert [(state["epoch"], state["position"]) for state in states] == ends
+    with ordered(any_url, acknowledge="on_checkpoint") as loader:
+        batches = dataset(loader, select="y")
+        batches.load_state_dict(states[4])
+        assert [y.numpy().tolist() for y in batches] == whole[5:STEPS]
