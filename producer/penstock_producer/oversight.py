@@ -40,7 +40,12 @@ class Making:
 
     def __init__(self, cells: Any = None) -> None:
         self.cells: Any = RawArray("d", 3) if cells is None else cells
-        """The place in its shard plus one (0: none is being made); since when; how long it may take (0: no limit)."""
+        """The place in its shard plus one (0: none is being made, -1: nor is anything else); since when; how long it may
+        take (0: no limit)."""
+
+    def open(self) -> None:
+        """A shard is begun: its source is opened."""
+        self.cells[0] = 0
 
     def begin(self, place: int, limit_s: float) -> None:
         """The sample at this place is being made from now on."""
@@ -49,12 +54,14 @@ class Making:
         cells[0] = place + 1
 
     def end(self) -> None:
-        """It is made, or was given up."""
-        self.cells[0] = 0
+        """It is made, or was given up: what follows is Penstock's own work, and its waits for room and for the server."""
+        self.cells[0] = -1
 
     def look(self) -> Sight:
         """What is being made now."""
         place, since, limit_s = self.cells
+        if place < 0:
+            return BETWEEN
         return Sight(int(place) - 1, since, limit_s) if place else NOTHING
 
 
@@ -65,6 +72,8 @@ class Sight:
     place: int | None
     since: float = 0.0
     limit_s: float = 0.0
+    is_between: bool = False
+    """Whether it is done with one sample and not yet at the next: it may wait for room."""
 
     def is_overdue(self, now: float) -> bool:
         """Whether it takes longer than a sample may."""
@@ -72,6 +81,7 @@ class Sight:
 
 
 NOTHING = Sight(None)
+BETWEEN = Sight(None, is_between=True)
 
 
 @dataclass(frozen=True)
@@ -168,7 +178,9 @@ class Oversight:
         weight = KILLED if code == -signal.SIGKILL else CRASHED
         how = f"with exit code {code}" if code >= 0 else f"by {_signal(-code)}"
         deed = f"ended its worker {how}" if code >= 0 else f"killed its worker {how}"
-        return Death(name, f"{who} {_ending(code)}", True, sight.place, deed, weight)
+        # a kill -9 of one that waits for room, or for the server, is nothing the shard has done
+        is_to_blame = not (sight.is_between and code == -signal.SIGKILL)
+        return Death(name, f"{who} {_ending(code)}", is_to_blame, sight.place, deed, weight)
 
 
 def memory_part(workers: int) -> int | None:

@@ -111,6 +111,7 @@ class Workbench:
         """
         self._notify, self._is_at = notify, is_at
         try:
+            self._making.open()
             writer, manifest = self._planned(task)
             writer.should_stop = lambda: self._should_stop() or should_yield()
             source = self._open_source(task)

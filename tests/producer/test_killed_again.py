@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+import warnings
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 
 import pytest
 
 from penstock_producer.jobs import RETRIES
+from penstock_producer.oversight import Making, Oversight
 from penstock_producer.plan import EpochFailed
 from penstock_producer.progress import Progress
 from penstock_producer.sources.config import GeneratorConfig
@@ -56,3 +61,41 @@ def test_what_kills_every_worker_and_is_no_sample_fails_its_epoch_and_says_where
         r"no further than sample 60 of this shard",
     ):
         produce(any_url, GeneratorConfig(name="tests.producer.made:deadly_feed"), workers=1, block_bytes=240)
+
+
+def _waits(making: Making, stage: str, pipe: Connection) -> None:
+    if stage != "opening":
+        making.begin(7, 0)
+    if stage == "between":
+        making.end()
+    pipe.send_bytes(b"ready")
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("stage", "number", "is_to_blame"),
+    [
+        ("opening", signal.SIGKILL, True),
+        ("making", signal.SIGKILL, True),
+        ("between", signal.SIGKILL, False),
+        ("between", signal.SIGSEGV, True),
+    ],
+)
+def test_a_worker_killed_while_it_waits_for_room_costs_its_shard_nothing(
+    stage: str, number: signal.Signals, is_to_blame: bool
+) -> None:
+    """Trainers may be slow for hours, and hosts preempted all the while: no shard has a part in that."""
+    oversight = Oversight(None)
+    ours, theirs = get_context("fork").Pipe(duplex=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = get_context("fork").Process(target=_waits, args=(oversight.making, stage, theirs), daemon=True)
+        process.start()
+    assert process.pid is not None
+    assert ours.recv_bytes() == b"ready"
+    os.kill(process.pid, number)
+    process.join(20)
+    death = oversight.death("w", process.pid, process.exitcode or 0)
+    assert death is not None
+    assert death.is_to_blame is is_to_blame
+    assert death.place == (7 if stage == "making" else None)
