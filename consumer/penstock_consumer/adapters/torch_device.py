@@ -6,7 +6,7 @@ What is acknowledged, and when, is ``torch``'s: being sent ahead is not being tr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -20,15 +20,13 @@ Sent = tuple[Any, Any]
 """An element on the device, and the event after its copy."""
 
 
-def prefetch_to_device(batches: Any, device: Any) -> Any:
+def prefetch_to_device(batches: Any, device: Any) -> OnDevice:
     """The same batches on ``device``; on CUDA, copied from pinned memory on a side stream while the step before runs.
 
-    ``batches`` as for `acknowledging`, which this is as well; on other devices than CUDA it is that alone, each
-    batch moved there when it is asked for. Nothing waits for a batch only to have it early.
+    ``batches`` as for `acknowledging`, which this is as well; on other devices than CUDA a batch is moved there without
+    a stream, and on the CPU it stays as it is. Nothing waits for a batch only to have it early.
     """
     source, to = acknowledging(batches), torch.device(device)
-    if to.type == "cpu":
-        return source
     return OnDevice(source, SideStream(to) if to.type == "cuda" else _Plain(to))
 
 
@@ -53,6 +51,14 @@ class OnDevice:
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The dataset's, also of a StatefulDataLoader, whose own would count what was only sent ahead."""
+        return self.source.dataset.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next pass is what was left of the one the state was taken in. Raises StateMismatch, ReplayTruncated."""
+        self.source.dataset.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
         dataset, elements = self.source.dataset, self.source.elements()

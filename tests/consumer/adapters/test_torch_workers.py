@@ -205,6 +205,10 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "acknowledging": lambda loader: made(loader),
     "workers": lambda loader: made(loader, 2),
     "stateful workers": lambda loader: made(loader, 4, stateful.StatefulDataLoader),
+    "device": lambda loader: prefetch_to_device(dataset(loader), "cpu"),
+    "device workers": lambda loader: prefetch_to_device(
+        stateful.StatefulDataLoader(dataset(loader), batch_size=None, num_workers=2), "cpu"
+    ),
     "few snapshots": lambda loader: made(loader, 2, stateful.StatefulDataLoader, snapshot_every_n_steps=3),
     "no snapshot": lambda loader: made(loader, 2, stateful.StatefulDataLoader, snapshot_every_n_steps=20),
 }
