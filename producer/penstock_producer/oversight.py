@@ -40,8 +40,8 @@ class Making:
 
     def __init__(self, cells: Any = None) -> None:
         self.cells: Any = RawArray("d", 3) if cells is None else cells
-        """The place in its shard plus one (0: none is being made, -1: nor is anything else); since when; how long it may
-        take (0: no limit)."""
+        """The place in its shard plus one (0: none is being made, -1: nor is anything else); since when; how long
+        it may take (0: no limit)."""
 
     def open(self) -> None:
         """A shard is begun: its source is opened."""
@@ -54,7 +54,7 @@ class Making:
         cells[0] = place + 1
 
     def end(self) -> None:
-        """It is made, or was given up: what follows is Penstock's own work, and its waits for room and for the server."""
+        """It is made, or was given up: what follows is our own work, and waits for room and for the server."""
         self.cells[0] = -1
 
     def look(self) -> Sight:
