@@ -104,7 +104,7 @@ def _watch(args: argparse.Namespace, console: Console, plans: dict[str, Producti
     if args.json:
         console.json(told)
     else:
-        console.line(f"watched {source.path}: {watch.files} files in {watch.epochs} epochs of {plan.stream!r}")
+        console.line(f"watched {source.path}: {watch.files} new files, {watch.epochs} new epochs of {plan.stream!r}")
     return 0 if args.epochs is not None and watch.epochs >= args.epochs else 130
 
 

@@ -1,0 +1,111 @@
+"""The page on fleets as its readers use it: its commands are run, beside each other, against one server."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from penstock_common.errors import PenstockError
+from penstock_common.stream.connection import connect
+from penstock_common.stream.inspection import StreamView, inspect_stream
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "fleet.md").read_text()
+COMMANDS = re.findall(r"^```sh\n(.*?)\n```", PAGE, re.MULTILINE | re.DOTALL)
+TEAM = """
+import time
+data = range(200)
+def augment(n):
+    time.sleep(0.002)
+    return {"n": n}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with what the page takes for granted."""
+    (tmp_path / "team.py").write_text(TEAM)
+    (tmp_path / "incoming").mkdir()
+    for shade in range(3):
+        Image.fromarray(np.full((40, 30, 3), shade, np.uint8)).save(tmp_path / "incoming" / f"{shade}.png")
+    return tmp_path
+
+
+def begin(text: str, url: str, cwd: Path) -> subprocess.Popen[str]:
+    """One of the page's commands."""
+    name, *words = shlex.split(text)
+    assert name == "penstock"
+    paths = os.pathsep.join(str(ROOT / folder) for folder in ("common", "producer", "consumer", "front"))
+    environment = {**os.environ, "PENSTOCK_URL": url, "PYTHONPATH": paths}
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words], cwd=cwd, env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def view(url: str) -> StreamView | None:
+    """The stream, once it is there."""
+    with connect(url) as client:
+        try:
+            return inspect_stream(client, "train")
+        except PenstockError:
+            return None
+
+
+def produced(url: str) -> int:
+    """Epochs that are complete."""
+    found = view(url)
+    return sum(epoch.state == "produced" for epoch in found.epochs) if found is not None else 0
+
+
+def end(*processes: subprocess.Popen[str]) -> list[str]:
+    """SIGTERM, and what they said; each must take it well."""
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    said = []
+    for process in processes:
+        try:
+            said.append("".join(process.communicate(timeout=30)))
+        finally:
+            process.kill()
+        assert process.returncode in (0, 130), said[-1]
+        assert "Traceback" not in said[-1]
+    return said
+
+
+def test_the_commands_of_the_page_do_what_it_says(any_url: str, place: Path) -> None:
+    """Whoever copies them has a fleet: epochs queued here are made there, follow their trainers, or follow a folder."""
+    queue, worker, auto, follow, watch = COMMANDS
+    fleet = [begin(worker, any_url, place), begin(auto, any_url, place)]
+    queued = begin(queue, any_url, place)
+    out, err = queued.communicate(timeout=60)
+    assert queued.returncode == 0, err
+    assert out.startswith("produced 3 epochs of 'train': 600 samples, 0 bad")
+    assert re.search(r"^epoch 2  100%  200/200 samples", err, re.MULTILINE)
+    following = begin(follow, any_url, place)
+    try:
+        deadline = time.monotonic() + 60
+        while "--ahead is 2" not in (line := following.stderr.readline()):  # type: ignore[union-attr]
+            assert time.monotonic() < deadline, line
+        assert produced(any_url) == 3  # nobody reads: three lie there already, and it makes no more
+    finally:
+        end(following, *fleet)
+    with connect(any_url) as client:
+        client.flushall()
+    watching = begin(watch, any_url, place)
+    deadline = time.monotonic() + 60
+    while produced(any_url) < 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    (said,) = end(watching)
+    assert "watched incoming/: 3 new files, 1 new epochs of 'train'" in said
