@@ -38,6 +38,7 @@ from penstock_producer.fill import Stopped
 from penstock_producer.jobs import ShardJob, set_workbench
 from penstock_producer.oversight import Death, Making
 from penstock_producer.paced import PacedBench
+from penstock_producer.sources.names import allow_only
 from penstock_producer.workbench import ROOM_WAIT_S, connect_patiently
 
 QUEUE = "penstock"
@@ -73,6 +74,8 @@ class WorkerOptions:
     """Tell of failed jobs on stderr; a dispatcher's own workers leave that to it."""
     room_wait_s: float = ROOM_WAIT_S
     heartbeat_ttl_s: int = HEARTBEAT_TTL_S
+    allow: tuple[str, ...] = ()
+    """The only modules that jobs may name functions and objects of; none given: any."""
     memory_bytes: int | None = None
     """A worker that holds more is replaced; None: its part of the machine's (oversight.py)."""
 
@@ -93,6 +96,8 @@ def work(options: WorkerOptions, cells: Any = None) -> None:
     """
     _forget_owners_handlers()
     try:
+        if options.allow:
+            allow_only(options.allow)
         stopping = threading.Event()
         bench = PacedBench(
             options.url, options.name, should_stop=stopping.is_set, room_wait_s=options.room_wait_s,

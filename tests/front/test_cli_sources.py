@@ -20,9 +20,10 @@ from penstock.cli import Parser
 from penstock.cli.sources import add_sources, plans_of, source_of
 from penstock_common.errors import SourceError
 from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.streams import load_stream
 from penstock_producer.sources.config import parse_config
-from tests.front.test_cli_produce import ended, run, start
+from tests.front.test_cli_produce import awaited, ended, run, start
 from tests.producer.reading import read_epoch
 
 
@@ -113,8 +114,6 @@ def read_repaired(url: str) -> dict[tuple[int, int], dict[str, np.ndarray]]:
 
 def read_places(url: str) -> list[tuple[int, int]]:
     """(shard, offset) in canonical order."""
-    from penstock_common.stream.manifest import load_manifest
-
     with redis.Redis.from_url(url) as client:
         sizes = load_manifest(client, load_stream(client, "digits.val"), 0).sizes
     assert sizes is not None
@@ -205,6 +204,31 @@ def test_a_source_that_another_package_brings_is_as_good_as_ours(any_url: str, t
         assert code == 1
         assert message in err
         assert "Traceback" not in err
+
+
+def test_a_worker_imports_only_what_it_was_told_to(any_url: str, tmp_path: Path) -> None:
+    """Whoever can write to the queue must not be able to have any function of any module called."""
+    (tmp_path / "good.py").write_text("data = list(range(8))\ndef same(n): return n\n")
+    (tmp_path / "evil.py").write_text("open('imported', 'w').close()\ndef same(n): return n\n")
+    for transform in ("evil:same", "good:same"):
+        job = ["produce", "dataset", "good:data", "--transform", transform, "--no-workers", "--stream", transform[:4]]
+        code, _, err = run(*job, "--shard-samples", "8", "--url", any_url, cwd=tmp_path)
+        assert code == 0, err
+    (tmp_path / "imported").unlink()  # the one who asked for it may import what he likes
+    worker = start("worker", "--processes", "1", "--allow", "good", "--url", any_url, cwd=tmp_path)
+    assert worker.stderr is not None
+    said = next(line for line in worker.stderr if "evil" in line)
+    assert "module 'evil' is not allowed in this worker: it was started with --allow good" in said
+    awaited(lambda: done(any_url, "good"))
+    worker.terminate()
+    assert ended(worker)[0] == 0
+    assert not (tmp_path / "imported").exists()
+
+
+def done(url: str, stream: str) -> bool:
+    """Whether its epoch 0 is produced."""
+    with redis.Redis.from_url(url) as client:
+        return load_manifest(client, load_stream(client, stream), 0).state == "produced"
 
 
 PATHS = [str(Path(__file__).parents[2] / folder) for folder in ("common", "producer", "consumer", "front", ".")]

@@ -30,6 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max", type=int, metavar="N", help="with --auto: at most so many (default: one per core)")
     parser.add_argument("--burst", action="store_true", help="end when the queue is empty")
     parser.add_argument("--url", help="the server that holds the streams (default: PENSTOCK_URL, else localhost:6379)")
+    parser.add_argument(
+        "--allow", action="append", default=[], metavar="MODULE",
+        help="only its functions and objects may be named by jobs; may be repeated (default: any module's)",
+    )  # fmt: skip
     add_queue(parser)
     parser.epilog = (
         "example:\n  PENSTOCK_URL=redis://feeder:6379 penstock worker --processes 8\n"
@@ -50,7 +54,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.max and not args.auto:
         raise PenstockError("--max goes with --auto; a fixed number of workers is --processes N")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    options = dataclasses.replace(options_of(args), burst=args.burst, is_chatty=True, owner=os.getpid())
+    options = dataclasses.replace(
+        options_of(args), burst=args.burst, is_chatty=True, owner=os.getpid(), allow=tuple(args.allow)
+    )
     # an address that is wrong shows before any worker starts
     dispatcher = Dispatcher(options.queue_url, options.queue, console.notice)
     cores = os.cpu_count() or 1

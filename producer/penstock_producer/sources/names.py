@@ -9,11 +9,31 @@ import difflib
 import importlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from penstock_common.errors import SourceError
+
+_allowed: frozenset[str] | None = None
+"""Modules that names may begin with in this process; None: any."""
+
+
+def allow_only(modules: Collection[str]) -> None:
+    """From now on names of other modules, and of modules not below these, are refused before they are imported.
+
+    For workers: whoever can write jobs could otherwise have them call any function of any module there is.
+    """
+    global _allowed  # noqa: PLW0603 - one law for the whole process, which no caller can forget to pass on
+    _allowed = frozenset(modules)
+
+
+def _require_allowed(module_name: str) -> None:
+    if _allowed is None or any(module_name == module or module_name.startswith(f"{module}.") for module in _allowed):
+        return
+    listed = " ".join(f"--allow {module}" for module in sorted(_allowed))
+    raise SourceError(f"module {module_name!r} is not allowed in this worker: it was started with {listed}")
 
 
 def resolve(name: str) -> Any:
@@ -24,12 +44,17 @@ def resolve(name: str) -> Any:
     if module_name.endswith(".py") or "/" in module_name:
         wanted = Path(module_name).with_suffix("").as_posix().replace("/", ".")
         raise SourceError(f"{name!r} names a file; write the module instead: {wanted}:{attribute}")
+    _require_allowed(module_name)
     found = _import(module_name)
     for part in attribute.split("."):
         if not hasattr(found, part):
             near = _nearest(part, [n for n in dir(found) if not n.startswith("_")])
             raise SourceError(f"{name!r}: {module_name} has no {part!r}{near}")
         found = getattr(found, part)
+        if isinstance(
+            found, ModuleType
+        ):  # what a module imports is reached by the other's own name, if that is allowed
+            _require_allowed(found.__name__)
     return found
 
 
