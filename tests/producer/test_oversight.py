@@ -1,0 +1,162 @@
+"""What a supervisor decides about a worker, on a clock of the test's own: hung, grown, whom to blame for a death."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from penstock_producer import oversight
+from penstock_producer.memory import held_bytes, machine_bytes
+from penstock_producer.oversight import (
+    ENOUGH,
+    GROWN_S,
+    LOOK_S,
+    RIPE_S,
+    Death,
+    Oversight,
+    Suspicion,
+    memory_part,
+    suspect,
+)
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        """Now."""
+        return self.now
+
+
+class Process:
+    """Remembers what was done to it."""
+
+    pid = 4711
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.done.append("kill")
+
+    def terminate(self) -> None:
+        """Asks it to end."""
+        self.done.append("terminate")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Of worker and supervisor alike."""
+    clock = Clock()
+    monkeypatch.setattr("penstock_producer.oversight.time.monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def process() -> Any:
+    """A worker's."""
+    return Process()
+
+
+def test_a_sample_is_hung_when_its_limit_is_over_and_never_without_one(clock: Clock, process: Any) -> None:
+    """A slow decoder is not a hung one; and only the sample's own time counts."""
+    watched = Oversight(None, clock)
+    watched.making.begin(7, 0.0)
+    clock.now += 1e6
+    watched.look_after(process)
+    watched.making.end()
+    watched.making.begin(8, 60.0)
+    clock.now += 59
+    watched.look_after(process)
+    assert process.done == []
+    clock.now += 2
+    watched.look_after(process)
+    watched.look_after(process)
+    assert process.done == ["kill"]
+    death = watched.death("me", 4711, -signal.SIGKILL)
+    assert death is not None
+    assert (death.place, death.deed, death.weight) == (8, "took its worker longer than 60 s", oversight.HUNG)
+
+
+def test_a_grown_worker_ends_after_its_sample_and_one_that_cannot_is_killed(
+    clock: Clock, process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leak is nobody's fault; a sample that grows for ever would be made for ever if it were not held against it."""
+    monkeypatch.setattr(oversight, "held_bytes", lambda pid: 2 << 30)
+    watched = Oversight(1 << 30, clock)
+    watched.making.begin(3, 300.0)
+    clock.now += RIPE_S - 1
+    watched.look_after(process)
+    assert process.done == []  # it must get some work done
+    clock.now += 1 + LOOK_S
+    watched.look_after(process)
+    assert process.done == ["terminate"]
+    innocent = Oversight(1 << 30, clock)
+    innocent._grown = watched._grown
+    gentle = innocent.death("me", 4711, 0)
+    assert gentle is not None
+    assert (gentle.is_to_blame, gentle.weight) == (False, 0)
+    clock.now += GROWN_S + 0.1
+    watched.look_after(process)
+    assert process.done == ["terminate", "kill"]
+    harsh = watched.death("me", 4711, -signal.SIGKILL)
+    assert harsh is not None
+    assert (harsh.place, harsh.deed) == (3, "grew its worker beyond 1.0 GiB")
+    assert harsh.weight > 0
+
+
+@pytest.mark.parametrize(
+    ("code", "deed", "tries"),
+    [
+        (-signal.SIGSEGV, "killed its worker by SIGSEGV", 3),
+        (-signal.SIGKILL, "killed its worker by SIGKILL", 6),
+        (3, "ended its worker with exit code 3", 3),
+        (0, "ended its worker with exit code 0", 3),
+        (-(signal.SIGRTMIN + 1), f"killed its worker by signal {signal.SIGRTMIN + 1}", 3),
+    ],
+)
+def test_a_death_is_held_against_the_sample_that_was_made(clock: Clock, code: int, deed: str, tries: int) -> None:
+    """And against no other, and not for ever: what others did before it was committed is forgotten."""
+    meta: dict[str, Any] = {"at": 5, "suspects": {"2": [1, 2, "was long ago"]}}
+    for tried in range(tries):
+        watched = Oversight(None, clock)
+        watched.making.begin(9, 300.0)
+        death = watched.death("me", 4711, code)
+        assert death is not None
+        suspect(meta, death)
+        (found,) = Suspicion.of(meta).items()
+        assert found == (9, Suspicion(tried + 1, death.weight * (tried + 1), deed))
+        assert found[1].is_enough == (tried + 1 == tries)
+    assert str(Suspicion(3, ENOUGH, deed)) == f"{deed}, 3 times"
+
+
+def test_a_worker_that_had_nothing_more_to_do_did_not_die(clock: Clock) -> None:
+    """In a burst each ends by itself, and nobody is to replace it."""
+    watched = Oversight(None, clock)
+    watched.making.begin(9, 300.0)
+    watched.making.end()
+    assert watched.death("me", 4711, 0) is None
+    crashed = watched.death("me", 4711, -signal.SIGSEGV)
+    assert crashed is not None
+    assert crashed.place is None
+    meta: dict[str, Any] = {}
+    suspect(meta, Death("me", "stopped"))
+    suspect(meta, crashed)
+    assert meta == {}
+
+
+def test_workers_share_most_of_the_memory_there_is() -> None:
+    """Their parts together must fit the machine, and each must be more than a worker that has done nothing."""
+    memory = machine_bytes()
+    part = memory_part(2)
+    assert memory is not None
+    assert part is not None
+    assert held_bytes(os.getpid()) > 1 << 20
+    assert 1 << 28 < 2 * part < memory
+    assert held_bytes(1 << 30) == 0  # nobody
