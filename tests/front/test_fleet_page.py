@@ -75,7 +75,7 @@ def end(*processes: subprocess.Popen[str]) -> list[str]:
     said = []
     for process in processes:
         try:
-            said.append("".join(process.communicate(timeout=30)))
+            said.append("".join(process.communicate(timeout=90)))
         finally:
             process.kill()
         assert process.returncode in (0, 130), said[-1]
@@ -88,13 +88,13 @@ def test_the_commands_of_the_page_do_what_it_says(any_url: str, place: Path) -> 
     queue, worker, auto, follow, watch = COMMANDS
     fleet = [begin(worker, any_url, place), begin(auto, any_url, place)]
     queued = begin(queue, any_url, place)
-    out, err = queued.communicate(timeout=60)
+    out, err = queued.communicate(timeout=180)
     assert queued.returncode == 0, err
     assert out.startswith("produced 3 epochs of 'train': 600 samples, 0 bad")
     assert re.search(r"^epoch 2  100%  200/200 samples", err, re.MULTILINE)
     following = begin(follow, any_url, place)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while "--ahead is 2" not in (line := following.stderr.readline()):  # type: ignore[union-attr]
             assert time.monotonic() < deadline, line
         assert produced(any_url) == 3  # nobody reads: three lie there already, and it makes no more
@@ -103,7 +103,7 @@ def test_the_commands_of_the_page_do_what_it_says(any_url: str, place: Path) -> 
     with connect(any_url) as client:
         client.flushall()
     watching = begin(watch, any_url, place)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while produced(any_url) < 1:
         assert time.monotonic() < deadline
         time.sleep(0.1)

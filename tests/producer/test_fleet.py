@@ -32,7 +32,7 @@ from penstock_producer.worker import QUEUE, WorkerOptions
 from tests.contracts.processes import ROOT
 from tests.producer.reading import read_epoch
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 LARGE = 20_000
 
 
@@ -77,7 +77,7 @@ def command(*words: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.terminate()
         try:
-            process.communicate(timeout=30)
+            process.communicate(timeout=90)
         finally:
             process.kill()
 

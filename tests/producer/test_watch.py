@@ -26,7 +26,7 @@ from penstock_producer.watch import Sightings, Watch
 from penstock_producer.worker import WorkerOptions
 from tests.producer.reading import read_epoch
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def put(folder: Path, name: str, shade: int) -> None:

@@ -1,0 +1,137 @@
+"""What workers and trainers say of themselves: shown, forgotten, and gone with the stream."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+import redis
+
+import penstock
+from penstock.__main__ import main
+from penstock_common.errors import DamagedKey
+from penstock_common.pace import Pace
+from penstock_common.stream.connection import connect
+from penstock_common.stream.deletion import delete_stream
+from penstock_common.stream.paces import SILENT_MS, Teller, load_paces, trainer_field, worker_field
+from penstock_common.stream.streams import Stream, load_stream
+from penstock_producer.autoscale import Autoscale
+from tests.contracts.feed import produce
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def stream(any_url: str) -> Stream:
+    """An empty stream."""
+    with penstock.Writer("train", url=any_url, spec={"x": ("int64", ())}) as writer:
+        return writer.stream
+
+
+def paced(rate: float) -> Pace:
+    """Somebody who has done a second of work, and waited as long."""
+    now = [0.0]
+    pace = Pace("busy", clock=lambda: now[0])
+    pace.enter("busy")
+    now[0] = 1.0
+    pace.count(int(rate))
+    pace.enter("room")
+    now[0] = 2.0
+    return pace
+
+
+def test_inspect_shows_the_wish_and_what_it_is_made_of(
+    any_url: str, stream: Stream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who sizes a fleet must see why: rates and waiting, for people and for programs."""
+    with connect(any_url) as client:
+        for name in ("one", "two"):
+            Teller(client, stream, worker_field(name)).say({"rate": 20.0, "shares": {"busy": 1.0}, "samples": 7})
+        Teller(client, stream, trainer_field("resnet", "host-1")).say({"rate": 81.0, "shares": {}, "samples": 64})
+        Teller(client, stream, trainer_field("resnet", "host-2")).say({"rate": 30.0, "shares": {}, "samples": 64})
+    assert main(["inspect", "train", "--url", any_url]) == 0
+    assert "2 workers, wished 6: trainers would take 111 samples/s, one worker makes 20/s" in capsys.readouterr().out
+    assert main(["inspect", "train", "--json", "--url", any_url]) == 0
+    view = json.loads(capsys.readouterr().out)
+    assert view["staffing"] == {
+        "workers": 2, "wished": 6, "worker_rate": 20.0, "group_rates": {"resnet": 111.0}, "busy": 1.0, "room": 0.0,
+        "idle": 0.0,
+    }  # fmt: skip
+    assert [worker["name"] for worker in view["workers"]] == ["one", "two"]
+
+
+def test_who_is_silent_is_forgotten(any_url: str, stream: Stream) -> None:
+    """A host that lost its power must not be counted for ever, nor leave anything behind."""
+    with connect(any_url) as client, redis.Redis.from_url(any_url) as raw:
+        Teller(client, stream, worker_field("dead")).tell(paced(50.0))
+        told = load_paces(client, stream).workers["dead"]
+        assert (told.rate, told.samples) == (50.0, 50)
+        assert told.shares["room"] == pytest.approx(0.5, abs=0.05)
+        said = json.loads(raw.hget(stream.keys.paces, "w:dead") or b"")
+        raw.hset(stream.keys.paces, "w:dead", json.dumps({**said, "seen": said["seen"] - SILENT_MS - 1}))
+        assert load_paces(client, stream).workers == {}
+        alive = Teller(client, stream, worker_field("alive"))
+        alive.tell(paced(50.0))  # sweeps
+        assert raw.hkeys(stream.keys.paces) == [b"w:alive"]
+        alive.leave()
+        assert not raw.exists(stream.keys.paces)
+        raw.hset(stream.keys.paces, "w:odd", "no JSON")
+        with pytest.raises(DamagedKey, match="paces"):
+            load_paces(client, stream)
+
+
+def test_nothing_is_said_of_a_stream_that_was_deleted(any_url: str, stream: Stream) -> None:
+    """Workers and trainers go on talking for a moment; a key that came back would stay for ever."""
+    with connect(any_url) as client:
+        teller = Teller(client, stream, worker_field("one"))
+        teller.say({"rate": 1.0})
+        delete_stream(client, "train")
+        teller.say({"rate": 1.0})
+        assert list(client.scan_iter("penstock:*")) == []
+
+
+def test_fleets_that_follow_one_wish_find_each_other(any_url: str, stream: Stream) -> None:
+    """Two hosts with --auto must share what is wished, and a queue's server that is away changes nothing."""
+    now = [0.0]
+    scales = {
+        name: Autoscale(any_url, name, most, lambda: ["train", "no such stream"], clock=lambda: now[0])
+        for name, most in (("a", 8), ("b", 4))
+    }
+    sizes = dict.fromkeys(scales, 1)
+    with connect(any_url) as client:
+        trainer = Teller(client, stream, trainer_field("resnet", "host-1"), clock=lambda: now[0])
+        worker = Teller(client, stream, worker_field("one"), clock=lambda: now[0])
+        for _ in range(40):
+            now[0] += 2.1
+            trainer.say({"rate": 179.0})
+            worker.say({"rate": 20.0, "shares": {"busy": 1.0}})
+            sizes = {name: scale.look(sizes[name]) for name, scale in scales.items()}
+        assert sizes == {"a": 6, "b": 3}
+        assert sizes == {name: scale.look(sizes[name]) for name, scale in scales.items()}  # not due yet
+        assert {name: fleet.now for name, fleet in load_paces(client, stream).fleets.items()} == sizes
+        for scale in scales.values():
+            scale.close()
+        assert load_paces(client, stream).fleets == {}
+
+
+@pytest.mark.parametrize("order", [None, "canonical"], ids=["shared", "ordered"])
+def test_a_trainer_tells_how_fast_it_would_be_if_it_never_waited(any_url: str, order: Any) -> None:
+    """The wish needs every loop, also those that read in order; and no starving one must look slow."""
+    produce(any_url, "train", 200)
+    with (
+        connect(any_url) as client,
+        penstock.Loader(
+            "train", group="g", batch_size=10, url=any_url, order=order, lease_s=3.0, notify=lambda line: None
+        ) as loader,
+    ):
+        batches = iter(loader)
+        deadline = time.monotonic() + PATIENCE_S
+        while not (told := [t.rate for t in load_paces(client, loader.stream).trainers.values() if t.rate]):
+            assert time.monotonic() < deadline
+            next(batches)
+            time.sleep(0.25)  # a step
+        assert told == [pytest.approx(40, rel=0.25)]
+    with connect(any_url) as client:
+        assert not load_paces(client, load_stream(client, "train")).trainers
