@@ -39,6 +39,22 @@ class ChecksumMismatch(BadEntry):
     """The payload's xxh3 differs from the one in its header."""
 
 
+class BadSegment(PenstockError, ValueError):
+    """A file is no segment, or a damaged one."""
+
+
+class BadPayload(PenstockError, ValueError):
+    """A stream's ``payload`` setting means nothing."""
+
+
+class SegmentGone(BadEntry):
+    """An entry's payload lies in a segment file that is not there, is too short, or has been used again since."""
+
+
+class SegmentsUnseen(PenstockError, RuntimeError):
+    """A stream keeps its payloads in a folder that this process does not see, or may not use."""
+
+
 class TooLarge(PenstockError, ValueError):
     """A sample, block or step is larger than a limit (512 MB a field, 1 GiB an entry, a quarter of the budget)."""
 

@@ -52,6 +52,8 @@ class Settings(BaseModel):
     no_color: Annotated[bool, Field(description="NO_COLOR")] = False
     """Any value of NO_COLOR asks for output without colours (no-color.org)."""
 
+    segments: Annotated[Path | None, Field(description="PENSTOCK_SEGMENTS")] = None
+    """Where this process sees the folder of segments, if it is mounted elsewhere than the stream says."""
     cache: Annotated[Path, Field(description="PENSTOCK_CACHE")] = Path(os.path.expanduser("~/.cache/penstock"))  # noqa: PTH111
     """Folder of what can be found out again at any time, like the indexes of tars.
 

@@ -12,14 +12,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.errors import BadEntry
+from penstock_common.errors import BadEntry, SegmentGone
 from penstock_common.format.block import Column
 from penstock_common.format.dtypes import BOOL
 from penstock_common.format.header import Header, parse_header
 from penstock_common.format.limits import MAX_FIELD_BYTES, MAX_HEADER_BYTES
 from penstock_common.format.ragged import Ragged
+from penstock_common.format.ref import Ref
 from penstock_common.format.spec import META, Spec
 from penstock_common.format.wire import check_values, decode_column, verify
+from penstock_common.segments.reading import SegmentReader
 from penstock_common.stream.channel import SKIP, Channel, EntrySink, Skip
 from penstock_common.stream.ledger import runs
 from penstock_common.stream.manifest import Manifest
@@ -75,8 +77,16 @@ class Receiver:
     """Receives the entries of one partition and epoch into an assembler."""
 
     def __init__(
-        self, spec: Spec, assembler: Assembler, place: Place, partition: int, report: Callable[[Received], None]
+        self,
+        spec: Spec,
+        assembler: Assembler,
+        place: Place,
+        partition: int,
+        report: Callable[[Received], None],
+        segments: SegmentReader | None = None,
     ) -> None:
+        """``segments`` has the payloads that headers refer to; None where they travel in the entries."""
+        self._segments = segments
         self._spec, self._assembler, self._place, self._partition = spec, assembler, place, partition
         self._report = report
         self._ragged = any(tensor.is_ragged for tensor in spec)
@@ -133,10 +143,10 @@ class Receiver:
     def value(self, name: bytes, data: bytes) -> None:
         """The header."""
         try:
-            header = parse_header(data, self._spec)
+            header = parse_header(data, self._spec, takes_refs=self._segments is not None)
             self._place.check(header)
             self._wanted = self._place.wanted(header)
-            self._pending = header.fields()
+            self._pending = header.fields() if header.ref is None else []
             self._header = header
         except BadEntry as error:
             self._error = error
@@ -161,6 +171,8 @@ class Receiver:
         if header is None or self._pending:
             missing = ", ".join(name.decode() for name, _ in self._pending) or "meta"
             raise BadEntry(f"fields are missing: {missing}")
+        if header.ref is not None:
+            self._fetch(header, header.ref)
         verify(header, self._received)
         if self._wanted is None:
             return self._accept(header)
@@ -173,6 +185,18 @@ class Receiver:
             spans = [Span(lease, lo, hi) for lo, hi in runs(offsets[rows])]
             self._assembler.append(self._columns(header), rows, spans)
         return lease
+
+    def _fetch(self, header: Header, ref: Ref) -> None:
+        """The payload of an entry that has only a header, to where its fields would have gone."""
+        assert self._segments is not None
+        fields = zip(header.fields(), ref.sizes, strict=True)
+        views = [self._views(name, size, announced is not None) for (name, announced), size in fields]
+        try:
+            self._segments.read_into(ref, views)
+        except SegmentGone:
+            self._segments.require()  # with the folder gone it is not this entry that is bad
+            raise
+        self._nbytes += sum(ref.sizes)
 
     def _accept(self, header: Header) -> Lease:
         """The whole entry; its fixed tensors lie in the batches already."""

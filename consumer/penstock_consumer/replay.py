@@ -25,6 +25,7 @@ from penstock_common.stream.connection import connect, open_channel
 from penstock_common.stream.entries import Record, fetch_command, index_records
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, load_manifest
+from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.roster import end_replay, hold_for_replay
 from penstock_common.stream.streams import Stream, load_stream, require_there
 from penstock_common.waiting import Notify, to_stderr
@@ -166,7 +167,7 @@ class Replay:
         assembler = Assembler(self.spec, self.batch_size, arena, self.epoch)
         received: list[Received] = []
         where = _Where(self.stream, self._manifest)
-        receiver = Receiver(self.spec, assembler, where, 0, received.append)
+        receiver = Receiver(self.spec, assembler, where, 0, received.append, reader_of(self.stream))
         queue.when_less = arena.trim
         records = ((p, record) for p, record in self._records() if record.entry_id)
         asked: list[tuple[PartitionKeys, Record]] = []

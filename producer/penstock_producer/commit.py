@@ -6,12 +6,21 @@ committed (design.md 5.1); nothing is ever sent again without looking.
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock_common.errors import BudgetFull, EpochAbandoned, PenstockError, ServerUnavailable, ShardMismatch
+from penstock_common.errors import (
+    BudgetFull,
+    EpochAbandoned,
+    PenstockError,
+    SegmentsUnseen,
+    ServerUnavailable,
+    ShardMismatch,
+)
 from penstock_common.format.block import Block
 from penstock_common.format.wire import Fields, encode
 from penstock_common.stream.channel import Channel
@@ -28,8 +37,10 @@ from penstock_common.stream.entries import (
     record_commands,
 )
 from penstock_common.stream.manifest import Manifest
+from penstock_common.stream.registry import seal_segments
 from penstock_common.stream.streams import Stream, require_there
 from penstock_common.waiting import Notify, Outage, Wait, to_stderr
+from penstock_producer.lane import open_lane
 from penstock_producer.room import RoomKeeper
 
 
@@ -68,6 +79,9 @@ class Committer:
         self._sent: Sent | None = None
         self._wait: Wait | None = None
         """For room; lasts until a block is committed, also over blocks that the server refused."""
+        self._lane = open_lane(stream, manifest, shard)
+        self._kept: tuple[Block, Fields, str] | None = None
+        """The block whose payload was put into a segment last, its entry's fields, and the segment."""
         self._durability = Durability.parse(stream.durability)
         self._safety = self._durability.commands()
         self._lacking = ""
@@ -104,8 +118,11 @@ class Committer:
         where the long way has to be taken: the block before is then committed, or sent again.
         """
         is_committed = False
+        fields = self._stored(block)
+        if fields is None:
+            return False
         try:
-            self._channel.send(payload_commands(self._partition, self._manifest.epoch, self._encoded(block)))
+            self._channel.send(payload_commands(self._partition, self._manifest.epoch, fields))
             is_committed = self._collect(before)
             if is_committed:
                 self._has_committed()
@@ -148,7 +165,14 @@ class Committer:
             except ServerUnavailable as error:
                 self._reconnect(error)
             self._send(sent.block, sent.bad)
+        self._seal()
         self._await_safety()
+
+    def _seal(self) -> None:
+        """Says of segments that are full, with all their blocks committed, that they may go once those are settled."""
+        if self._lane is not None and self._lane.full:
+            seal_segments(self._client, self._partition, self._manifest, self._lane.full)
+            self._lane.full.clear()
 
     def _has_committed(self) -> None:
         self._sent = self._wait = None
@@ -157,6 +181,11 @@ class Committer:
     def close(self) -> None:
         """Gives the connection back; what was sent and not settled may or may not be committed."""
         self._channel.close()
+        if self._lane is not None:
+            self._lane.close()
+            if self._sent is None:  # else the janitor finds out
+                with suppress(PenstockError):
+                    self._seal()
 
     def _send(self, block: Block, bad: Mapping[int, str]) -> None:
         """Sends what of the block is not committed yet, after waiting for room."""
@@ -168,8 +197,12 @@ class Committer:
             try:
                 self._wait_for_room(rest)
                 rest = self._missing_part(block)  # another run may have gone on while this one waited
+                fields = [] if rest is None else self._stored(rest)
+                if fields is None:  # the disk is full: one more round of waiting
+                    self._room.full_folder = str(self._lane.folder.path) if self._lane is not None else ""
+                    continue
                 if rest is not None:
-                    payload = payload_commands(self._partition, self._manifest.epoch, self._encoded(rest))
+                    payload = payload_commands(self._partition, self._manifest.epoch, fields)
                     self._channel.send(payload)
                     self._execute(rest, {o: why for o, why in bad.items() if o >= rest.first}, queued=len(payload))
                     return
@@ -193,17 +226,32 @@ class Committer:
             return None
         return block if end == block.first else block.tail(end)
 
-    def _encoded(self, block: Block) -> Fields:
+    def _stored(self, block: Block) -> Fields | None:
+        """The entry's fields; with segments the payload is in one of them then. None where the disk is full."""
+        if self._kept is not None and self._kept[0] is block:  # it is sent again
+            return self._kept[1]
+        self._kept = None
         if not block.count:
             return []
         epoch = self._manifest.epoch
-        return encode(block, stream=self._stream.id, epoch=epoch, shard=self._shard, checksum=self._checksum)
+        fields = encode(block, stream=self._stream.id, epoch=epoch, shard=self._shard, checksum=self._checksum)
+        if self._lane is None:
+            return fields
+        try:
+            fields, segment = self._lane.append(fields)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise SegmentsUnseen(f"{self._lane.folder.path} takes no more segments: {error.strerror}") from error
+            return None
+        self._kept = block, fields, segment
+        return fields
 
     def _execute(self, block: Block, bad: Mapping[int, str], queued: int) -> None:
         """Completes the transaction whose first ``queued`` commands were sent, and looks ahead to the next."""
         epoch = self._manifest.epoch
         reasons = {offset: json.dumps({"why": why[:500]}) for offset, why in bad.items()}
-        commands = record_commands(self._partition, epoch, self._shard, block, reasons)
+        segment = self._kept[2] if self._kept is not None and self._kept[0] is block else ""
+        commands = record_commands(self._partition, epoch, self._shard, block, reasons, segment)
         self._sent = Sent(block, bad, queued + len(commands))
         self._channel.send([*commands, *self._safety, *look_commands(self._partition, epoch, self._shard)])
 

@@ -30,6 +30,7 @@ from penstock_common.stream.roster import (
 from penstock_common.stream.streams import Stream, deleted, find_stream
 from penstock_common.waiting import Notify
 from penstock_producer.policy import Policy, parse_policy
+from penstock_producer.recycling import recycle
 from penstock_producer.retention import (
     EpochFacts,
     is_free,
@@ -48,6 +49,8 @@ LOOK_AGAIN_S = 4.0
 """So much later who looked silent is looked at again: four beats of a member with a lease of 30 s."""
 TIDY_EVERY_S = 10.0
 """How often whoever writes looks for epochs that the policy gives up, and for trainers that vanished."""
+RECYCLE_EVERY_S = 0.5
+"""How often, at most, a writer that waits looks for segments that nobody needs any more."""
 CHUNK = 250
 """Ids per script call: bounds how long the server is busy with one."""
 
@@ -83,6 +86,7 @@ def tidy(client: Client, stream: Stream, notify: Notify, silent_ms: int | None =
         for epoch in plan_policy(policy, facts.values(), rosters[0], server_ms(client))
         if release_epoch(client, stream, epoch, rosters[0].generation)
     ]
+    recycle(client, stream)
     return Tidied([fact.epoch for fact in gone], sum(fact.nbytes for fact in gone), expired)
 
 
@@ -141,6 +145,7 @@ class Janitor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._notify, self._clock, self._tidied_s = notify, clock, -TIDY_EVERY_S
+        self._recycled_s = -RECYCLE_EVERY_S
         self._client = client
         self._stream = stream
         self._partition = partition
@@ -172,7 +177,14 @@ class Janitor:
                 break
             if not is_held(roster, epoch, now_ms):
                 freed += self._trim(roster, epoch, need - freed)
+        self._recycle()
         return freed
+
+    def _recycle(self) -> None:
+        """Has segments used again, now and then: listing a folder costs more than looking for room."""
+        if self._clock() - self._recycled_s >= RECYCLE_EVERY_S:
+            self._recycled_s = self._clock()
+            recycle(self._client, self._stream)
 
     def _trim(self, roster: Roster, epoch: int, need: int) -> int:
         """Removes entries of one epoch that every group has settled."""

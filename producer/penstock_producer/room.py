@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from penstock_common.errors import PenstockError, TooLarge
+from penstock_common.segments.plane import INLINE
 from penstock_common.stream.commands import Client
 from penstock_common.stream.ledger import owed_samples
 from penstock_common.stream.manifest import (
@@ -63,10 +64,13 @@ class RoomKeeper:
         self._room = Room(0, 0, stream.partition_budget, False)
         self.server_is_full = False
         """Set when the server refused a write at its maxmemory: then one more round of waiting comes first."""
+        self.full_folder = ""
+        """Set when a folder of segments had no room: the same."""
         self._was_refused = False
         self._closed_s: float | None = None
         """Since when there is no room; until the low mark is reached, or the rule gives way."""
         self._last_wait_s = 0.0
+        self._lacking_folder = ""
         self._noted_s: float | None = None
         self._is_next_now, self._looked_s = False, -LOOK_EVERY_S
 
@@ -78,7 +82,8 @@ class RoomKeeper:
                 f"{readable_bytes(self._stream.partition_budget)} a partition of {self._stream.name!r}: "
                 "raise budget_bytes, or write smaller samples"
             )
-        is_refused, self.server_is_full = self.server_is_full, False
+        is_refused, self.server_is_full = self.server_is_full or bool(self.full_folder), False
+        self._lacking_folder, self.full_folder = self.full_folder, ""
         self._was_refused = is_refused
         if self._is_enough(block_bytes, held_bytes) and not is_refused:
             return self._go_on(block_bytes)
@@ -107,7 +112,8 @@ class RoomKeeper:
     def _is_enough(self, block_bytes: int, held_bytes: int) -> bool:
         """Asks the rule; whether the shard is next only if it matters."""
         waited_s = self._waited_s
-        left = self._headroom.left_bytes(block_bytes, anew=waited_s is not None)
+        is_inline = self._stream.payload == INLINE  # payloads in segments take no memory of the server's
+        left = self._headroom.left_bytes(block_bytes, anew=waited_s is not None) if is_inline else None
         for is_next in (self._is_next_now, True):
             if is_next and not self._is_next():
                 break
@@ -159,6 +165,11 @@ class RoomKeeper:
 
     def why(self) -> str:
         """For what the shard waits, and what helps."""
+        if self._lacking_folder:
+            return (
+                f"there is no space left in {self._lacking_folder} for segments of {self._stream.name!r}: free some, "
+                "or give the stream a smaller budget_bytes"
+            )
         if self._is_memory_short:
             return reason_of_memory(self._stream.name, self._room, self._headroom.memory)
         roster = load_roster(self._client, self._partition)

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock_common.errors import PenstockError, ShardMismatch
 from penstock_common.format.spec import Spec, SpecLike
+from penstock_common.segments.plane import parse_payload
 from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client
 from penstock_common.stream.connection import connect
@@ -26,6 +27,7 @@ from penstock_common.stream.manifest import (
     reserve_shard,
     size_epoch,
 )
+from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
 from penstock_common.stream.suitability import largest_block, require_suitable
 from penstock_common.waiting import Notify, to_stderr
@@ -62,6 +64,7 @@ class Writer:
         block_bytes: int | None = None,
         retention: str | None = None,
         durability: str | None = None,
+        payload: str | None = None,
         info: Mapping[str, Any] | None = None,
         checksum: bool = True,
         room_wait_s: float | None = None,
@@ -73,8 +76,9 @@ class Writer:
         ``retention`` says what is kept of epochs that every group has settled: ``budget``, ``epochs:3``, ``time:24h``
         or ``bytes:500mb``; ``durability`` what must have happened to a write before it counts as committed: ``memory``,
         ``fsync``, ``replicas=2`` or ``fsync+replicas=2`` (ServerUnsuitable where the server cannot). Both change those
-        of an existing stream. ``room_wait_s`` bounds the wait for room in a full budget (BudgetFull); None waits and
-        says why.
+        of an existing stream. ``payload`` is where payloads lie, for good: ``inline``, or
+        ``segments:/dev/shm/penstock``, any folder that all readers see. ``room_wait_s`` bounds the wait for room in a
+        full budget (BudgetFull); None waits and says why.
         """
         settings = Settings.from_environment()
         self._client: Client = connect(url or settings.url, bears_outages=notify)
@@ -84,11 +88,16 @@ class Writer:
         level = Durability.parse(durability) if durability is not None else self._stored_durability(stream)
         require_durable(self._client, level)
         wanted = spec if spec is None or isinstance(spec, Spec) else Spec.of(spec)
-        require_suitable(self._client, checked_name("stream", stream), budget_bytes)
+        if payload is not None:
+            parse_payload(payload)
+        require_suitable(self._client, checked_name("stream", stream), budget_bytes, payload)
         self.stream: Stream = create_stream(
             self._client, stream, spec=wanted, partitions=partitions, budget_bytes=budget_bytes,
-            block_bytes=block_bytes, retention=policy, durability=durability and str(level), info=info,
+            block_bytes=block_bytes, retention=policy, durability=durability and str(level), payload=payload,
+            info=info,
         )  # fmt: skip
+        if (folder := segments_of(self.stream)) is not None:
+            folder.make()  # before anything refers to it: who reads looks whether it is seen
         self._tidying = Tidying(self._client.impatient(), self.stream, notify)  # who writes bears outages
         self._tidying.start()
         weakref.finalize(self, self._tidying.stopping.set)

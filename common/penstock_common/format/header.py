@@ -22,6 +22,7 @@ from penstock_common.format.limits import (
     MAX_NUMBER,
     MAX_SHARD_SAMPLES,
 )
+from penstock_common.format.ref import Ref, parse_ref
 from penstock_common.format.shapes import inline_shapes
 from penstock_common.format.spec import SHAPES_SUFFIX, Spec
 
@@ -50,6 +51,8 @@ class Header:
     """Per ragged tensor its samples' shapes ``[n, ndim]``, None when they are in a field of their own."""
     spec: Spec
     xxh3: str | None
+    ref: Ref | None = None
+    """Where the payload lies, if not in the entry."""
     is_repair: bool = False
     """Written again for samples that were lost: a group may have settled some of them already."""
 
@@ -72,14 +75,17 @@ class Header:
         return announced
 
 
-def parse_header(data: bytes | bytearray | memoryview, spec: Spec) -> Header:
-    """Reads and bounds a header written for a stream of this spec; raises BadEntry or UnsupportedVersion."""
+def parse_header(data: bytes | bytearray | memoryview, spec: Spec, *, takes_refs: bool = False) -> Header:
+    """Reads and bounds a header written for a stream of this spec; raises BadEntry or UnsupportedVersion.
+
+    ``takes_refs``: the stream keeps payloads in segments, and this reader sees them.
+    """
     value = _object(data)
     version = _number(value, "v", 1, MAX_NUMBER)
     if version != VERSION:
         raise UnsupportedVersion(f"entry of wire format v{version}, this reader knows v{VERSION}: update penstock")
     for key in RESERVED:
-        if key in value:
+        if key in value and not (takes_refs and key == "ref"):
             raise UnsupportedVersion(f"entry uses {key!r}, reserved in wire format v1: update penstock")
     stream = value.get("stream")
     if type(stream) is not str or not STREAM_ID.match(stream):
@@ -99,10 +105,22 @@ def parse_header(data: bytes | bytearray | memoryview, spec: Spec) -> Header:
         _tensors(value.get("tensors"), count, spec),
         spec,
         digest,
+        parse_ref(value["ref"]) if "ref" in value else None,
         value.get("repair") is True,
     )
     _bound_sizes(header)
+    if header.ref is not None:
+        _check_ref(header, header.ref)
     return header
+
+
+def _check_ref(header: Header, ref: Ref) -> None:
+    fields = header.fields()
+    if len(fields) != len(ref.sizes):
+        raise BadEntry(f"ref has the sizes of {len(ref.sizes)} fields, the header announces {len(fields)}")
+    for (name, size), found in zip(fields, ref.sizes, strict=True):
+        if size is not None and size != found:
+            raise BadEntry(f"field {name.decode()!r} has {found} bytes in ref, expected {size}")
 
 
 def _object(data: bytes | bytearray | memoryview) -> dict[str, Any]:

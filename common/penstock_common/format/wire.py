@@ -129,14 +129,15 @@ def verify(header: Header, buffers: Iterable[Any]) -> None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def decode(fields: Sequence[tuple[bytes, Any]], spec: Spec) -> tuple[Header, Block]:
+def decode(fields: Sequence[tuple[bytes, Any]], spec: Spec, *, takes_refs: bool = False) -> tuple[Header, Block]:
     """Header and block of one entry's fields, in the order read; arrays are views of the given buffers.
 
-    Raises BadEntry (or its subclasses) for anything that is not exactly an entry of this spec.
+    Of an entry whose payload lies in a segment (``takes_refs``) the fields are those of the segment. Raises BadEntry
+    (or its subclasses) for anything that is not exactly an entry of this spec.
     """
     if not fields or fields[0][0] != META.encode():
         raise BadEntry(f"the first field is {fields[0][0][:40]!r}, expected 'meta'" if fields else "no fields")
-    header = parse_header(fields[0][1], spec)
+    header = parse_header(fields[0][1], spec, takes_refs=takes_refs)
     names = [name for name, _ in fields[1:]]
     expected = [name for name, _ in header.fields()]
     if names != expected:

@@ -19,6 +19,7 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import BadEntry, EntryNotFound, StreamConflict
 from penstock_common.format.header import parse_header
 from penstock_common.format.limits import MAX_HEADER_BYTES
+from penstock_common.segments.plane import INLINE
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.dead import DeadNote, load_notes
 from penstock_common.stream.entries import Record, index_records, is_gone
@@ -267,7 +268,7 @@ def _problem(stream: Stream, meta: bytes) -> str:
     if stream.spec is None:
         return "the stream has no spec"
     try:
-        parse_header(meta, stream.spec)
+        parse_header(meta, stream.spec, takes_refs=stream.payload != INLINE)
     except BadEntry as error:
         return f"{type(error).__name__}: {error}"[:300]
     return ""

@@ -14,6 +14,7 @@ from penstock_common.stream.entries import group_counts
 from penstock_common.stream.keys import LAST, StreamKeys, checked_name, is_of_stream, patterns_of_stream
 from penstock_common.stream.lua.streams import MARK_DELETING
 from penstock_common.stream.manifest import find_manifest, retained_epochs
+from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.release import retire_epoch
 from penstock_common.stream.roster import load_roster, server_ms
 from penstock_common.stream.streams import Stream, absence, find_stream
@@ -98,6 +99,9 @@ def delete_stream(client: Client, name: str) -> Deleted:
     removed += int(client.unlink(keys.meta))
     while left := _sweep(client, name):  # what somebody made who had looked before the mark
         removed += left
+    folder = None if stream is None else segments_of(stream)
+    if folder is not None:
+        folder.remove()
     if not removed:
         raise StreamNotFound(absence(client, name))
     return Deleted(name, epochs, nbytes, removed)

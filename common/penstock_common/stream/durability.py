@@ -58,6 +58,11 @@ class Durability:
         parts = ["fsync"] * self.fsync + [f"replicas={self.replicas}"] * bool(self.replicas)
         return "+".join(parts) or "memory"
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether a payload that lies in a file must be on the disk before the entry that refers to it is sent."""
+        return self.fsync
+
     def commands(self) -> list[Command]:
         """What to send behind a write on its connection; as many replies go to `shortfall`."""
         wait: list[Command] = [(b"WAITAOF", b"1", b"0", b"%d" % ROUND_MS)] if self.fsync else []

@@ -39,6 +39,8 @@ class Record:
     count: int
     nbytes: int
     holes: tuple[int, ...]
+    segment: str = ""
+    """The segment its payload lies in, if not in the entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +106,22 @@ def payload_commands(partition: PartitionKeys, epoch: int, fields: Fields) -> li
 
 
 def record_commands(
-    partition: PartitionKeys, epoch: int, shard: int, block: Block, bad: dict[int, str]
+    partition: PartitionKeys, epoch: int, shard: int, block: Block, bad: dict[int, str], segment: str = ""
 ) -> list[Command]:
-    """The second half: the block's index record, what is known of its bad samples (offset -> JSON), and EXEC."""
+    """The second half: the block's index record, what is known of its bad samples (offset -> JSON), and EXEC.
+
+    ``segment`` is where the payload lies, if not in the entry: this registers it.
+    """
     roster = partition.roster.encode()
     entries, index = partition.entries(epoch).encode(), partition.index(epoch, shard).encode()
     numbers = (epoch, block.end, block.first, block.count, block.nbytes)
     holes = json.dumps(block.holes, separators=(",", ":")).encode()
-    commands: list[Command] = [
-        (b"EVAL", _COMMIT, b"3", entries, index, roster, *(b"%d" % number for number in numbers), holes)
-    ]
+    keys, named = [entries, index, roster], []
+    if segment:
+        keys.append(partition.segments(epoch).encode())
+        named.append(segment.encode())
+    count = b"%d" % len(keys)
+    commands: list[Command] = [(b"EVAL", _COMMIT, count, *keys, *(b"%d" % number for number in numbers), holes, *named)]
     if bad:
         flat_bad = [text.encode() for offset, why in bad.items() for text in (f"{shard}:{offset}", why)]
         commands.append((b"HSET", partition.quarantine(epoch).encode(), *flat_bad))
@@ -183,6 +191,7 @@ def index_record(record_id: bytes, fields: dict[bytes, bytes]) -> Record:
         count=int(fields[b"n"]),
         nbytes=int(fields[b"b"]),
         holes=tuple(json.loads(fields[b"h"])),
+        segment=fields.get(b"s", b"").decode(),
     )
 
 
@@ -267,8 +276,8 @@ def trim_entries(
     """Removes entries every group has settled; returns the bytes freed. Refused (None) if a group joined meanwhile."""
     if not records:
         return 0
-    args = [part for record in records for part in (record.entry_id, record.nbytes)]
-    keys = [partition.roster, partition.entries(epoch)]
+    args = [part for record in records for part in (record.entry_id, record.nbytes, record.segment)]
+    keys = [partition.roster, partition.entries(epoch), partition.segments(epoch)]
     freed = int(run_script(client, TRIM, keys, [generation, epoch, *args]))
     return freed if freed >= 0 else None
 

@@ -115,6 +115,10 @@ class PartitionKeys:
         """Hash: entry id, or ``shard:first-end`` of what was given up -> JSON: why, when."""
         return self._key(f"{epoch}:dead:{group}")
 
+    def segments(self, epoch: int) -> str:
+        """Hash: segment -> how many of its entries are there; ``s:<segment>``: it gets no more."""
+        return self._key(f"{epoch}:segments")
+
     def quarantine(self, epoch: int) -> str:
         """Hash: ``shard:offset`` -> why the source could not make the sample."""
         return self._key(f"{epoch}:quarantine")

@@ -79,7 +79,7 @@ def _keys_of(
 ) -> list[str]:
     groups = list(load_roster(client, partition).groups)
     shards = begun_shards(client, stream, manifest) if manifest else range(0)
-    keys = [partition.entries(epoch), partition.quarantine(epoch)]
+    keys = [partition.entries(epoch), partition.segments(epoch), partition.quarantine(epoch)]
     for shard in shards:
         if stream.partition_of(shard) == partition:
             keys += [partition.index(epoch, shard), partition.repairs(epoch, shard)]

@@ -21,6 +21,7 @@ from penstock_common.stream.entries import Record, group_counts, index_record, o
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.lua.repairs import BALANCE, REPAIR
 from penstock_common.stream.manifest import Manifest
+from penstock_common.stream.payloads import reader_of, whole_fields
 from penstock_common.stream.roster import load_roster, server_ms
 from penstock_common.stream.streams import Stream
 
@@ -144,7 +145,9 @@ def find_patch(client: Client, stream: Stream, epoch: int, lost: MissingRange) -
     partition = stream.partition_of(lost.shard)
     found = client.xrange(partition.entries(epoch), lost.found, lost.found)
     try:
-        header, block = decode([field for _, fields in found for field in fields.items()], stream.spec)
+        segments = reader_of(stream)
+        fields = whole_fields([field for _, fields in found for field in fields.items()], stream.spec, segments)
+        header, block = decode(fields, stream.spec, takes_refs=segments is not None)
     except BadEntry:
         return None
     said = (header.stream, header.epoch, header.shard, header.first, header.end)

@@ -44,6 +44,8 @@ class Stream:
     retention: str
     durability: str
     """What must have happened to a write before it counts as committed: see ``durability``."""
+    payload: str
+    """``inline``, or ``segments:`` and a folder: see ``segments.plane``."""
     info: dict[str, Any]
     """JSON: class names, file names, units."""
     keys: StreamKeys
@@ -75,6 +77,7 @@ def find_stream(client: Client, name: str) -> Stream | None:
         block_bytes=int(meta["block_bytes"]),
         retention=meta["retention"],
         durability=meta.get("durability", "memory"),
+        payload=meta.get("payload", "inline"),
         info=json.loads(meta.get("info", "{}")),
         keys=keys,
     )
@@ -138,11 +141,12 @@ def create_stream(
     block_bytes: int | None = None,
     retention: str | None = None,
     durability: str | None = None,
+    payload: str | None = None,
     info: Mapping[str, Any] | None = None,
 ) -> Stream:
     """Makes the stream, or returns it if it exists with the same settings; what is None takes the existing or default.
 
-    Raises StreamConflict where it exists with another spec or number of partitions.
+    Raises StreamConflict where it exists with another spec, payload or number of partitions.
     """
     stream = find_stream(client, name)
     if stream is None:
@@ -160,6 +164,7 @@ def create_stream(
             "block_bytes": block_bytes or DEFAULT_BLOCK_BYTES,
             "retention": retention or "budget",
             "durability": durability or "memory",
+            "payload": payload or "inline",
             "info": json.dumps(dict(info or {})),
             "created_ms": time.time_ns() // 1_000_000,
             "id": stream_id,
@@ -171,7 +176,7 @@ def create_stream(
         if is_ours or not client.exists(keys.events):  # the one whose it is may have died before it said so
             announce(client, keys, CREATED, name)
         stream = load_stream(client, name)
-    _refuse_conflict(stream, partitions)
+    _refuse_conflict(stream, partitions, payload)
     if budget_bytes and budget_bytes != stream.budget_bytes:
         set_field(client, stream, "budget_bytes", budget_bytes)  # a budget may be changed between runs
     if retention and retention != stream.retention:
@@ -186,7 +191,12 @@ def create_stream(
     return load_stream(client, name)
 
 
-def _refuse_conflict(stream: Stream, partitions: int | None) -> None:
+def _refuse_conflict(stream: Stream, partitions: int | None, payload: str | None) -> None:
+    if payload and payload != stream.payload:
+        raise StreamConflict(
+            f"stream {stream.name!r} keeps its payloads {stream.payload!r}, {payload!r} asked for: leave payload out, "
+            "or use another name"
+        )
     if partitions and partitions != len(stream.partitions):
         raise StreamConflict(
             f"stream {stream.name!r} has {len(stream.partitions)} partitions, {partitions} asked for: "

@@ -77,7 +77,7 @@ def usable_bytes(limit_bytes: int) -> int:
     return int(limit_bytes * (1 - RESERVE_SHARE)) - RESERVE_BYTES
 
 
-def require_suitable(client: Client, name: str, budget_bytes: int | None) -> None:
+def require_suitable(client: Client, name: str, budget_bytes: int | None, payload: str | None = None) -> None:
     """Raises ServerUnsuitable if the server may evict, BudgetRefused if the budgets of all streams do not fit.
 
     To be asked before stream ``name`` is made or given another budget (None = its own, or the default): a refused
@@ -90,7 +90,8 @@ def require_suitable(client: Client, name: str, budget_bytes: int | None) -> Non
             f"the server's maxmemory-policy is {policy}, which may delete samples unread: "
             "set it with `redis-cli CONFIG SET maxmemory-policy noeviction`"
         )
-    if limit:
+    kept = payload or (client.hget(StreamKeys(name).meta, "payload") or b"inline").decode()
+    if limit and kept == "inline":
         _require_room(client, name, budget_bytes or _budget(client, name), limit)
 
 
@@ -110,7 +111,9 @@ def _require_room(client: Client, name: str, budget_bytes: int, limit: int) -> N
 
 
 def _budget(client: Client, name: str) -> int:
-    return int(client.hget(StreamKeys(name).meta, "budget_bytes") or DEFAULT_BUDGET_BYTES)
+    """Of the server's memory: payloads in segments take none of it."""
+    budget, payload = client.hmget(StreamKeys(name).meta, "budget_bytes", "payload")
+    return int(budget or DEFAULT_BUDGET_BYTES) if payload in (None, b"inline") else 0
 
 
 def readable_bytes(count: int) -> str:

@@ -24,6 +24,7 @@ from penstock_common.stream.entries import fetch_command
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import bury
 from penstock_common.stream.manifest import ABANDONED, Manifest, load_manifest
+from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.positions import HEAD_STEPS
 from penstock_common.stream.roster import load_roster
 from penstock_common.stream.suitability import require_step_fits
@@ -96,8 +97,9 @@ class OrderedReader:
         self._assembler = Assembler(spec, order.batch, arena, epoch)
         self._answers: list[Received] = []
         self._expected = Expected(place.stream, self._manifest)
+        self._segments = reader_of(place.stream)
         self._receivers = [
-            Receiver(spec, self._assembler, self._expected, partition.number, self._answers.append)
+            Receiver(spec, self._assembler, self._expected, partition.number, self._answers.append, self._segments)
             for partition in place.stream.partitions
         ]
         self._channel: Channel | None = None

@@ -16,6 +16,7 @@ from penstock_common.stream.entries import fetch_command, read_group_command
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import acknowledge
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, load_manifest
+from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.roster import load_roster, server_ms
 from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify, Outage
@@ -65,6 +66,7 @@ class EpochReader:
         self._assembler = self._assembler_of(epoch)
         self._received: list[Received] = []
         self._burials = Burials(place, notify)
+        self._segments = reader_of(place.stream)
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
         self._channel: Channel | None = None
         self._outage = Outage(notify, doing="reading")
@@ -366,7 +368,9 @@ class EpochReader:
     ) -> Receiver:
         assert self.place.stream.spec is not None
         where = Where(self.place, manifest, partition, settled_for)
-        return Receiver(self.place.stream.spec, assembler, where, partition.number, self._received.append)
+        return Receiver(
+            self.place.stream.spec, assembler, where, partition.number, self._received.append, self._segments
+        )
 
     def _connected(self) -> Channel:
         if self._channel is None:

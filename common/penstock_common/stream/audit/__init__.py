@@ -10,6 +10,7 @@ from penstock_common.stream.audit.judgement import judge_epoch
 from penstock_common.stream.audit.survey import Survey, survey_partition
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, load_manifest, retained_epochs
+from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.positions import starts_of
 from penstock_common.stream.streams import Stream, load_stream, read_counters
 
@@ -47,10 +48,15 @@ def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bo
     assert stream.spec is not None
     shards = begun_shards(client, stream, manifest)
     starts = starts_of(manifest, shards)
+    segments = reader_of(stream) if deep else None
     surveys = []
     for partition in stream.partitions:
         sizes = {
             s: manifest.sizes[s] if manifest.sizes else None for s in shards if stream.partition_of(s) == partition
         }
-        surveys.append(survey_partition(client, partition, manifest.epoch, sizes, starts, stream.spec, deep=deep))
+        surveys.append(
+            survey_partition(
+                client, partition, manifest.epoch, sizes, starts, stream.spec, deep=deep, segments=segments
+            )
+        )
     return surveys

@@ -17,11 +17,13 @@ from penstock_common.format.header import Header, parse_header
 from penstock_common.format.limits import MAX_HEADER_BYTES, MAX_NUMBER
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import decode
+from penstock_common.segments.reading import SegmentReader
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.dead import DeadNote, load_notes
 from penstock_common.stream.entries import Record, group_counts, index_records, is_gone, parse_id
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.ledger import settled_bits
+from penstock_common.stream.payloads import whole_fields
 from penstock_common.stream.positions import load_positions, settled_below
 from penstock_common.stream.roster import ORDERED, Roster, load_roster
 
@@ -105,7 +107,7 @@ class Survey:
 
 def survey_partition(
     client: Client, partition: PartitionKeys, epoch: int, sizes: dict[int, int | None], starts: dict[int, int],
-    spec: Spec, *, deep: bool,
+    spec: Spec, *, deep: bool, segments: SegmentReader | None = None,
 ) -> Survey:  # fmt: skip
     """Reads in an order in which a running epoch looks consistent: entries before the index, pending before ledgers.
 
@@ -114,7 +116,7 @@ def survey_partition(
     """
     before = load_roster(client, partition)
     newest = _counts(client, partition, epoch).get(LAST, (0, 0))
-    held = {one.entry_id: one for one in _held(client, partition, epoch, spec, deep=deep)}
+    held = {one.entry_id: one for one in _held(client, partition, epoch, spec, deep=deep, segments=segments)}
     index = {shard: _records(client, partition, epoch, shard) for shard in sizes}
     delivered = _counts(client, partition, epoch)
     groups: dict[str, GroupSurvey] = {}
@@ -192,11 +194,13 @@ def _place(name: bytes) -> tuple[int, int]:
     return int(shard), int(offset)
 
 
-def _held(client: Client, partition: PartitionKeys, epoch: int, spec: Spec, *, deep: bool) -> Iterator[Held]:
+def _held(
+    client: Client, partition: PartitionKeys, epoch: int, spec: Spec, *, deep: bool, segments: SegmentReader | None
+) -> Iterator[Held]:
     start, count = b"-", 4
     while True:
         page = _page(client, partition, epoch, start, count)
-        problems = _checked(client, partition, epoch, spec, page) if deep else {}
+        problems = _checked(client, partition, epoch, spec, page, segments) if deep else {}
         for entry_id, meta, nbytes in page:
             header, problem = _header(meta, spec)
             yield Held(entry_id, nbytes, header, problems.get(entry_id, problem))
@@ -216,19 +220,21 @@ def _page(
 
 def _header(meta: bytes, spec: Spec) -> tuple[Header | None, str]:
     try:
-        return parse_header(meta, spec), ""
+        return parse_header(meta, spec, takes_refs=True), ""
     except BadEntry as error:
         return None, f"{type(error).__name__}: {error}"[:300]
 
 
-def _checked(client: Client, partition: PartitionKeys, epoch: int, spec: Spec, page: list[Listed]) -> dict[bytes, str]:
+def _checked(
+    client: Client, partition: PartitionKeys, epoch: int, spec: Spec, page: list[Listed], segments: SegmentReader | None
+) -> dict[bytes, str]:
     """Entry id -> why it cannot be decoded; fetches the payloads."""
     problems: dict[bytes, str] = {}
     if not page:
         return problems
     for entry_id, fields in client.xrange(partition.entries(epoch), page[0][0], page[-1][0], count=len(page)):
         try:
-            decode(list(fields.items()), spec)
+            decode(whole_fields(list(fields.items()), spec, segments), spec, takes_refs=segments is not None)
         except BadEntry as error:
             problems[entry_id] = f"{type(error).__name__}: {error}"[:300]
     return problems

@@ -8,7 +8,8 @@ from __future__ import annotations
 from penstock_common.stream.lua.pieces import GO_ON, MARK_LOST
 
 COMMIT = """
--- KEYS entries index roster | ARGV epoch end first count bytes holes : runs right after the XADD in one MULTI.
+-- KEYS entries index roster (segments) | ARGV epoch end first count bytes holes (segment) : runs right after the XADD
+-- in one MULTI.
 -- Learns the new id without reading the payload, and refuses if nothing was appended.
 local function last()
   for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
@@ -26,7 +27,12 @@ if tonumber(ARGV[4]) > 0 then
   id = last()
   if id == before then return redis.error_reply('PENSTOCK nothing was appended') end
 end
-redis.call('XADD', KEYS[2], ARGV[2] .. '-0', 'e', id, 'f', ARGV[3], 'n', ARGV[4], 'b', ARGV[5], 'h', ARGV[6])
+local record = {'e', id, 'f', ARGV[3], 'n', ARGV[4], 'b', ARGV[5], 'h', ARGV[6]}
+if ARGV[7] then
+  record[#record + 1], record[#record + 2] = 's', ARGV[7]
+  redis.call('HINCRBY', KEYS[4], ARGV[7], 1)
+end
+redis.call('XADD', KEYS[2], ARGV[2] .. '-0', unpack(record))
 redis.call('HINCRBY', KEYS[3], 'b:' .. ARGV[1], ARGV[5])
 return {id, redis.call('HINCRBY', KEYS[3], 'bytes', ARGV[5])}
 """
@@ -80,18 +86,48 @@ TRIM = (
     GO_ON
     + MARK_LOST
     + """
--- KEYS roster entries | ARGV gen epoch id1 bytes1 .. : XDEL of what every group has settled
+-- KEYS roster entries segments | ARGV gen epoch id1 bytes1 segment1 .. : XDEL of what every group has settled
 -- Returns the bytes freed, -1 if the roster changed since it was read.
 if (redis.call('HGET', KEYS[1], 'gen') or '0') ~= ARGV[1] then return -1 end
 redis.call('HSET', KEYS[1], 't:' .. ARGV[2], '1')
 mark_lost(KEYS[1], tonumber(ARGV[2]))
 local freed = 0
-for i = 3, #ARGV, 2 do
-  if redis.call('XDEL', KEYS[2], ARGV[i]) == 1 then freed = freed + tonumber(ARGV[i + 1]) end
+for i = 3, #ARGV, 3 do
+  if redis.call('XDEL', KEYS[2], ARGV[i]) == 1 then
+    freed = freed + tonumber(ARGV[i + 1])
+    if ARGV[i + 2] ~= '' then redis.call('HINCRBY', KEYS[3], ARGV[i + 2], -1) end
+  end
 end
 -- 0 - n, because -n of 0 is '-0', which is no integer
 redis.call('HINCRBY', KEYS[1], 'b:' .. ARGV[2], 0 - freed)
 redis.call('HINCRBY', KEYS[1], 'bytes', 0 - freed)
+return freed
+"""
+)
+
+SEAL = (
+    GO_ON
+    + """
+-- KEYS segments state | ARGV live_state segment.. : they get no more entries
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
+for i = 2, #ARGV do
+  if redis.call('HEXISTS', KEYS[1], ARGV[i]) == 1 then redis.call('HSET', KEYS[1], 's:' .. ARGV[i], 1) end
+end
+return 1
+"""
+)
+
+FREE_SEGMENTS = (
+    GO_ON
+    + """
+-- KEYS segments | ARGV segment.. : takes those off that are sealed and of which no entry is left; returns them
+local freed = {}
+for i = 1, #ARGV do
+  if redis.call('HGET', KEYS[1], ARGV[i]) == '0' and redis.call('HEXISTS', KEYS[1], 's:' .. ARGV[i]) == 1 then
+    redis.call('HDEL', KEYS[1], ARGV[i], 's:' .. ARGV[i])
+    freed[#freed + 1] = ARGV[i]
+  end
+end
 return freed
 """
 )

@@ -1,0 +1,224 @@
+"""A stream's folder of segments: names, locks, files that are taken and given back. No Redis: who may go is said to it.
+
+A file's name holds a random token, which is another one each time the file is used again, so a name means one content
+for ever. Whoever reads or writes a file holds a shared lock on it (flock); it is used again only under an exclusive
+one, which the kernel gives as soon as the last process of them is done, or dead.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_common.errors import BadSegment, SegmentGone, SegmentsUnseen
+from penstock_common.format.ref import NAME
+from penstock_common.format.segment import SegmentInfo, info_bytes, pack_info, parse_info
+
+MARK = "stream"
+"""A file that holds the stream's id: whoever sees it sees the segments."""
+_FREE = re.compile(r"free-[0-9a-f]{12}\.seg\Z")
+_NEW = re.compile(r"new-[0-9a-f]{12}\.seg\Z")
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
+MODE = 0o640
+
+
+def new_token() -> str:
+    """Of one life of a file."""
+    return secrets.token_hex(6)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSegment:
+    """A file that is open, and what it is."""
+
+    fd: int
+    name: str
+    head: bytes
+    nbytes: int
+
+    def close(self) -> None:
+        """Gives the file, and with it every lock on it, back."""
+        os.close(self.fd)
+
+
+class SegmentFolder:
+    """``root/<stream>.<id>``: all segments of one life of a stream."""
+
+    def __init__(self, root: str | Path, stream: str, stream_id: str) -> None:
+        self.path = Path(root).expanduser().absolute() / f"{stream}.{stream_id}"
+        self._stream, self._id = stream, stream_id
+
+    def make(self) -> None:
+        """Makes the folder, for those who write; raises SegmentsUnseen where that is not possible."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            mark = self.path / MARK
+            if not mark.exists():
+                mark.write_text(f"{self._id}\n")
+        except OSError as error:
+            raise SegmentsUnseen(
+                f"segments of {self._stream!r} cannot be kept in {self.path}: {error.strerror}"
+            ) from None
+
+    def require(self) -> None:
+        """Raises SegmentsUnseen unless this process sees the folder of this very stream."""
+        try:
+            found = (self.path / MARK).read_text().strip()
+        except OSError as error:
+            found = error.strerror or "unreadable"
+        if found != self._id:
+            raise SegmentsUnseen(
+                f"stream {self._stream!r} keeps its payloads in {self.path}, which this process does not see "
+                f"({found}): run it on that host, mount the same file system there, or say where it is mounted with "
+                "PENSTOCK_SEGMENTS; over a network alone, produce with payload='inline'"
+            )
+
+    # --- listing ---
+
+    def names(self) -> dict[str, os.stat_result]:
+        """The segments that have a name of their own, with their sizes and times."""
+        return self._list(NAME)
+
+    def spare(self) -> dict[str, os.stat_result]:
+        """The files that wait to be used again."""
+        return self._list(_FREE)
+
+    def unfinished(self) -> dict[str, os.stat_result]:
+        """The files that are being made, or whose maker died."""
+        return self._list(_NEW)
+
+    def _list(self, pattern: re.Pattern[str]) -> dict[str, os.stat_result]:
+        found: dict[str, os.stat_result] = {}
+        with suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for entry in entries:
+                if pattern.match(entry.name):
+                    with suppress(FileNotFoundError):
+                        found[entry.name] = entry.stat(follow_symlinks=False)
+        return found
+
+    # --- reading ---
+
+    def open(self, name: str) -> OpenSegment:
+        """A segment to read; raises SegmentGone where there is none of that name, BadSegment where it is none."""
+        try:
+            fd = os.open(self.path / name, os.O_RDONLY | _FLAGS)
+        except OSError as error:
+            raise SegmentGone(f"the payload lies in {name}, which cannot be read: {error.strerror}") from None
+        try:
+            first = os.pread(fd, 64, 0)
+            head = os.pread(fd, info_bytes(first), 0)
+            if parse_info(head).file != name:
+                raise SegmentGone(f"the payload lies in {name}, which has been used again")
+            return OpenSegment(fd, name, head, os.fstat(fd).st_size)
+        except BadSegment as error:
+            os.close(fd)
+            raise SegmentGone(f"the payload lies in {name}: {error}") from None
+        except BaseException:
+            os.close(fd)
+            raise
+
+    # --- taking and giving back ---
+
+    def take(self, info: SegmentInfo, nbytes: int) -> OpenSegment:
+        """A file of at least so many bytes to write, locked, under ``info``'s name; raises OSError (ENOSPC).
+
+        One that waits to be used again if there is one, so that no pages have to be found for it.
+        """
+        for name, stat in sorted(self.spare().items(), key=lambda item: item[1].st_size):
+            if stat.st_size >= nbytes and (taken := self._take_spare(name, info)) is not None:
+                return taken
+        return self._make_new(info, nbytes)
+
+    def _take_spare(self, name: str, info: SegmentInfo) -> OpenSegment | None:
+        with suppress(OSError), self._alone(name) as fd:
+            if fd is None:
+                return None
+            head = pack_info(info)
+            os.pwrite(fd, head, 0)
+            (self.path / name).rename(self.path / info.file)
+            return self._locked(os.dup(fd), info, head)
+        return None
+
+    def _make_new(self, info: SegmentInfo, nbytes: int) -> OpenSegment:
+        path = self.path / f"new-{info.token}.seg"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, MODE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            os.posix_fallocate(fd, 0, nbytes)  # now, where it is an error; later it would be a SIGBUS
+            head = pack_info(info)
+            os.pwrite(fd, head, 0)
+            path.rename(self.path / info.file)
+        except BaseException:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+        return OpenSegment(fd, info.file, head, nbytes)
+
+    def _locked(self, fd: int, info: SegmentInfo, head: bytes) -> OpenSegment | None:
+        """With a shared lock in place of the exclusive one; None where somebody came in between."""
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        found = OpenSegment(fd, info.file, head, os.fstat(fd).st_size)
+        if self._is(fd, info.file):
+            return found
+        found.close()
+        return None
+
+    def give_back(self, name: str, *, keep: bool) -> bool:
+        """Has a file that nobody needs used again (``keep``) or removed; False where somebody still has it in use."""
+        with self._alone(name) as fd:
+            if fd is None:
+                return False
+            if keep:
+                (self.path / name).rename(self.path / f"free-{new_token()}.seg")
+            else:
+                (self.path / name).unlink(missing_ok=True)
+            return True
+
+    def is_unused(self, name: str) -> bool:
+        """Whether no process has the file in use."""
+        with self._alone(name) as fd:
+            return fd is not None
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[int | None]:
+        """The file under an exclusive lock; None where it is gone, or in use."""
+        try:
+            fd = os.open(self.path / name, os.O_RDWR | _FLAGS)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            yield fd if self._has_locked(fd, name) else None
+        finally:
+            os.close(fd)
+
+    def _has_locked(self, fd: int, name: str) -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return False
+            raise
+        return self._is(fd, name)
+
+    def _is(self, fd: int, name: str) -> bool:
+        """Whether the open file still has that name."""
+        try:
+            there, here = (self.path / name).lstat(), os.fstat(fd)
+        except FileNotFoundError:
+            return False
+        return (there.st_ino, there.st_dev) == (here.st_ino, here.st_dev)
+
+    def remove(self) -> None:
+        """Removes everything, for a stream that is deleted; what is still mapped somewhere lives until it is not."""
+        for name in (*self.names(), *self.spare(), *self.unfinished(), MARK):
+            (self.path / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.rmdir()

@@ -1,0 +1,30 @@
+"""Where a stream's payloads lie: in the entries themselves, or in segments under a folder. The setting's text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock_common.errors import BadPayload
+from penstock_common.segments.folder import SegmentFolder
+
+INLINE = "inline"
+SEGMENTS = "segments:"
+
+
+def parse_payload(text: str) -> Path | None:
+    """The folder of a ``payload`` setting, None for ``inline``; raises BadPayload."""
+    if text == INLINE:
+        return None
+    folder = Path(text.removeprefix(SEGMENTS)).expanduser()
+    if not text.startswith(SEGMENTS) or not folder.is_absolute() or "\n" in text:
+        raise BadPayload(
+            f"payload is {text!r}, expected 'inline' or 'segments:' and an absolute folder, such as "
+            "segments:/dev/shm/penstock"
+        )
+    return folder
+
+
+def folder_of(payload: str, stream: str, stream_id: str, seen_at: Path | None = None) -> SegmentFolder | None:
+    """The folder of a stream's segments as this process sees it (``seen_at``, if mounted elsewhere); None: inline."""
+    root = parse_payload(payload)
+    return None if root is None else SegmentFolder(seen_at or root, stream, stream_id)

@@ -1,0 +1,37 @@
+"""A stream's segments, for those who read or write its payloads: none where payloads travel in the entries."""
+
+from __future__ import annotations
+
+from penstock_common.format.header import parse_header
+from penstock_common.format.spec import Spec
+from penstock_common.format.wire import Fields
+from penstock_common.segments.folder import SegmentFolder
+from penstock_common.segments.plane import folder_of
+from penstock_common.segments.reading import SegmentReader
+from penstock_common.settings import Settings
+from penstock_common.stream.streams import Stream
+
+
+def segments_of(stream: Stream) -> SegmentFolder | None:
+    """The folder of its segments as this process sees it, there or not; None where payloads travel in the entries."""
+    return folder_of(stream.payload, stream.name, stream.id, Settings.from_environment().segments)
+
+
+def reader_of(stream: Stream) -> SegmentReader | None:
+    """What its payloads are read with beside the entries; raises SegmentsUnseen where this process cannot see them."""
+    folder = segments_of(stream)
+    if folder is None:
+        return None
+    folder.require()
+    return SegmentReader(folder)
+
+
+def whole_fields(fields: Fields, spec: Spec, segments: SegmentReader | None) -> Fields:
+    """An entry's fields with the payload that its header refers to; raises BadEntry, SegmentGone."""
+    if segments is None or len(fields) != 1:
+        return fields
+    header = parse_header(fields[0][1], spec, takes_refs=True)
+    if header.ref is None:
+        return fields
+    found = segments.read(header.ref)
+    return [fields[0], *((name, data) for (name, _), data in zip(header.fields(), found, strict=True))]

@@ -1,0 +1,52 @@
+"""Which segments a partition's entries lie in: registered by the commit that first refers to one, taken off when free.
+
+Files are ``segments.folder``'s; when one may be used again is the producer's ``recycling``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock_common.stream.commands import Client, readable, run_script
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.lua.entries import FREE_SEGMENTS, SEAL
+from penstock_common.stream.manifest import Manifest
+
+SEALED = "s:"
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """One segment as the server knows it."""
+
+    entries: int
+    """How many entries that are there have their payload in it."""
+    is_sealed: bool
+    """Whether its writer said that it gets no more."""
+
+
+@readable(lambda client, partition, epoch: partition.segments(epoch))
+def registered_segments(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, Registered]:
+    """The segments of one epoch in one partition, by name."""
+    fields = {name.decode(): int(value) for name, value in client.hgetall(partition.segments(epoch)).items()}
+    return {
+        name: Registered(count, SEALED + name in fields)
+        for name, count in fields.items()
+        if not name.startswith(SEALED)
+    }
+
+
+def seal_segments(client: Client, partition: PartitionKeys, manifest: Manifest, names: Iterable[str]) -> None:
+    """Says that these get no more entries; nothing where the epoch is not live any more."""
+    if wanted := list(names):
+        keys = [partition.segments(manifest.epoch), partition.state(manifest.epoch)]
+        run_script(client, SEAL, keys, [manifest.live_state, *wanted])
+
+
+def free_segments(client: Client, partition: PartitionKeys, epoch: int, names: Iterable[str]) -> list[str]:
+    """Takes those off the registry that are sealed and empty; returns them: their files may be used again."""
+    wanted = list(names)
+    if not wanted:
+        return []
+    return [name.decode() for name in run_script(client, FREE_SEGMENTS, [partition.segments(epoch)], wanted)]

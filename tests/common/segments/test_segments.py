@@ -1,0 +1,211 @@
+"""Segment files without a server: what is written is read, what is damaged is named, what is in use stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock_common.errors import BadEntry, BadPayload, BadSegment, SegmentGone, SegmentsUnseen
+from penstock_common.format.block import BlockBuilder
+from penstock_common.format.header import parse_header
+from penstock_common.format.ref import ALIGN, Ref, parse_ref
+from penstock_common.format.segment import SegmentInfo, info_bytes, parse_info, parse_record
+from penstock_common.format.spec import Spec
+from penstock_common.format.wire import Fields, decode, encode
+from penstock_common.segments.folder import SegmentFolder, new_token
+from penstock_common.segments.plane import parse_payload
+from penstock_common.segments.reading import SegmentReader
+from penstock_common.segments.writing import SegmentWriter
+
+SPEC = Spec.of({"x": ("uint8", (5, 7)), "text": ("bytes", ()), "y": ("int64", ())})
+STREAM = "5f1c0a9be2d4"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SegmentFolder:
+    """Of a stream."""
+    made = SegmentFolder(tmp_path, "train", STREAM)
+    made.make()
+    return made
+
+
+def writer_in(folder: SegmentFolder, nbytes: int = 1 << 16) -> SegmentWriter:
+    """Of epoch 3, partition 1."""
+    return SegmentWriter(folder, ("train", STREAM), SPEC, 3, 1, segment_bytes=nbytes)
+
+
+def entry(first: int, count: int = 3) -> Fields:
+    """An entry as it would travel inline."""
+    builder = BlockBuilder(SPEC, 1 << 20, 100)
+    for number in range(first, first + count):
+        builder.add({"x": np.full((5, 7), number, np.uint8), "text": b"t" * number, "y": number})
+    block = builder.finish(first)
+    fields = encode(block, stream=STREAM, epoch=3, shard=0)
+    return [(name, bytes(value)) for name, value in fields]
+
+
+def ref_of(fields: Fields) -> Ref:
+    """Where an entry's payload lies."""
+    header = parse_header(fields[0][1], SPEC, takes_refs=True)
+    assert header.ref is not None
+    return header.ref
+
+
+def test_what_is_written_is_read_back_over_several_segments(folder: SegmentFolder) -> None:
+    """The same bytes, checksum and all, in files that are 64-byte aligned."""
+    writer, reader = writer_in(folder, 1 << 14), SegmentReader(folder)
+    written = [(entry(first), writer.append(entry(first))) for first in range(0, 120, 3)]
+    assert len(folder.names()) > 1
+    for inline, (stored, name) in written:
+        ref = ref_of(stored)
+        assert ref.file == name
+        assert all(at % ALIGN == 0 for at, _ in ref.spans())
+        payload = reader.read(ref)
+        assert payload == [value for _, value in inline[1:]]
+        names = [name for name, _ in inline[1:]]
+        header, block = decode([stored[0], *zip(names, payload, strict=True)], SPEC, takes_refs=True)
+        assert header.count == block.count == 3
+    reader.close()
+    writer.close()
+    assert set(writer.full) == set(folder.names())
+
+
+def test_a_file_is_read_by_its_documented_format_alone(folder: SegmentFolder) -> None:
+    """Years later, without a server: docs/segments.md and nothing else."""
+    writer = writer_in(folder)
+    stored = [writer.append(entry(first))[0] for first in (0, 3, 6)]
+    writer.close()
+    data = (folder.path / writer.full[0]).read_bytes()
+    at = info_bytes(data[:64])
+    info = parse_info(data[:at])
+    assert (info.stream, info.epoch, info.partition, info.spec) == (STREAM, 3, 1, SPEC)
+    found = []
+    while (record := parse_record(data[at : at + 64], info.token)) is not None:
+        meta = data[at + 64 : at + 64 + record.meta_bytes]
+        record.check(meta)
+        found.append(meta)
+        ref = parse_header(meta, SPEC, takes_refs=True).ref
+        assert ref is not None
+        assert at < ref.at < ref.end <= at + record.nbytes
+        at += record.nbytes
+    assert found == [fields[0][1] for fields in stored]
+
+
+def test_a_file_in_use_is_not_used_again(folder: SegmentFolder) -> None:
+    """Neither its writer nor a reader in the middle of it may find other bytes there."""
+    writer = writer_in(folder)
+    _, name = writer.append(entry(0))
+    assert not folder.is_unused(name)
+    assert not folder.give_back(name, keep=True)
+    writer.close()
+    assert folder.give_back(name, keep=True)
+    assert not folder.names()
+    assert len(folder.spare()) == 1
+
+
+def test_a_file_that_was_used_again_is_named_and_never_read(folder: SegmentFolder) -> None:
+    """A reader that had it open, and one that opens it by its old name: both are told, neither gets other samples."""
+    writer, reader = writer_in(folder), SegmentReader(folder)
+    stored, name = writer.append(entry(0))
+    reader.read(ref_of(stored))
+    writer.close()
+    assert folder.give_back(name, keep=True)
+    again = writer_in(folder)
+    other, other_name = again.append(entry(60))
+    assert other_name != name
+    assert len(folder.names()) == 1, "the same file"
+    for stale in (reader, SegmentReader(folder)):
+        with pytest.raises(SegmentGone, match=f"{name}, which"):
+            stale.read(ref_of(stored))
+    assert reader.read(ref_of(other))[-1] == np.array([60, 61, 62]).tobytes()
+
+
+@pytest.mark.parametrize("trouble", ["short", "gone", "head"])
+def test_a_damaged_file_is_an_error_and_no_signal(folder: SegmentFolder, trouble: str) -> None:
+    """Somebody cut it, removed it, or wrote over it."""
+    writer = writer_in(folder)
+    stored, name = writer.append(entry(0))
+    reader, path = SegmentReader(folder), folder.path / name
+    reader.read(ref_of(stored))
+    if trouble == "short":
+        os.truncate(path, ref_of(stored).at + 10)
+    elif trouble == "gone":
+        path.unlink()
+        reader.close()
+    else:
+        with path.open("r+b") as file:
+            file.write(b"nonsense")
+    with pytest.raises(SegmentGone, match=name):
+        reader.read(ref_of(stored))
+
+
+def test_a_folder_that_is_not_seen_is_said_at_once(tmp_path: Path) -> None:
+    """A trainer on another host must not find out entry by entry."""
+    with pytest.raises(SegmentsUnseen, match="PENSTOCK_SEGMENTS"):
+        SegmentFolder(tmp_path, "train", STREAM).require()
+    SegmentFolder(tmp_path, "train", STREAM).make()
+    SegmentFolder(tmp_path, "train", STREAM).require()
+
+
+def test_a_full_disk_is_an_error_before_anything_is_written(
+    folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room is taken when the file is made; what was begun leaves nothing behind."""
+
+    def full(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        writer_in(folder).append(entry(0))
+    assert not folder.names()
+    assert not folder.unfinished()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, {}, [], ["a", 4096, [1]], ["../../etc/passwd", 4096, [1]], ["3-1-0123456789ab.seg/../x", 4096, [1]],
+        ["3-1-0123456789ab.seg", 4097, [1]], ["3-1-0123456789ab.seg", 0, [1]], ["3-1-0123456789ab.seg", 1 << 50, [1]],
+        ["3-1-0123456789ab.seg", 4096, [-1]], ["3-1-0123456789ab.seg", 4096, [1.0]],
+        ["3-1-0123456789ab.seg", 4096, [1 << 40]], ["3-1-0123456789ab.seg", True, [1]],
+        ["3-1-0123456789ab.seg\n", 4096, [1]],
+    ],
+)  # fmt: skip
+def test_a_hostile_ref_opens_nothing(value: object) -> None:
+    """Whoever can write to the stream names files: only bare names, only within bounds."""
+    with pytest.raises(BadEntry):
+        parse_ref(value)
+
+
+def test_a_link_under_a_segments_name_is_not_followed(folder: SegmentFolder, tmp_path: Path) -> None:
+    """It would read another file as samples."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(secrets.token_bytes(10_000))
+    name = f"3-1-{new_token()}.seg"
+    (folder.path / name).symlink_to(secret)
+    with pytest.raises(SegmentGone):
+        SegmentReader(folder).read(Ref(name, 4096, (1,)))
+
+
+@pytest.mark.parametrize("text", ["", "segments", "segments:", "segments:relative", "segment:/dev/shm", "Inline"])
+def test_a_payload_setting_that_means_nothing_is_refused(text: str) -> None:
+    """Before a stream is made of it: it cannot be changed later."""
+    with pytest.raises(BadPayload, match="expected 'inline' or 'segments:'"):
+        parse_payload(text)
+
+
+def test_a_head_that_lies_is_no_segment() -> None:
+    """The folder's writers are trusted, disks are not."""
+    from penstock_common.format.segment import pack_info
+
+    head = pack_info(SegmentInfo(STREAM, "train", 3, 1, "0123456789ab", SPEC))
+    assert parse_info(head).file == "3-1-0123456789ab.seg"
+    for damaged in (b"", head[:20], b"x" + head[1:], head[:30] + b"!" + head[31:], head[:8] + b"\x02" + head[9:]):
+        with pytest.raises(BadSegment):
+            parse_info(damaged)
