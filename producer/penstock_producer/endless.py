@@ -61,7 +61,7 @@ class EndlessProduction:
             new_bad = self._listen(TELL_S)
             last = self._last
             seen = EpochProgress(FEED, "live", None, last.good + last.bad, last.bad)
-            yield Progress((seen,), None, pids=(self._child.pid or 0,), new_bad=new_bad)
+            yield Progress((seen,), None, pids=(self._child.pid or 0,), new_bad=new_bad, workers=1)
         self._require_well_ended()
 
     def _listen(self, wait_s: float) -> tuple[str, ...]:

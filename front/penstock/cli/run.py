@@ -64,14 +64,17 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 amount = production.samples_per_epoch
                 names = " and ".join(repr(plan.stream) for plan in plans.values())
                 each = f" of {amount:,} samples" if amount is not None else ""
-                console.notice(
-                    f"making {args.epochs or 1} epoch{'s' if (args.epochs or 1) > 1 else ''}{each} for stream {names}; "
-                    f"running {shlex.join(args.command)}"
-                )
+                console.notice(f"{_making(args)}{each} for stream {names}; running {shlex.join(args.command)}")
                 return _Session(console, options, args.command).run(production)
     except KeyboardInterrupt:
         console.notice("ended")
         return 130
+
+
+def _making(args: argparse.Namespace) -> str:
+    if getattr(args, "endless", False):
+        return "making a feed without end"
+    return f"making {args.epochs or 1} epoch{'s' if (args.epochs or 1) > 1 else ''}"
 
 
 @contextlib.contextmanager

@@ -34,18 +34,12 @@ class Tars:
     repeatable = True
 
     def __init__(self, config: TarConfig) -> None:
-        self._tars: list[TarFile] = []
         cache = Settings.from_environment().cache
-        try:
-            for path, name in _tars(Path(config.path)):
-                self._tars.append(TarFile(path, name, cache))
-            self._ends = np.cumsum([len(tar.shard.keys) for tar in self._tars])
-            if not len(self):
-                raise SourceError(f"{config.path} holds no samples: its tars hold no files named like 0001.jpg")
-            self._fields = self._chosen(config.fields)
-        except BaseException:
-            self.close()
-            raise
+        self._tars = [TarFile(path, name, cache) for path, name in _tars(Path(config.path))]
+        self._ends = np.cumsum([len(tar.shard.keys) for tar in self._tars])
+        if not len(self):
+            raise SourceError(f"{config.path} holds no samples: its tars hold no files named like 0001.jpg")
+        self._fields = self._chosen(config.fields)
         self._decoder = Decoder.of(config)
         options = config.model_dump(mode="json", exclude={"path"})
         self.fingerprint = fingerprint(options, (tar.file for tar in self._tars))
@@ -140,9 +134,7 @@ class Tars:
         return found
 
     def close(self) -> None:
-        """Close the tars."""
-        for tar in self._tars:
-            tar.close()
+        """Nothing is kept open."""
 
 
 def _common(

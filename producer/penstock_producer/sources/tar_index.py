@@ -49,22 +49,21 @@ class Shard:
 
 
 class TarFile:
-    """One tar, open for reading at any place; no position is shared with threads or forked processes."""
+    """One tar, opened for each read: there may be more of them than a process may have files open."""
 
     def __init__(self, path: Path, name: str, cache: Path | None) -> None:
-        self.name = name
+        self.name, self._path = name, path
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise SourceError(f"{path} cannot be opened: {error.strerror}") from error
         try:
-            stat = os.fstat(self._fd)
-            self.file = File(name, stat.st_size, int(stat.st_mtime))
+            stat = os.fstat(fd)
+            self.file, self._time = File(name, stat.st_size, int(stat.st_mtime)), stat.st_mtime_ns
             where = _remembered_at(path, stat, cache)
-            self.shard = _recalled(where) or _scanned(self._fd, path, where)
-        except BaseException:
-            self.close()
-            raise
+            self.shard = _recalled(where) or _scanned(fd, path, where)
+        finally:
+            os.close(fd)
 
     def has(self, number: int, field: str) -> bool:
         """Whether a sample has a field."""
@@ -86,18 +85,16 @@ class TarFile:
                 f".{field}"
             )
         try:
-            data = os.pread(self._fd, size, offset)
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                stat, data = os.fstat(fd), os.pread(fd, size, offset)
+            finally:
+                os.close(fd)
         except OSError as error:
             raise SampleError(f"{key}: {self.name} cannot be read: {error.strerror}") from error
-        if len(data) != size:
-            raise SampleError(f"{key}: {self.name} became shorter since it was opened")
+        if len(data) != size or (stat.st_size, stat.st_mtime_ns) != (self.file.size, self._time):
+            raise SampleError(f"{key}: {self.name} was changed since it was looked through")
         return data
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 def _scanned(fd: int, path: Path, where: Path | None) -> Shard:

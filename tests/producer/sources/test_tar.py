@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,29 @@ def written(path: Path, data: bytes) -> Path:
     """A file."""
     path.write_bytes(data)
     return path
+
+
+def test_more_tars_than_files_may_be_open(tmp_path: Path) -> None:
+    """Datasets of thousands of tars are common, and most systems allow 1024 open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = 300
+    for number in range(many):
+        pack(tmp_path / "many" / f"{number:03}.tar", {f"{number}.id": str(number).encode()})
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        source = opened(TarConfig(path=str(tmp_path / "many")))
+        assert [int(read(source, n)["id"]) for n in range(many)] == list(range(many))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_tar_that_changes_while_it_is_read_is_noticed(tmp_path: Path) -> None:
+    """Its index would cut pictures out of the middle of others."""
+    path = pack(tmp_path / "a.tar", {"1.id": b"1", "2.id": b"2"})
+    source = opened(TarConfig(path=str(path)))
+    pack(path, {"1.txt": b"3", "2.id": b"4", "3.id": b"5"})
+    with pytest.raises(SampleError, match=r"a\.tar:1: a\.tar was changed since it was looked through"):
+        read(source, 0)
 
 
 def test_the_index_is_found_once(shards: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
