@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.producer.reading import read_epoch
 
 SAMPLES, BLOCK = 50, 8
 Block = dict[str, Any]
+_calls: list[int] = []
 
 
 def numbers() -> list[dict[str, Any]]:
@@ -46,9 +48,11 @@ def noisy(block: Block, rng: np.random.Generator) -> Block:
 
 
 def noisy_killed_once(block: Block, rng: np.random.Generator) -> Block:
-    """The same, in a process that is killed in the middle of a block, the first time."""
+    """The same, in a process that is killed at its third block, the first time: a part of the second is committed."""
     mark = Path(os.environ["PENSTOCK_TEST_MARK"])
-    if 20 in block["x"] and not mark.exists():
+    _calls.append(len(block["x"]))
+    if len(_calls) == 3 and not mark.exists():
+        time.sleep(0.2)  # so that what was sent has arrived
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return noisy(block, rng)
