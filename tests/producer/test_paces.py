@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from typing import Any
 
@@ -60,6 +61,25 @@ def test_inspect_shows_the_wish_and_what_it_is_made_of(
         "idle": 0.0,
     }  # fmt: skip
     assert [worker["name"] for worker in view["workers"]] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["worker", "--max", "3"], "--max goes with --auto"),
+        (["worker", "--auto", "--burst"], "give one of them"),
+        (["produce", "images", ".", "--watch", "--follow"], "--watch goes neither with --follow"),
+        (["produce", "dataset", "json:loads", "--watch"], "--watch takes one folder of images"),
+        (["produce", "dataset", "json:loads", "--follow", "--no-workers"], "--workers 0"),
+    ],
+)
+def test_options_that_contradict_each_other_are_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fleet that did something else than was meant would be found out on the bill."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the command's handlers are not this process's
+    assert main(words) == 1
+    assert said in capsys.readouterr().err
 
 
 def test_who_is_silent_is_forgotten(any_url: str, stream: Stream) -> None:

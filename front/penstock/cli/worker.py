@@ -53,6 +53,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     if args.max and not args.auto:
         raise PenstockError("--max goes with --auto; a fixed number of workers is --processes N")
+    if args.auto and args.burst:
+        raise PenstockError("--auto stays and follows the trainers, --burst ends with the queue: give one of them")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = dataclasses.replace(
         options_of(args), burst=args.burst, is_chatty=True, owner=os.getpid(), allow=tuple(args.allow)
