@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.front.test_cli_produce import run
-from tests.front.test_cli_sources import PATHS
+from tests.front.test_cli_sources import PATHS, run
 from tests.producer.reading import read_epoch
 
 ROOT = Path(__file__).parents[2]
