@@ -6,6 +6,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Extra arguments for pytest, the demo or the bench: make test ARGS="-k wire -x"
 ARGS   ?=
+# How many test files run at once: many tests wait for a lease or a process, so more than there are cores.
+JOBS   ?= 3
 # How long `make chaos` inflicts faults.
 MINUTES ?= 2
 # What `make fuzz` fuzzes, and for how long
@@ -30,8 +32,8 @@ venv: $(VENV)/.dev ## create .venv with Penstock and every development tool
 demo: $(VENV)/.demo ## the main job on real input: digits -> workers -> Redis -> two Keras models
 	$(BIN)/penstock demo $(ARGS)
 
-test: $(VENV)/.dev ## run every test (ARGS="-m 'not slow'" for the quick ones)
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.dev ## run every test (ARGS="-m 'not slow'" for the quick ones), a few files at a time
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: format-check lint types layers test ## format, lint, types, layers, tests: what CI runs
 
