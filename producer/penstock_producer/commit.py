@@ -30,6 +30,7 @@ from penstock_common.stream.durability import Durability, await_safety, touch_co
 from penstock_common.stream.entries import (
     Progress,
     is_out_of_memory,
+    is_sealed,
     look_commands,
     payload_commands,
     raise_errors,
@@ -79,7 +80,7 @@ class Committer:
         self._sent: Sent | None = None
         self._wait: Wait | None = None
         """For room; lasts until a block is committed, also over blocks that the server refused."""
-        self._lane = open_lane(stream, manifest, shard)
+        self._lane = open_lane(client, stream, manifest, shard)
         self._kept: tuple[Block, Fields, str] | None = None
         """The block whose payload was put into a segment last, its entry's fields, and the segment."""
         self._durability = Durability.parse(stream.durability)
@@ -128,6 +129,7 @@ class Committer:
                 self._has_committed()
                 if not self._lacking and self._may_follow(block):
                     self._execute(block, bad, queued=2)
+                    self._seal()  # what is full holds nothing of this block: all of it is committed
                     return True
             self._discard()
         except ServerUnavailable as error:
@@ -241,7 +243,8 @@ class Committer:
             fields, segment = self._lane.append(fields)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise SegmentsUnseen(f"{self._lane.folder.path} takes no more segments: {error.strerror}") from error
+                require_there(self._client, self._stream)  # deleted, it has no folder any more
+                raise SegmentsUnseen(f"{self._lane.folder.path} takes no more segments: {error}") from error
             return None
         self._kept = block, fields, segment
         return fields
@@ -265,6 +268,9 @@ class Committer:
         self._progress = read_look([self._channel.read() for _ in range(4)], self._client)
         outcome = replies[-1]
         if isinstance(outcome, list):
+            if any(is_sealed(reply) for reply in outcome):
+                self._leave_segment()
+                return False
             raise_errors(outcome, self._client)
             self._lacking = self._durability.shortfall(safety, self._client)
             return True
@@ -275,6 +281,12 @@ class Committer:
             return False
         raise_errors(replies, self._client)
         raise PenstockError(f"EXEC answered {outcome!r:.80}, expected a list")
+
+    def _leave_segment(self) -> None:
+        """Somebody took this writer for dead: what it has not committed goes into another segment."""
+        self._kept = None
+        if self._lane is not None:
+            self._lane.close()
 
     def _look(self) -> Progress:
         self._channel.send(look_commands(self._partition, self._manifest.epoch, self._shard))

@@ -51,6 +51,8 @@ TIDY_EVERY_S = 10.0
 """How often whoever writes looks for epochs that the policy gives up, and for trainers that vanished."""
 RECYCLE_EVERY_S = 0.5
 """How often, at most, a writer that waits looks for segments that nobody needs any more."""
+RECYCLE_SHARE = 1 / 8
+"""Of a partition's budget: so much having been freed, it looks at once. Else a fast writer would make new files."""
 CHUNK = 250
 """Ids per script call: bounds how long the server is busy with one."""
 
@@ -145,7 +147,7 @@ class Janitor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._notify, self._clock, self._tidied_s = notify, clock, -TIDY_EVERY_S
-        self._recycled_s = -RECYCLE_EVERY_S
+        self._recycled_s, self._not_recycled = -RECYCLE_EVERY_S, 0
         self._client = client
         self._stream = stream
         self._partition = partition
@@ -177,13 +179,15 @@ class Janitor:
                 break
             if not is_held(roster, epoch, now_ms):
                 freed += self._trim(roster, epoch, need - freed)
-        self._recycle()
+        self._recycle(freed)
         return freed
 
-    def _recycle(self) -> None:
+    def _recycle(self, freed: int) -> None:
         """Has segments used again, now and then: listing a folder costs more than looking for room."""
-        if self._clock() - self._recycled_s >= RECYCLE_EVERY_S:
-            self._recycled_s = self._clock()
+        self._not_recycled += freed
+        is_much = self._not_recycled >= RECYCLE_SHARE * self._stream.partition_budget
+        if is_much or self._clock() - self._recycled_s >= RECYCLE_EVERY_S:
+            self._recycled_s, self._not_recycled = self._clock(), 0
             recycle(self._client, self._stream)
 
     def _trim(self, roster: Roster, epoch: int, need: int) -> int:

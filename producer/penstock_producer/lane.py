@@ -5,11 +5,18 @@ Writing them is ``segments.writing``'s; who may use them again is ``recycling``'
 
 from __future__ import annotations
 
+import shutil
+
+from penstock_common.errors import BudgetRefused, SegmentsUnseen
+from penstock_common.segments.plane import parse_payload
 from penstock_common.segments.writing import SegmentWriter
+from penstock_common.settings import Settings
+from penstock_common.stream.commands import Client
 from penstock_common.stream.durability import Durability
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import segments_of
-from penstock_common.stream.streams import Stream
+from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, find_stream, read_counters, require_there
+from penstock_common.stream.suitability import readable_bytes
 
 SEGMENT_BYTES = 64 << 20
 """Large enough that making and sealing one costs nothing per byte, small enough that they turn over in a budget."""
@@ -17,13 +24,51 @@ BUDGET_SHARE = 1 / 16
 """Of a partition's budget: what a segment holds that is not settled keeps the rest of it from being used again."""
 
 
-def open_lane(stream: Stream, manifest: Manifest, shard: int) -> SegmentWriter | None:
-    """For the blocks of one shard; None where payloads travel in the entries. Raises SegmentsUnseen."""
+def prepare_folder(client: Client, stream: Stream) -> None:
+    """Before a stream's first epoch its folder is made; then whoever writes must see that one. Raises SegmentsUnseen.
+
+    Made again by whoever does not see it, on another host, say, it would take payloads that no reader finds.
+    """
+    folder = segments_of(stream)
+    if folder is not None and read_counters(client, stream)[0]:
+        folder.require()
+    elif folder is not None:
+        folder.make()
+
+
+def require_capacity(client: Client, name: str, payload: str | None, budget_bytes: int | None) -> None:
+    """To be asked before a stream is made or given another budget (None: its own): whether its folder could hold it.
+
+    Raises BudgetRefused where the whole file system is smaller, BadPayload.
+    """
+    folder, stream = parse_payload(payload or "inline"), find_stream(client, name)
+    if stream is not None:
+        folder, budget_bytes = parse_payload(stream.payload), budget_bytes or stream.budget_bytes
+    if folder is None:
+        return
+    budget_bytes = budget_bytes or DEFAULT_BUDGET_BYTES
+    root = Settings.from_environment().segments or folder
+    there = next(path for path in (root, *root.parents) if path.exists())
+    total = shutil.disk_usage(there).total
+    if total < budget_bytes:
+        raise BudgetRefused(
+            f"budget_bytes is {readable_bytes(budget_bytes)}, and the file system of {root} has "
+            f"{readable_bytes(total)} in all: give a smaller one, or another folder; a container gets more of /dev/shm "
+            "with --shm-size"
+        )
+
+
+def open_lane(client: Client, stream: Stream, manifest: Manifest, shard: int) -> SegmentWriter | None:
+    """For the blocks of one shard; None where payloads travel in the entries. Raises SegmentsUnseen, StreamDeleted."""
     folder = segments_of(stream)
     if folder is None:
         return None
     assert stream.spec is not None
-    folder.make()
+    try:
+        folder.require()
+    except SegmentsUnseen:
+        require_there(client, stream)
+        raise
     return SegmentWriter(
         folder, (stream.name, stream.id), stream.spec, manifest.epoch, stream.partition_of(shard).number,
         segment_bytes=segment_bytes(stream, manifest, shard), is_synced=Durability.parse(stream.durability).is_synced,

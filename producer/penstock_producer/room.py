@@ -139,7 +139,7 @@ class RoomKeeper:
         note_wait(
             self._client, self._partition, self._manifest.epoch, self._shard, waited_s=waited,
             need_bytes=self._room.block_bytes, held_bytes=self._room.held_bytes,
-            why="memory" if self._is_memory_short else "budget", is_next=self._is_next_now,
+            why=self._lacking, is_next=self._is_next_now,
         )  # fmt: skip
 
     def _is_next(self) -> bool:
@@ -158,6 +158,12 @@ class RoomKeeper:
             if self._stream.partition_of(shard) == self._partition:
                 return (manifest.epoch, shard) == (self._manifest.epoch, self._shard)
         return True
+
+    @property
+    def _lacking(self) -> str:
+        if self._lacking_folder:
+            return "folder"
+        return "memory" if self._is_memory_short else "budget"
 
     @property
     def _is_memory_short(self) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 
 from penstock_common.errors import PenstockError, ShardMismatch
 from penstock_common.format.spec import Spec, SpecLike
-from penstock_common.segments.plane import parse_payload
 from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client
 from penstock_common.stream.connection import connect
@@ -27,11 +26,11 @@ from penstock_common.stream.manifest import (
     reserve_shard,
     size_epoch,
 )
-from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
 from penstock_common.stream.suitability import largest_block, require_suitable
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.commit import Committer
+from penstock_producer.lane import prepare_folder, require_capacity
 from penstock_producer.policy import parse_policy
 from penstock_producer.shard import ShardWriter
 from penstock_producer.tidying import Tidying
@@ -88,16 +87,14 @@ class Writer:
         level = Durability.parse(durability) if durability is not None else self._stored_durability(stream)
         require_durable(self._client, level)
         wanted = spec if spec is None or isinstance(spec, Spec) else Spec.of(spec)
-        if payload is not None:
-            parse_payload(payload)
         require_suitable(self._client, checked_name("stream", stream), budget_bytes, payload)
+        require_capacity(self._client, stream, payload, budget_bytes)
         self.stream: Stream = create_stream(
             self._client, stream, spec=wanted, partitions=partitions, budget_bytes=budget_bytes,
             block_bytes=block_bytes, retention=policy, durability=durability and str(level), payload=payload,
             info=info,
         )  # fmt: skip
-        if (folder := segments_of(self.stream)) is not None:
-            folder.make()  # before anything refers to it: who reads looks whether it is seen
+        prepare_folder(self._client, self.stream)
         self._tidying = Tidying(self._client.impatient(), self.stream, notify)  # who writes bears outages
         self._tidying.start()
         weakref.finalize(self, self._tidying.stopping.set)

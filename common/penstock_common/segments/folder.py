@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 from penstock_common.errors import BadSegment, SegmentGone, SegmentsUnseen
 from penstock_common.format.ref import NAME
@@ -27,6 +28,7 @@ _FREE = re.compile(r"free-[0-9a-f]{12}\.seg\Z")
 _NEW = re.compile(r"new-[0-9a-f]{12}\.seg\Z")
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 MODE = 0o640
+REMOVALS = 5
 
 
 def new_token() -> str:
@@ -44,8 +46,35 @@ class OpenSegment:
     nbytes: int
 
     def close(self) -> None:
-        """Gives the file, and with it every lock on it, back."""
+        """Gives the file back; a lock on it lives on in processes that were forked meanwhile."""
         os.close(self.fd)
+
+    def release(self) -> None:
+        """Gives the file, and every lock on it, back, whoever was forked with it; for its writer."""
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        os.close(self.fd)
+
+
+def open_segment(folder: Path, name: str) -> OpenSegment:
+    """A segment of a folder to read; raises SegmentGone where there is none of that name, or it is none."""
+    try:
+        fd = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)  # a pipe under that name would block
+    except OSError as error:
+        raise SegmentGone(f"the payload lies in {name}, which cannot be read: {error.strerror}") from None
+    try:
+        if not S_ISREG(os.fstat(fd).st_mode):
+            raise BadSegment("it is no file")
+        first = os.pread(fd, 64, 0)
+        head = os.pread(fd, info_bytes(first), 0)
+        if parse_info(head).file != name:
+            raise SegmentGone(f"the payload lies in {name}, which has been used again")
+        return OpenSegment(fd, name, head, os.fstat(fd).st_size)
+    except (BadSegment, OSError) as error:
+        os.close(fd)
+        raise SegmentGone(f"the payload lies in {name}: {error}") from None
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 class SegmentFolder:
@@ -59,9 +88,10 @@ class SegmentFolder:
         """Makes the folder, for those who write; raises SegmentsUnseen where that is not possible."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            mark = self.path / MARK
+            mark, own = self.path / MARK, self.path / f"{MARK}.{new_token()}"
             if not mark.exists():
-                mark.write_text(f"{self._id}\n")
+                own.write_text(f"{self._id}\n")
+                own.rename(mark)  # nobody reads half of it
         except OSError as error:
             raise SegmentsUnseen(
                 f"segments of {self._stream!r} cannot be kept in {self.path}: {error.strerror}"
@@ -96,45 +126,43 @@ class SegmentFolder:
 
     def _list(self, pattern: re.Pattern[str]) -> dict[str, os.stat_result]:
         found: dict[str, os.stat_result] = {}
-        with suppress(FileNotFoundError), os.scandir(self.path) as entries:
-            for entry in entries:
-                if pattern.match(entry.name):
-                    with suppress(FileNotFoundError):
-                        found[entry.name] = entry.stat(follow_symlinks=False)
+        for entry in self._entries():
+            if pattern.match(entry.name):
+                with suppress(FileNotFoundError):
+                    found[entry.name] = entry.stat(follow_symlinks=False)
         return found
+
+    def _entries(self) -> list[os.DirEntry[str]]:
+        """Nothing where the folder is not there, or not for this process to list."""
+        with suppress(OSError), os.scandir(self.path) as entries:
+            return list(entries)
+        return []
 
     # --- reading ---
 
     def open(self, name: str) -> OpenSegment:
         """A segment to read; raises SegmentGone where there is none of that name, BadSegment where it is none."""
-        try:
-            fd = os.open(self.path / name, os.O_RDONLY | _FLAGS)
-        except OSError as error:
-            raise SegmentGone(f"the payload lies in {name}, which cannot be read: {error.strerror}") from None
-        try:
-            first = os.pread(fd, 64, 0)
-            head = os.pread(fd, info_bytes(first), 0)
-            if parse_info(head).file != name:
-                raise SegmentGone(f"the payload lies in {name}, which has been used again")
-            return OpenSegment(fd, name, head, os.fstat(fd).st_size)
-        except BadSegment as error:
-            os.close(fd)
-            raise SegmentGone(f"the payload lies in {name}: {error}") from None
-        except BaseException:
-            os.close(fd)
-            raise
+        return open_segment(self.path, name)
 
     # --- taking and giving back ---
 
     def take(self, info: SegmentInfo, nbytes: int) -> OpenSegment:
         """A file of at least so many bytes to write, locked, under ``info``'s name; raises OSError (ENOSPC).
 
-        One that waits to be used again if there is one, so that no pages have to be found for it.
+        One that waits to be used again if there is one, so that no pages have to be found for it. On a full disk those
+        that are too small make room for a new one.
         """
-        for name, stat in sorted(self.spare().items(), key=lambda item: item[1].st_size):
+        spare = sorted(self.spare().items(), key=lambda item: item[1].st_size)
+        for name, stat in spare:
             if stat.st_size >= nbytes and (taken := self._take_spare(name, info)) is not None:
                 return taken
-        return self._make_new(info, nbytes)
+        while True:
+            try:
+                return self._make_new(info, nbytes)
+            except OSError as error:
+                is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                if not is_full or not any(self.give_back(spare.pop()[0], keep=False) for _ in range(len(spare))):
+                    raise
 
     def _take_spare(self, name: str, info: SegmentInfo) -> OpenSegment | None:
         with suppress(OSError), self._alone(name) as fd:
@@ -178,6 +206,7 @@ class SegmentFolder:
             if keep:
                 (self.path / name).rename(self.path / f"free-{new_token()}.seg")
             else:
+                os.ftruncate(fd, 0)  # a reader that has it open would keep its pages
                 (self.path / name).unlink(missing_ok=True)
             return True
 
@@ -188,10 +217,10 @@ class SegmentFolder:
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[int | None]:
-        """The file under an exclusive lock; None where it is gone, or in use."""
+        """The file under an exclusive lock; None where it is gone, in use, or not for this process to touch."""
         try:
-            fd = os.open(self.path / name, os.O_RDWR | _FLAGS)
-        except FileNotFoundError:
+            fd = os.open(self.path / name, os.O_RDWR | os.O_NONBLOCK | _FLAGS)
+        except OSError:
             yield None
             return
         try:
@@ -216,9 +245,30 @@ class SegmentFolder:
             return False
         return (there.st_ino, there.st_dev) == (here.st_ino, here.st_dev)
 
-    def remove(self) -> None:
-        """Removes everything, for a stream that is deleted; what is still mapped somewhere lives until it is not."""
-        for name in (*self.names(), *self.spare(), *self.unfinished(), MARK):
-            (self.path / name).unlink(missing_ok=True)
-        with suppress(OSError):
-            self.path.rmdir()
+    def sync(self) -> None:
+        """Has the folder's own content, the files' names, on the disk when it returns."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def remove(self) -> bool:
+        """Removes everything, for a stream that is deleted; what is read at the moment lives until it is not.
+
+        False where something is left: it is not this process's to remove, or was no segment.
+        """
+        for _ in range(REMOVALS):  # a writer that has not heard of it may make one more file
+            marks = [entry.name for entry in self._entries() if entry.name.partition(".")[0] == MARK]
+            for name in (*self.names(), *self.spare(), *self.unfinished()):
+                if not self.give_back(name, keep=False):
+                    with suppress(OSError):
+                        (self.path / name).unlink(missing_ok=True)
+            for name in marks:
+                with suppress(OSError):
+                    (self.path / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.rmdir()
+            if not self.path.exists():
+                return True
+        return False

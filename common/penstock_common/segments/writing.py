@@ -50,7 +50,7 @@ class SegmentWriter:
         parts: list[bytes | memoryview] = [before.ljust(at - self._at, b"\0")]
         for value, size in zip(payload, sizes, strict=True):
             parts += [value, _BLANK[: -size % ALIGN]]
-        _write_all(opened.fd, parts, self._at)
+        write_all(opened.fd, parts, self._at)
         if self._is_synced:
             os.fdatasync(opened.fd)
         self._at = end
@@ -60,12 +60,12 @@ class SegmentWriter:
         if self._open is not None:
             if place_record(self._at, meta_bytes, sizes)[1] <= self._open.nbytes:
                 return self._open
-            self.full.append(self._open.name)
-            self._open.close()
-            self._open = None
+            self.close()
         info = SegmentInfo(self._stream[1], self._stream[0], self._epoch, self._partition, new_token(), self._spec)
         needed = place_record(2 * PAGE, meta_bytes, sizes)[1]
         self._open = self.folder.take(info, max(self._segment_bytes, needed + 4 * PAGE))
+        if self._is_synced:
+            self.folder.sync()
         self._at = len(self._open.head)
         if place_record(self._at, meta_bytes, sizes)[1] > self._open.nbytes:
             raise OSError(f"a head of {self._at} bytes leaves no room in a segment of {self._open.nbytes}")
@@ -75,11 +75,12 @@ class SegmentWriter:
         """No more blocks; gives the file back."""
         if self._open is not None:
             self.full.append(self._open.name)
-            self._open.close()
+            self._open.release()
             self._open = None
 
 
-def _write_all(fd: int, parts: list[bytes | memoryview], at: int) -> None:
+def write_all(fd: int, parts: list[bytes | memoryview], at: int) -> None:
+    """Writes the parts one after the other, beginning at an offset; raises OSError."""
     left = [memoryview(part).cast("B") for part in parts if len(part)]
     while left:
         done = os.pwritev(fd, left[:1000], at)

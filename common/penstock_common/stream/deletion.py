@@ -35,6 +35,8 @@ class Deleted:
     nbytes: int
     """Of payload."""
     keys: int
+    left: str = ""
+    """The folder of its segments, where this process does not see it or could not remove all of it."""
 
 
 def users_of(client: Client, stream: Stream) -> list[str]:
@@ -95,16 +97,21 @@ def delete_stream(client: Client, name: str) -> Deleted:
             manifest_id = manifest.id if manifest is not None else next(filter(None, known), "")
             for partition in stream.partitions:
                 retire_epoch(client, partition, epoch, manifest_id)
+    is_left = not _remove_segments(stream)  # before the meta, which alone knows where they are
     removed = _sweep(client, name, but=keys.meta)
     removed += int(client.unlink(keys.meta))
     while left := _sweep(client, name):  # what somebody made who had looked before the mark
         removed += left
-    folder = None if stream is None else segments_of(stream)
-    if folder is not None:
-        folder.remove()
     if not removed:
         raise StreamNotFound(absence(client, name))
-    return Deleted(name, epochs, nbytes, removed)
+    folder = None if stream is None else segments_of(stream)
+    return Deleted(name, epochs, nbytes, removed, str(folder.path) if folder is not None and is_left else "")
+
+
+def _remove_segments(stream: Stream | None) -> bool:
+    """Whether nothing is left of them, as far as this process sees."""
+    folder = None if stream is None else segments_of(stream)
+    return folder is None or (folder.path.exists() and folder.remove())
 
 
 def _sweep(client: Client, name: str, but: str = "") -> int:

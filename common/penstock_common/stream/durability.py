@@ -125,17 +125,20 @@ def await_safety(wait: Wait, durability: Durability, lacking: str) -> None:
         ) from None
 
 
+def is_safe(client: Client, stream: Stream, durability: Durability) -> bool:
+    """Whether, after one round of waiting, all that was written so far is as safe as the level says."""
+    return not _lacking(client, stream, durability)
+
+
+def _lacking(client: Client, stream: Stream, durability: Durability) -> str:
+    with client.pipeline(transaction=False) as pipe:
+        for command in (touch_command(stream), *durability.commands()):
+            pipe.execute_command(*command)
+        return durability.shortfall(pipe.execute(raise_on_error=False)[1:], client)
+
+
 def make_safe(client: Client, stream: Stream, durability: Durability, notify: Notify) -> None:
     """Returns once all that was written so far, on whatever connection, is as safe as the level says."""
-    commands = durability.commands()
-    if not commands:
-        return
     wait = Wait(notify)
-    while True:
-        with client.pipeline(transaction=False) as pipe:
-            for command in (touch_command(stream), *commands):
-                pipe.execute_command(*command)
-            lacking = durability.shortfall(pipe.execute(raise_on_error=False)[1:], client)
-        if not lacking:
-            return
+    while durability.commands() and (lacking := _lacking(client, stream, durability)):
         await_safety(wait, durability, lacking)

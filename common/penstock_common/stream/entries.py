@@ -15,7 +15,7 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 from penstock_common.format.block import Block
 from penstock_common.format.wire import Fields
 from penstock_common.stream.channel import Command, Reply
-from penstock_common.stream.commands import Client, readable, run_script
+from penstock_common.stream.commands import Client, is_script_error, readable, run_script
 from penstock_common.stream.failure import translate_reply
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.lua.entries import CLAIM, COMMIT, TRIM
@@ -83,6 +83,11 @@ def raise_errors(replies: Iterable[Reply], where: Client) -> None:
 def is_out_of_memory(reply: Reply) -> bool:
     """Whether the server refused a command at its maxmemory."""
     return isinstance(reply, ResponseError) and ("OOM" in str(reply) or isinstance(reply, OutOfMemoryError))
+
+
+def is_sealed(reply: Reply) -> bool:
+    """Whether a commit was refused because its segment gets no more entries: somebody took its writer for dead."""
+    return isinstance(reply, ResponseError) and is_script_error(reply, "its segment is sealed")
 
 
 def is_gone(error: ResponseError) -> bool:
@@ -219,6 +224,21 @@ def read_group_command(
 def fetch_command(partition: PartitionKeys, epoch: int, entry_id: bytes) -> Command:
     """One entry by id, without touching any group: reading it again counts as no delivery."""
     return (b"XRANGE", partition.entries(epoch).encode(), entry_id, entry_id)
+
+
+def fetch_fields(client: Client, partition: PartitionKeys, epoch: int, entry_id: bytes) -> Fields | None:
+    """The same for who reads single entries and is in no hurry: its fields in order, None if it is not there."""
+    found: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(partition.entries(epoch), entry_id, entry_id, count=1)
+    return list(found[0][1].items()) if found else None
+
+
+def newest_entry(
+    client: Client, partition: PartitionKeys, epoch: int, before: bytes = b""
+) -> tuple[bytes, Fields] | None:
+    """Id and fields of the entry appended last, or of the last one ``before`` an id; None where there is none."""
+    latest = b"(" + before if before else b"+"
+    found: list[tuple[bytes, dict[bytes, bytes]]] = client.xrevrange(partition.entries(epoch), latest, "-", count=1)
+    return (found[0][0], list(found[0][1].items())) if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,15 +37,24 @@ def registered_segments(client: Client, partition: PartitionKeys, epoch: int) ->
     }
 
 
-def seal_segments(client: Client, partition: PartitionKeys, manifest: Manifest, names: Iterable[str]) -> None:
-    """Says that these get no more entries; nothing where the epoch is not live any more."""
+def seal_segments(
+    client: Client, partition: PartitionKeys, manifest: Manifest, names: Iterable[str], *, for_the_dead: bool = False
+) -> None:
+    """Says that these get no more entries: a commit that names one is refused. Nothing where the epoch was released.
+
+    ``for_the_dead``: somebody else says so, also of segments that nothing was committed to: a dead writer's commit may
+    lie in a socket's buffer and come at any time.
+    """
     if wanted := list(names):
         keys = [partition.segments(manifest.epoch), partition.state(manifest.epoch)]
-        run_script(client, SEAL, keys, [manifest.live_state, *wanted])
+        run_script(client, SEAL, keys, [manifest.id, 2 if for_the_dead else 1, *wanted])
 
 
 def free_segments(client: Client, partition: PartitionKeys, epoch: int, names: Iterable[str]) -> list[str]:
-    """Takes those off the registry that are sealed and empty; returns them: their files may be used again."""
+    """Takes those off the registry that are sealed and empty; returns them: their files may be used again.
+
+    Also what was sealed for the dead and never registered.
+    """
     wanted = list(names)
     if not wanted:
         return []

@@ -40,12 +40,16 @@ def run(args: argparse.Namespace, console: Console) -> int:
             return 1
         gone = delete_stream(client, args.stream)
     if args.json:
-        console.json({"stream": gone.stream, "epochs": gone.epochs, "bytes": gone.nbytes, "keys": gone.keys})
+        console.json(
+            {"stream": gone.stream, "epochs": gone.epochs, "bytes": gone.nbytes, "keys": gone.keys, "left": gone.left}
+        )
     else:
         console.line(
             f"stream {gone.stream!r} is deleted: {gone.epochs} epochs, {readable_bytes(gone.nbytes)} of payload, "
             f"{gone.keys} keys"
         )
+        if gone.left:
+            console.notice(f"its segments in {gone.left} cannot be removed from here: remove that folder on its host")
     return 0
 
 

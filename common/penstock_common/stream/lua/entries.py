@@ -27,6 +27,11 @@ if tonumber(ARGV[4]) > 0 then
   id = last()
   if id == before then return redis.error_reply('PENSTOCK nothing was appended') end
 end
+if ARGV[7] and redis.call('HEXISTS', KEYS[4], 's:' .. ARGV[7]) == 1 then
+  -- its file may be another one by now; sent before, and late: nothing of it may stay
+  redis.call('XDEL', KEYS[1], id)
+  return redis.error_reply('PENSTOCK its segment is sealed')
+end
 local record = {'e', id, 'f', ARGV[3], 'n', ARGV[4], 'b', ARGV[5], 'h', ARGV[6]}
 if ARGV[7] then
   record[#record + 1], record[#record + 2] = 's', ARGV[7]
@@ -108,10 +113,14 @@ return freed
 SEAL = (
     GO_ON
     + """
--- KEYS segments state | ARGV live_state segment.. : they get no more entries
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
-for i = 2, #ARGV do
-  if redis.call('HEXISTS', KEYS[1], ARGV[i]) == 1 then redis.call('HSET', KEYS[1], 's:' .. ARGV[i], 1) end
+-- KEYS segments state | ARGV manifest_id by segment.. : they get no more entries. by 1: their writer says so, who has
+-- none under way. by 2: somebody else, for a dead writer, of whom one may still come: also where none came yet.
+local state = redis.call('GET', KEYS[2])
+if state ~= 'live:' .. ARGV[1] and state ~= 'abandoned:' .. ARGV[1] then return 0 end
+for i = 3, #ARGV do
+  if ARGV[2] == '2' or redis.call('HEXISTS', KEYS[1], ARGV[i]) == 1 then
+    redis.call('HSET', KEYS[1], 's:' .. ARGV[i], ARGV[2])
+  end
 end
 return 1
 """
@@ -120,11 +129,14 @@ return 1
 FREE_SEGMENTS = (
     GO_ON
     + """
--- KEYS segments | ARGV segment.. : takes those off that are sealed and of which no entry is left; returns them
+-- KEYS segments | ARGV segment.. : takes those off that are sealed and of which no entry is left; returns them.
+-- That one was sealed for a dead writer stays known: an entry of his may come later still.
 local freed = {}
 for i = 1, #ARGV do
-  if redis.call('HGET', KEYS[1], ARGV[i]) == '0' and redis.call('HEXISTS', KEYS[1], 's:' .. ARGV[i]) == 1 then
-    redis.call('HDEL', KEYS[1], ARGV[i], 's:' .. ARGV[i])
+  local entries, by = redis.call('HGET', KEYS[1], ARGV[i]), redis.call('HGET', KEYS[1], 's:' .. ARGV[i])
+  if by and (entries == '0' or (not entries and by == '2')) then
+    redis.call('HDEL', KEYS[1], ARGV[i])
+    if by == '1' then redis.call('HDEL', KEYS[1], 's:' .. ARGV[i]) end
     freed[#freed + 1] = ARGV[i]
   end
 end
