@@ -1,0 +1,144 @@
+"""PNG files by Pillow: contact sheets and bar charts. The only file of the command that knows Pillow.
+
+It is imported when a file is asked for: a trainer's host need not have it, and the terminal does without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from penstock.sheet.pictures import Rgb, fitted
+from penstock_common.errors import PenstockError
+
+try:
+    from PIL import Image, ImageDraw, ImageFont
+except ImportError:
+    raise PenstockError(
+        "pictures are drawn by Pillow, which is not installed: pip install 'penstock[producer]'"
+    ) from None
+
+MARGIN, GAP, LINE = 12, 8, 14
+INK, FAINT, GROUND, EMPTY = (20, 20, 20), (120, 120, 120), (250, 250, 250), (236, 236, 236)
+BAR = (31, 90, 160)
+MOST_PIXELS = 64_000_000
+"""Of an encoded image that is decoded to be shown: half a small machine's memory is not worth a thumbnail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One place of a contact sheet."""
+
+    rgb: Rgb | None
+    text: Sequence[str]
+    """Stands in the picture's place where there is none."""
+    captions: Sequence[str]
+
+
+def decode(data: bytes) -> Rgb | None:
+    """The picture of an encoded image (JPEG, PNG, WebP, ...); None of other bytes, or a too large or broken one."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data)) as image:
+                if image.width * image.height > MOST_PIXELS:
+                    return None
+                return np.asarray(image.convert("RGB"))
+    except Exception:  # decoders raise whatever they like on damaged files, and this one is only to be looked at
+        return None
+
+
+def contact_sheet(tiles: Sequence[Tile], title: str, *, side: int = 128, columns: int | None = None) -> Image.Image:
+    """Rows of tiles under a title, each with its captions below."""
+    columns = columns or max(1, min(len(tiles), round(math.sqrt(len(tiles) * 1.5))))
+    lines = max((len(tile.captions) for tile in tiles), default=0)
+    high = side + 4 + lines * LINE + GAP
+    rows = -(-len(tiles) // columns)
+    width = max(2 * MARGIN + columns * (side + GAP) - GAP, 2 * MARGIN + 7 * len(title))
+    sheet = Image.new("RGB", (width, 2 * MARGIN + LINE + GAP + rows * high), GROUND)
+    pen = ImageDraw.Draw(sheet)
+    pen.text((MARGIN, MARGIN), _plain(title), fill=INK, font=_font())
+    for number, tile in enumerate(tiles):
+        left = MARGIN + number % columns * (side + GAP)
+        top = MARGIN + LINE + GAP + number // columns * high
+        pen.rectangle((left, top, left + side - 1, top + side - 1), fill=EMPTY)
+        if tile.rgb is not None:
+            fit = fitted(tile.rgb, side, side)
+            at = (left + (side - fit.shape[1]) // 2, top + (side - fit.shape[0]) // 2)
+            sheet.paste(Image.fromarray(fit), at)
+        for line, text in enumerate(tile.text[: side // LINE] if tile.rgb is None else ()):
+            pen.text((left + 4, top + 2 + line * LINE), _cut(text, side - 8), fill=INK, font=_font())
+        for line, text in enumerate(tile.captions):
+            shade = INK if line == 0 else FAINT
+            pen.text((left, top + side + 2 + line * LINE), _cut(text, side), fill=shade, font=_font())
+    return sheet
+
+
+def bars(
+    title: str, counts: Sequence[float], labels: Sequence[str], *, width: int = 640, height: int = 320
+) -> Image.Image:
+    """A bar for each count; ``labels`` are spread below, one for each bar or only those of the ends."""
+    chart = Image.new("RGB", (width, height), GROUND)
+    pen = ImageDraw.Draw(chart)
+    pen.text((MARGIN, MARGIN), _cut(title, width - 2 * MARGIN), fill=INK, font=_font())
+    top, bottom = MARGIN + LINE + GAP, height - MARGIN - LINE - 4
+    most, step = max(counts, default=0) or 1, (width - 2 * MARGIN) / max(1, len(counts))
+    for number, count in enumerate(counts):
+        left = MARGIN + number * step
+        peak = bottom - (bottom - top) * count / most
+        if count:
+            pen.rectangle((left, min(peak, bottom - 1), left + max(1.0, step - 1) - 1, bottom), fill=BAR)
+    pen.line((MARGIN, bottom + 1, width - MARGIN, bottom + 1), fill=INK)
+    pen.text(
+        (width - MARGIN, MARGIN), f"most: {most:,.0f}", fill=FAINT, font=_font(), anchor="ra" if _scales() else None
+    )
+    room = (width - 2 * MARGIN) / max(1, len(labels))
+    for number, label in enumerate(labels):
+        pen.text((MARGIN + number * room, bottom + 4), _cut(label, room - 4), fill=INK, font=_font())
+    return chart
+
+
+def save(image: Image.Image, path: Path) -> None:
+    """As PNG, whole or not at all: whoever shows the file never meets half of one. Raises PenstockError."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(part, format="PNG")
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise PenstockError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+
+
+def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(11) if _scales() else ImageFont.load_default()
+
+
+def _scales() -> bool:
+    """Whether Pillow was built with FreeType; without it there is one small font, of Latin letters."""
+    from PIL import features
+
+    return bool(features.check("freetype2"))
+
+
+def _plain(text: str) -> str:
+    return text if _scales() else text.encode("latin-1", "replace").decode("latin-1")
+
+
+def _cut(text: str, width: float) -> str:
+    """As much of it as fits into so many pixels."""
+    text, font = _plain(text), _font()
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(text + "..") > width:
+        text = text[:-1]
+    return text + ".."

@@ -1,0 +1,160 @@
+"""An array as a picture, ``uint8 [height, width, 3]``: images as they are, tables as heat maps, series as lines. Pure.
+
+A guess by shape and dtype, good enough to look at; ``note`` says what was done to the values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rgb = NDArray[np.uint8]
+
+CHANNELS = (1, 3, 4)
+LEAST_SIDE = 4
+MOST_LINES, LEAST_POINTS = 4, 16
+"""A table of at most so many columns and at least so many rows is drawn as lines."""
+PAPER, GRID, LOST = (255, 255, 255), (225, 225, 225), (255, 0, 255)
+LINES = ((31, 90, 160), (200, 70, 40), (40, 140, 70), (130, 80, 160))
+HEAT = np.array([(24, 15, 62), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], dtype=np.float64)
+"""From low to high: dark blue, green, yellow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What to draw of one sample."""
+
+    rgb: Rgb
+    note: str = ""
+
+
+def picture_of(value: NDArray[Any], side: int = 128) -> Picture | None:
+    """None for what has nothing to draw: a single number, an empty array. Lines are drawn ``side`` pixels wide."""
+    if value.ndim == 0 or value.size == 0:
+        return None
+    array, note = _middle(value)
+    if array.ndim == 3:
+        return _image(array if array.shape[-1] in CHANNELS else array.transpose(1, 2, 0), note)
+    if array.ndim == 2 and min(array.shape) >= LEAST_SIDE and array.dtype in (np.bool_, np.uint8):
+        return _image(array[..., None], note)
+    if array.ndim == 1 or (array.shape[1] <= MOST_LINES and array.shape[0] >= LEAST_POINTS):
+        return _lines(array.reshape(len(array), -1)[:, :MOST_LINES], side, note)
+    return _heat(array, note)
+
+
+def _middle(array: NDArray[Any]) -> tuple[NDArray[Any], str]:
+    """Leading axes are gone through at their middle (a film's frame) until an image, a table or a series is left."""
+    at: list[int] = []
+    while array.ndim > 3 or (array.ndim == 3 and not _is_image(array.shape)):
+        at.append(len(array) // 2)
+        array = array[at[-1]]
+    return array, f"[{', '.join(map(str, at))}] " if at else ""
+
+
+def _is_image(shape: tuple[int, ...]) -> bool:
+    return (shape[-1] in CHANNELS and min(shape[:2]) >= LEAST_SIDE) or (
+        shape[0] in CHANNELS and min(shape[1:]) >= LEAST_SIDE
+    )
+
+
+def _real(array: NDArray[Any]) -> NDArray[np.float64]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (np.abs(array) if array.dtype.kind == "c" else array).astype(np.float64)
+
+
+def _image(array: NDArray[Any], note: str) -> Picture:
+    if array.dtype == np.uint8:
+        pixels = array
+    else:
+        real = _real(array)
+        low, high = _bounds(real)
+        if not (low == 0 and high == 1):
+            note += f"{low:.3g} to {high:.3g}"
+        with np.errstate(over="ignore", invalid="ignore"):
+            pixels = np.nan_to_num(255 * ((real - low) / (high - low)).clip(0, 1)).astype(np.uint8)
+        if array.shape[-1] in (1, 3):
+            pixels = np.where(np.isfinite(real).all(axis=-1, keepdims=True), pixels, np.array(LOST, np.uint8))
+    if pixels.shape[-1] == 4:  # on white paper
+        alpha = pixels[..., 3:].astype(np.float64) / 255
+        pixels = (pixels[..., :3] * alpha + 255 * (1 - alpha)).astype(np.uint8)
+    return Picture(np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3))), note.strip())
+
+
+def _bounds(real: NDArray[np.float64]) -> tuple[float, float]:
+    """What black and white stand for: 0 to 1 or -1 to 1 where all lies within, else the least and the greatest."""
+    finite = real[np.isfinite(real)]
+    if not len(finite):
+        return 0.0, 1.0
+    low, high = float(finite.min()), float(finite.max())
+    for least, most in ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)):
+        if least <= low and high <= most:
+            return least, most
+    return low, high
+
+
+def _heat(array: NDArray[Any], note: str) -> Picture:
+    real = _real(array)
+    finite = np.isfinite(real)
+    low, high = (float(real[finite].min()), float(real[finite].max())) if finite.any() else (0.0, 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        share = np.nan_to_num((real - low) / ((high - low) or 1.0), posinf=0, neginf=0).clip(0, 1)
+    steps = share * (len(HEAT) - 1)
+    lower = np.minimum(steps.astype(np.int64), len(HEAT) - 2)
+    part = (steps - lower)[..., None]
+    rgb = (HEAT[lower] * (1 - part) + HEAT[lower + 1] * part).astype(np.uint8)
+    rgb[~finite] = LOST
+    return Picture(rgb, f"{note}{low:.3g} to {high:.3g}")
+
+
+def _lines(series: NDArray[Any], side: int, note: str) -> Picture:
+    """Points ``[n, k]``: k lines from left to right; where there is no finite number there is no line."""
+    real = _real(series)
+    finite = real[np.isfinite(real)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    rgb = np.full((side, side, 3), PAPER, dtype=np.uint8)
+    rgb[[0, side // 2, side - 1]] = GRID
+    with np.errstate(over="ignore", invalid="ignore"):
+        share = (real - low) / ((high - low) or 1.0)
+    for number in range(real.shape[1]):
+        _draw_line(rgb, share[:, number], LINES[number])
+    return Picture(rgb, f"{note}{low:.3g} to {high:.3g}")
+
+
+def _draw_line(rgb: Rgb, share: NDArray[np.float64], colour: tuple[int, int, int]) -> None:
+    side, before = len(rgb), None
+    edges = np.linspace(0, len(share), side + 1)
+    for x in range(side):
+        first = min(int(edges[x]), len(share) - 1)
+        points = share[first : max(first + 1, int(edges[x + 1]))]
+        points = points[np.isfinite(points)]
+        if not len(points):
+            before = None
+            continue
+        top, bottom = (round((1 - float(one)) * (side - 1)) for one in (points.max(), points.min()))
+        reach = (top, bottom) if before is None else (min(top, before), max(bottom, before))
+        rgb[reach[0] : reach[1] + 1, x] = colour
+        before = round((1 - float(points[-1])) * (side - 1))
+
+
+def resized(rgb: Rgb, height: int, width: int) -> Rgb:
+    """Means of what falls together where it gets smaller, repeated pixels where it gets larger."""
+    return _along(_along(rgb, height, 0), width, 1)
+
+
+def _along(rgb: Rgb, size: int, axis: int) -> Rgb:
+    length = rgb.shape[axis]
+    if size >= length:
+        return np.take(rgb, np.arange(size) * length // size, axis=axis)
+    edges = np.linspace(0, length, size + 1).astype(np.int64)
+    sums = np.add.reduceat(rgb.astype(np.uint32), edges[:-1], axis=axis)
+    counts = np.diff(edges).reshape([-1 if one == axis else 1 for one in range(3)])
+    return (sums // counts).astype(np.uint8)
+
+
+def fitted(rgb: Rgb, height: int, width: int) -> Rgb:
+    """The whole picture within so many pixels, its proportions kept."""
+    scale = min(height / rgb.shape[0], width / rgb.shape[1])
+    return resized(rgb, max(1, round(rgb.shape[0] * scale)), max(1, round(rgb.shape[1] * scale)))

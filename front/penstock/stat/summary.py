@@ -1,0 +1,164 @@
+"""All that is told of one tensor, gathered entry by entry. Memory: a draw, a few thousand counts, one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.stat.draws import Draw
+from penstock.stat.moments import Moments
+from penstock.stat.pieces import channel_axis, pieces_of, real, split
+from penstock_common.format.block import Column
+from penstock_common.format.dtypes import BYTES, item_size
+from penstock_common.format.spec import TensorSpec
+
+MOST_DISTINCT = 4096
+"""Different integers that are counted one by one; beyond that quantiles and histogram come from the draw."""
+BINS = 40
+
+IdentityOf = Callable[[int], str]
+"""Row of the entry -> epoch/shard/offset."""
+
+
+class TensorSummary:
+    """Of one tensor; fed by one thread."""
+
+    def __init__(self, spec: TensorSpec, rng: np.random.Generator) -> None:
+        self.spec = spec
+        self.axis = channel_axis(spec)
+        self.samples = self.nbytes = 0
+        self.moments = Moments.none((spec.shape[self.axis] or 1) if self.axis is not None else 1)
+        """Of each channel, or of all."""
+        self.draw = Draw(rng)
+        self.distinct: dict[int, int] | None = {} if self.of == "length" or _is_whole(spec) else None
+        """Integer -> how often; None where they are not integers, or too many different ones."""
+        self.nan_first = ""
+        """The first sample that has a NaN or an infinity."""
+        self.least: NDArray[np.int64] | None = None
+        self.greatest: NDArray[np.int64] | None = None
+        """Of ragged samples' shapes, per dimension."""
+        self.constant_samples, self.constant_first = 0, ""
+        """Samples all of whose numbers are one, and the first of them."""
+
+    @property
+    def of(self) -> str:
+        """What the numbers are: the ``value`` s, the ``length`` of byte strings, the ``magnitude`` of complex ones."""
+        if self.spec.dtype == BYTES:
+            return "length"
+        return "magnitude" if self.spec.dtype.startswith("complex") else "value"
+
+    def add(self, column: Column, rows: NDArray[np.int64], identity_of: IdentityOf) -> None:
+        """Some samples of an entry; ``rows`` rise."""
+        if not len(rows):
+            return
+        self.samples += len(rows)
+        lost = self._lost
+        for piece in pieces_of(column, rows, self.axis):
+            self._add_piece(piece)
+        if column.shapes is None:
+            self.nbytes += len(rows) * self.spec.sample_bytes
+        else:
+            self._add_shapes(column.shapes[rows])
+        if self._lost > lost and not self.nan_first:
+            at = next(place for place, values in enumerate(split(column, rows)) if _has_lost(values))
+            self.nan_first = identity_of(int(rows[at]))
+        self._count_constant(column, rows, identity_of)
+
+    @property
+    def _lost(self) -> float:
+        return float(self.moments.nan.sum() + self.moments.infinite.sum())
+
+    def _add_piece(self, piece: NDArray[Any]) -> None:
+        numbers = real(piece)
+        self.moments = self.moments.merge(Moments.of(numbers))
+        flat = numbers.reshape(-1)
+        self.draw.add(flat if np.isfinite(flat).all() else flat[np.isfinite(flat)])
+        if self.distinct is not None:
+            values, counts = np.unique(piece, return_counts=True)
+            for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+                self.distinct[int(value)] = self.distinct.get(int(value), 0) + count
+            if len(self.distinct) > MOST_DISTINCT:
+                self.distinct = None
+
+    def _add_shapes(self, shapes: NDArray[np.int64]) -> None:
+        least, greatest = shapes.min(axis=0), shapes.max(axis=0)
+        self.least = least if self.least is None else np.minimum(self.least, least)
+        self.greatest = greatest if self.greatest is None else np.maximum(self.greatest, greatest)
+        item = item_size(self.spec.dtype)
+        self.nbytes += int(shapes.prod(axis=1).sum()) * item
+
+    def _count_constant(self, column: Column, rows: NDArray[np.int64], identity_of: IdentityOf) -> None:
+        if self.spec.shape == () or self.spec.dtype == BYTES:
+            return
+        if column.shapes is None:
+            flat = column.values.reshape(len(column.values), -1)[rows]
+            same = (flat == flat[:, :1]).all(axis=1) if flat.shape[1] > 1 else np.zeros(len(rows), np.bool_)
+        else:
+            same = np.array([len(one) > 1 and bool((one == one[0]).all()) for one in split(column, rows)])
+        if same.any():
+            self.constant_first = self.constant_first or identity_of(int(rows[int(same.argmax())]))
+            self.constant_samples += int(same.sum())
+
+    # --- what is told ---
+
+    def whole(self) -> Moments:
+        """Of all channels together."""
+        return self.moments.pooled()
+
+    def bounds(self) -> tuple[float, float] | None:
+        """Least and greatest number, exact integers where integers are counted; None of no finite number."""
+        if self.distinct:
+            return min(self.distinct), max(self.distinct)
+        whole = self.whole()
+        return (float(whole.low[0]), float(whole.high[0])) if whole.count[0] else None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether quantiles and histogram are of every number seen."""
+        return self.distinct is not None or self.draw.is_whole
+
+    def quantiles(self, at: tuple[float, ...]) -> list[float]:
+        """By counts where there are some (the least value that so many are at or below), else by the draw."""
+        if not self.distinct:
+            return self.draw.quantiles(at)
+        values = np.array(sorted(self.distinct))
+        below = np.cumsum([self.distinct[value] for value in values.tolist()])
+        ranks = [int(np.searchsorted(below, max(1, np.ceil(q * below[-1])))) for q in at]
+        return [float(values[min(rank, len(values) - 1)]) for rank in ranks]
+
+    def histogram(self, bins: int = BINS) -> tuple[list[float], list[float]]:
+        """Edges (one more) and how many numbers lie between them; both empty of no finite number."""
+        bounds = self.bounds()
+        if bounds is None:
+            return [], []
+        low, high = bounds
+        if self.distinct is not None:
+            values = np.array(list(self.distinct), dtype=np.float64)
+            weights = np.array(list(self.distinct.values()), dtype=np.float64)
+            bins = min(bins, max(1, int(high - low) + 1))
+            low, high = low - 0.5, high + 0.5
+        else:
+            values = self.draw.values
+            weights = np.full(len(values), self.draw.seen / max(1, len(values)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not np.isfinite(float(high) - float(low)):  # numpy refuses a range wider than a float64
+                return [], []
+            counts, edges = np.histogram(values, bins=bins, range=(low, high), weights=weights)
+        return edges.tolist(), counts.tolist()
+
+    def classes(self) -> dict[int, int] | None:
+        """Class -> samples, of a tensor that is one integer for each sample."""
+        if not self.distinct or self.spec.shape != () or self.of != "value":
+            return None
+        return dict(sorted(self.distinct.items()))
+
+
+def _is_whole(spec: TensorSpec) -> bool:
+    return spec.dtype == "bool" or spec.dtype.startswith(("int", "uint"))
+
+
+def _has_lost(values: NDArray[Any]) -> bool:
+    return not bool(np.isfinite(real(values)).all())

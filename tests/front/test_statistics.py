@@ -1,0 +1,220 @@
+"""Statistics of a stream of samples: whatever the pieces, the dtype and the ragged shapes, they are what numpy says."""
+
+from __future__ import annotations
+
+import ast
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from penstock.stat.draws import Draw
+from penstock.stat.moments import Moments
+from penstock.stat.report import QUANTILES, as_json, paste_lines
+from penstock.stat.summary import MOST_DISTINCT, TensorSummary
+from penstock_common.format.block import BlockBuilder
+from penstock_common.format.spec import Spec
+
+NUMBERS = st.floats(width=32) | st.sampled_from([float("nan"), float("inf"), -float("inf"), 1e8])
+
+
+def summary_of(dtype: str, shape: tuple[int | None, ...], samples: list[Any], piece: int = 7) -> TensorSummary:
+    """Of one tensor, its samples fed in blocks of ``piece``; from each block odd rows first, then the others."""
+    spec = Spec.of({"x": (dtype, shape)})
+    summary = TensorSummary(spec["x"], np.random.default_rng(0))
+    for start in range(0, len(samples), piece):
+        builder = BlockBuilder(spec, 1 << 30, 1000)
+        for sample in samples[start : start + piece]:
+            builder.add({"x": sample})
+        block = builder.finish(start)
+        for rows in (np.arange(1, block.count, 2), np.arange(0, block.count, 2)):
+            summary.add(block.columns[0], rows, lambda row, start=start: f"0/0/{start + row}")  # type: ignore[misc]
+    return summary
+
+
+@given(st.lists(st.lists(NUMBERS, min_size=2, max_size=2), max_size=60), st.integers(1, 20))
+@settings(deadline=None, max_examples=200)
+def test_moments_of_pieces_are_those_of_the_whole(rows: list[list[float]], piece: int) -> None:
+    """A mean that depends on how entries were cut would differ from run to run, and cancellation would spoil it."""
+    whole = np.array(rows, dtype=np.float64).reshape(-1, 2)
+    merged = Moments.none(2)
+    for start in range(0, len(whole), piece):
+        merged = merged.merge(Moments.of(whole[start : start + piece]))
+    for column in range(2):
+        values = whole[:, column]
+        finite = values[np.isfinite(values)]
+        assert (merged.count[column], merged.nan[column]) == (len(finite), np.isnan(values).sum())
+        assert merged.infinite[column] == np.isinf(values).sum()
+        if len(finite):
+            scale = np.abs(finite).max()
+            assert merged.mean[column] == pytest.approx(finite.mean(), rel=1e-9, abs=1e-9 * scale)
+            assert merged.std[column] == pytest.approx(finite.std(), rel=1e-6, abs=1e-9 * scale)
+            assert (merged.low[column], merged.high[column]) == (finite.min(), finite.max())
+    pooled, every = merged.pooled(), whole[np.isfinite(whole)]
+    assert pooled.count[0] == len(every)
+    if len(every):
+        assert pooled.std[0] == pytest.approx(every.std(), rel=1e-6, abs=1e-9 * np.abs(every).max())
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=100), st.integers(1, 30))
+@settings(deadline=None, max_examples=100)
+def test_a_draw_of_few_numbers_is_all_of_them(values: list[float], piece: int) -> None:
+    """Small streams get numpy's very quantiles."""
+    draw = Draw(np.random.default_rng(1), kept=100)
+    for start in range(0, len(values), piece):
+        draw.add(np.array(values[start : start + piece]))
+    assert draw.is_whole
+    assert sorted(draw.values.tolist()) == sorted(values)
+    assert draw.quantiles(QUANTILES) == pytest.approx(np.quantile(values, QUANTILES).tolist())
+
+
+def test_a_draw_is_bounded_uniform_and_repeatable() -> None:
+    """The documented error holds wherever in the stream a number lies, merged or not; a seed gives the same again."""
+
+    def drawn(seed: int, *, halves: bool) -> Draw:
+        draws = [Draw(np.random.default_rng([seed, part]), kept=2000) for part in range(2)]
+        for start in range(0, 200_000, 3000):  # rising: a draw that favoured the beginning or the end would show
+            piece = np.arange(start, min(start + 3000, 200_000), dtype=np.float64)
+            draws[start >= 60_000 if halves else 0].add(piece)
+        if halves:
+            draws[0].merge(draws[1])
+        return draws[0]
+
+    bad = 0
+    for seed in range(6):
+        for halves in (False, True):
+            draw = drawn(seed, halves=halves)
+            assert (draw.seen, len(draw.values), len(set(draw.values.tolist()))) == (200_000, 2000, 2000)
+            for q, found in zip(QUANTILES, draw.quantiles(QUANTILES), strict=True):
+                bad += abs(found / 200_000 - q) > 3 * np.sqrt(q * (1 - q) / 2000)
+    assert bad <= 3  # of 84, each with a chance of 0.3 %
+    assert drawn(3, halves=False).values.tolist() == drawn(3, halves=False).values.tolist()
+    assert drawn(3, halves=False).values.tolist() != drawn(4, halves=False).values.tolist()
+
+
+DTYPES = ["bool", "uint8", "int16", "int64", "uint64", "float16", "bfloat16", "float32", "float64", "complex64"]
+
+
+def made(dtype: str, count: int, shape: tuple[int, ...]) -> list[NDArray[Any]]:
+    """Samples over much of what the dtype can hold."""
+    from penstock_common.format.dtypes import numpy_dtype
+
+    rng = np.random.default_rng(5)
+    wide = rng.integers(0, 2 if dtype == "bool" else 200, (count, *shape)).astype(np.float64)
+    if dtype.startswith("complex"):
+        return list((wide + 1j * rng.normal(size=wide.shape)).astype(numpy_dtype(dtype)))
+    return list((wide if "float" not in dtype else rng.normal(size=wide.shape)).astype(numpy_dtype(dtype)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", [(6, 5, 3), (3, 6, 5), (4,), ()], ids=str)
+def test_every_dtype_and_layout_has_numpys_statistics(dtype: str, layout: tuple[int, ...]) -> None:
+    """What one pastes into a training script must be right for the stream at hand, also for bfloat16."""
+    samples = made(dtype, 40, layout)
+    told = as_json(summary := summary_of(dtype, layout, samples))
+    whole = np.stack(samples)
+    real = (np.abs(whole) if dtype.startswith("complex") else whole).astype(np.float64)
+    assert (told["samples"], told["numbers"], told["bytes"]) == (40, whole.size, whole.nbytes)
+    assert (told["min"], told["max"]) == pytest.approx((real.min(), real.max()))
+    assert (told["mean"], told["std"]) == pytest.approx((real.mean(), real.std()))
+    exact = np.quantile(real, QUANTILES, method="inverted_cdf" if summary.distinct is not None else "linear")
+    assert list(told["quantiles"].values()) == pytest.approx(exact.tolist())
+    assert sum(told["histogram"]["counts"]) == whole.size
+    if len(layout) == 3:
+        others = (0, 1, 2) if layout[-1] == 3 else (0, 2, 3)
+        assert told["channels"]["mean"] == pytest.approx(real.mean(axis=others).tolist())
+        assert told["channels"]["std"] == pytest.approx(real.std(axis=others).tolist())
+    json.dumps(told, allow_nan=False)
+
+
+def test_ragged_samples_and_byte_strings_have_statistics() -> None:
+    """Pictures of different sizes are the commonest raw data set; of byte strings the lengths are what can be told."""
+    rng = np.random.default_rng(2)
+    pictures = [rng.integers(0, 256, (int(h), int(w), 3), np.uint8) for h, w in rng.integers(4, 20, (30, 2))]
+    told = as_json(summary_of("uint8", (None, None, 3), pictures))
+    flat = np.concatenate([picture.reshape(-1, 3) for picture in pictures]).astype(np.float64)
+    assert told["channels"]["mean"] == pytest.approx(flat.mean(axis=0).tolist())
+    assert told["shapes_seen"]["least"] == [min(p.shape[d] for p in pictures) for d in range(3)]
+    assert told["shapes_seen"]["greatest"] == [max(p.shape[d] for p in pictures) for d in range(3)]
+    assert (told["numbers"], told["bytes"]) == (flat.size, flat.size)
+    texts = [b"x" * int(n) for n in rng.integers(0, 50, 60)]
+    told = as_json(summary_of("bytes", (), texts))
+    lengths = [len(text) for text in texts]
+    assert (told["of"], told["min"], told["max"]) == ("length", min(lengths), max(lengths))
+    assert (told["mean"], told["bytes"]) == (pytest.approx(np.mean(lengths)), sum(lengths))
+    boxes = [np.zeros((0, 4), np.float32), np.ones((3, 4), np.float32)]
+    assert as_json(summary_of("float32", (None, 4), boxes))["shapes_seen"] == {"least": [0, 4], "greatest": [3, 4]}
+    empty = as_json(summary_of("float32", (None,), [np.zeros(0, np.float32)] * 3))
+    assert (empty["mean"], empty["min"], empty["histogram"]["counts"]) == (None, None, [])
+    json.dumps(empty, allow_nan=False)
+
+
+def test_many_different_integers_do_not_take_memory() -> None:
+    """Token ids are integers, and there are billions: counting each would be a leak."""
+    summary = summary_of("int64", (1000,), [np.arange(n * 1000, (n + 1) * 1000) for n in range(20)])
+    assert MOST_DISTINCT < 20_000
+    assert summary.distinct is None
+    assert summary.bounds() == (0, 19_999)
+    assert summary.quantiles((0.5,)) == pytest.approx([9999.5])
+
+
+def test_what_to_paste_normalises_the_data() -> None:
+    """A line that is copied into a script is trusted: it must parse, and do what it says to the very numbers."""
+    rng = np.random.default_rng(3)
+    pictures = [rng.normal((30, 90, 200), (5, 10, 20), (16, 16, 3)).clip(0, 255).astype(np.uint8) for _ in range(20)]
+    lines = paste_lines(summary_of("uint8", (16, 16, 3), pictures))
+    whole = np.stack(pictures).astype(np.float64)
+    keras, torch = (arguments(lines[name]) for name in ("keras", "torchvision"))
+    for out in (
+        (whole - keras["mean"]) / np.sqrt(keras["variance"]),
+        (whole / 255 - torch["mean"]) / torch["std"],
+    ):
+        assert out.mean(axis=(0, 1, 2)) == pytest.approx([0, 0, 0], abs=1e-3)
+        assert out.std(axis=(0, 1, 2)) == pytest.approx([1, 1, 1], rel=1e-3)
+    assert keras["axis"] == -1
+    planes = [picture.transpose(2, 0, 1) for picture in pictures]
+    assert arguments(paste_lines(summary_of("uint8", (3, 16, 16), planes))["keras"])["axis"] == 1
+    assert paste_lines(summary_of("int64", (), list(range(9)))) == {}
+
+
+def arguments(line: str) -> dict[str, Any]:
+    """The keyword arguments of a call that is pasted."""
+    call = ast.parse(line, mode="eval").body
+    assert isinstance(call, ast.Call)
+    return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+
+
+def warned(dtype: str, shape: tuple[int | None, ...], samples: list[Any], names: tuple[str, ...] = ()) -> str:
+    """All findings."""
+    return "\n".join(as_json(summary_of(dtype, shape, samples), names)["findings"])
+
+
+def test_what_an_expert_would_point_at_is_pointed_at() -> None:
+    """Each of these has cost somebody a night of training; a healthy data set has no warning to skip over."""
+    rng = np.random.default_rng(4)
+    healthy = list(rng.normal(size=(100, 8, 8, 3)).astype(np.float32))
+    assert warned("float32", (8, 8, 3), healthy) == ""
+    assert warned("int64", (), [n % 4 for n in range(100)], ("a", "b", "c", "d")) == ""
+    broken = [one.copy() for one in healthy]
+    broken[42][0, 0, 0], broken[60][:] = np.nan, np.inf
+    told = warned("float32", (8, 8, 3), broken)
+    assert "1 NaN and 192 infinite" in told
+    assert "first in sample 0/0/42" in told or "first in sample 0/0/60" in told
+    assert "not normalised (pixels from 0 to 255" in warned("float32", (8, 8, 3), [abs(one) * 60 for one in healthy])
+    empty = [*healthy[:20], np.zeros((8, 8, 3), np.float32)]
+    assert "1 of 21 samples (4.8%) have one value throughout (empty pictures?), the first is 0/0/20" in warned(
+        "float32", (8, 8, 3), empty
+    )
+    flat = [one.copy() for one in healthy]
+    for one in flat:
+        one[..., 1] = 0.5
+    assert "channel 1 has the same value everywhere" in warned("float32", (8, 8, 3), flat)
+    assert "every value is 0: there is nothing to learn" in warned("uint8", (4,), [np.zeros(4, np.uint8)] * 5)
+    skewed = [0] * 95 + [1] * 5
+    assert "class 'cat' has 95 samples, 'dog' 5" in warned("int64", (), skewed, ("cat", "dog"))
+    assert "no sample of class 'emu' was seen" in warned("int64", (), skewed, ("cat", "dog", "emu"))
+    assert "2 is no class: the stream has 2 class names" in warned("int64", (), [0, 1, 2] * 9, ("cat", "dog"))
