@@ -43,6 +43,10 @@ class BadSegment(PenstockError, ValueError):
     """A file is no segment, or a damaged one."""
 
 
+class BadExport(PenstockError, ValueError):
+    """A folder is no export, not a finished one, or a damaged one; or it cannot become one."""
+
+
 class BadPayload(PenstockError, ValueError):
     """A stream's ``payload`` setting means nothing."""
 

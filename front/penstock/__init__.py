@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock_common.errors import PenstockError
     from penstock_common.stream.server import EmbeddedServer
+    from penstock_consumer.files import Files
     from penstock_consumer.loader import Loader
     from penstock_consumer.mixture import mix
     from penstock_consumer.replay import Replay
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["EmbeddedServer", "Loader", "PenstockError", "Replay", "Writer", "__version__", "mix", "produce"]
+__all__ = ["EmbeddedServer", "Files", "Loader", "PenstockError", "Replay", "Writer", "__version__", "mix", "produce"]
 
 _HOMES = {
     "EmbeddedServer": "penstock_common.stream.server",
+    "Files": "penstock_consumer.files",
     "Loader": "penstock_consumer.loader",
     "PenstockError": "penstock_common.errors",
     "Replay": "penstock_consumer.replay",

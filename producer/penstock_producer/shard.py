@@ -89,6 +89,23 @@ class ShardWriter:
         if self._clock() - self._began >= LINGER_S:
             self.flush()
 
+    def write_block(self, block: Block, bad: Mapping[int, str]) -> None:
+        """Adds a block that was made before, with its offsets; ``bad`` gives a reason for each of its holes.
+
+        Its arrays must not change any more. Raises ShardMismatch unless its offsets are the next ones.
+        """
+        self.flush()
+        if block.first != self._next:
+            raise ShardMismatch(
+                f"shard {self._shard} stands at offset {self._next}, this block begins at {block.first}"
+            )
+        if block.end > self._limit:
+            self._refuse_more()
+        self._first = self._next = block.end
+        self.bytes_written += block.nbytes
+        self._uncommitted.append((block, dict(bad)))
+        self.flush()
+
     def quarantine(self, reason: str) -> None:
         """Records that the next sample could not be made: its offset becomes a hole, settled for every group."""
         if self._next >= self._limit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,6 +71,13 @@ def with_ref(meta: bytes, ref: Ref) -> bytes:
     """A header's JSON with its ``ref``."""
     sizes = ",".join(map(str, ref.sizes))
     return b'%b,"ref":["%b",%d,[%b]]}' % (meta[:-1], ref.file.encode(), ref.at, sizes.encode())
+
+
+def without_ref(meta: bytes) -> bytes:
+    """The inverse: a header as it would travel with its payload."""
+    value = json.loads(meta)
+    value.pop("ref", None)
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def ref_bytes(name: str, sizes: int) -> int:

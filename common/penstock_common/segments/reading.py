@@ -10,10 +10,11 @@ import fcntl
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
 
 from penstock_common.errors import SegmentGone
 from penstock_common.format.ref import Ref
-from penstock_common.segments.folder import OpenSegment, SegmentFolder
+from penstock_common.segments.folder import OpenSegment
 
 OPEN_FILES = 32
 """Kept open; an open file that is not locked keeps nobody from using it again."""
@@ -21,10 +22,20 @@ VIEWS_A_CALL = 1000
 """IOV_MAX is 1024."""
 
 
+class Folder(Protocol):
+    """Where segments lie: a stream's own, or an export's."""
+
+    def require(self) -> None:
+        """Raises SegmentsUnseen unless this process sees it."""
+
+    def open(self, name: str) -> OpenSegment:
+        """A segment to read; raises SegmentGone."""
+
+
 class SegmentReader:
     """Reads entries' payloads; used by one thread."""
 
-    def __init__(self, folder: SegmentFolder) -> None:
+    def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._open: OrderedDict[str, OpenSegment] = OrderedDict()
 

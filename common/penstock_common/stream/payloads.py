@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from penstock_common.format.header import parse_header
+from penstock_common.format.limits import MAX_HEADER_BYTES
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import Fields
 from penstock_common.segments.folder import SegmentFolder
 from penstock_common.segments.plane import folder_of
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.settings import Settings
+from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.lua.repairs import SHOW
 from penstock_common.stream.streams import Stream
 
 
@@ -24,6 +27,25 @@ def reader_of(stream: Stream) -> SegmentReader | None:
         return None
     folder.require()
     return SegmentReader(folder)
+
+
+def entry_fields(
+    client: Client, stream: Stream, epoch: int, shard: int, entry_id: bytes, segments: SegmentReader | None
+) -> Fields | None:
+    """One entry by id, with its payload wherever that lies; None where it is gone. Raises BadEntry, SegmentGone."""
+    found = client.xrange(stream.partition_of(shard).entries(epoch), entry_id, entry_id)
+    if not found:
+        return None
+    assert stream.spec is not None
+    return whole_fields(list(found[0][1].items()), stream.spec, segments)
+
+
+def entry_digest(client: Client, stream: Stream, epoch: int, shard: int, entry_id: bytes) -> str | None:
+    """The checksum that an entry's header names, no payload being sent; None where it has none, or is gone."""
+    found = run_script(client, SHOW, [stream.partition_of(shard).entries(epoch)], [entry_id, MAX_HEADER_BYTES])
+    if not found or stream.spec is None:
+        return None
+    return parse_header(found[0], stream.spec, takes_refs=True).xxh3
 
 
 def whole_fields(fields: Fields, spec: Spec, segments: SegmentReader | None) -> Fields:

@@ -35,6 +35,8 @@ COMMANDS: dict[str, Entry] = {
     "groups": Entry("penstock.cli.groups", "list a stream's groups, declare one, or drop one"),
     "epochs": Entry("penstock.cli.epochs", "list a stream's epochs; close, abandon or pin one; say how many are kept"),
     "trim": Entry("penstock.cli.trim", "release what a stream's retention gives up, now"),
+    "export": Entry("penstock.cli.export", "copy a stream's epochs to files, bit-exact"),
+    "import": Entry("penstock.cli.import", "bring exported epochs back into a stream"),
     "delete": Entry("penstock.cli.delete", "remove a stream with all its epochs and groups"),
 }
 """In the order of ``penstock --help``."""

@@ -1,0 +1,228 @@
+"""A folder with an export: ``export.json`` and segments, complete or named ``.part``. Writing one and opening one.
+
+What is not named by ``export.json`` is no part of it: the rest of a run that was broken off, which the next removes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from penstock_common.errors import BadExport, SegmentGone
+from penstock_common.format.export import (
+    CONTENTS,
+    MAX_CONTENTS_BYTES,
+    Contents,
+    FileNote,
+    dump_contents,
+    parse_contents,
+)
+from penstock_common.format.ref import ALIGN, NAME, Ref, ref_bytes, with_ref
+from penstock_common.format.segment import SegmentInfo, pack_info, pack_record, parse_info, place_record
+from penstock_common.format.wire import Fields
+from penstock_common.segments.folder import MODE, OpenSegment, new_token, open_segment
+from penstock_common.segments.writing import write_all
+
+PART = ".part"
+EXPORT_BYTES = 1 << 30
+"""A file of an export is ended with the record that makes it so large."""
+_BLANK = bytes(ALIGN)
+_OURS = re.compile(rf"({NAME.pattern[:-2]}({re.escape(PART)})?|{re.escape(CONTENTS + PART)})\Z")
+
+
+class ExportFolder:
+    """An export that is there."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises BadExport where there is none, or one that was broken off before its first epoch."""
+        self.path = Path(path).expanduser().absolute()
+        found = load_contents(self.path)
+        if found is None:
+            raise BadExport(f"{self.path} is no export: it has no {CONTENTS}; `penstock export STREAM DIR` makes one")
+        if not found.epochs:
+            raise BadExport(f"{self.path} has no finished epoch: run the `penstock export` that made it again")
+        self.contents = found
+
+    def require(self) -> None:
+        """Raises BadExport where the folder went away."""
+        if not (self.path / CONTENTS).exists():
+            raise BadExport(f"{self.path} is no export any more: its {CONTENTS} is gone")
+
+    def open(self, name: str) -> OpenSegment:
+        """One of its files; raises SegmentGone."""
+        return open_segment(self.path, name)
+
+    def open_noted(self, note: FileNote) -> OpenSegment:
+        """One of its files, which must be what the contents say; raises BadExport."""
+        try:
+            opened = self.open(note.name)
+        except SegmentGone as error:
+            raise BadExport(f"{self.path}: {error}") from None
+        info = parse_info(opened.head)
+        if opened.nbytes != note.nbytes or (info.stream, info.spec) != (self.contents.stream, self.contents.spec):
+            size = opened.nbytes
+            opened.close()
+            raise BadExport(
+                f"{self.path / note.name} has {size} bytes of stream {info.stream}, expected are {note.nbytes} of "
+                f"{self.contents.stream}: it was cut short, or is of another export; copy it again"
+            )
+        return opened
+
+
+def load_contents(path: Path) -> Contents | None:
+    """Of an export, finished or not; None where there is none. Raises BadExport where it is damaged."""
+    try:
+        if (path / CONTENTS).stat().st_size > MAX_CONTENTS_BYTES:
+            raise BadExport(f"{path / CONTENTS} is larger than {MAX_CONTENTS_BYTES} bytes")
+        data = (path / CONTENTS).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadExport(f"{path / CONTENTS} cannot be read: {error.strerror}") from None
+    return parse_contents(data)
+
+
+class ExportWriter:
+    """Adds epochs to an export, one after the other. Use `exporting` to get one."""
+
+    def __init__(self, path: Path, contents: Contents, file_bytes: int) -> None:
+        self.path, self.contents, self._file_bytes = path, contents, file_bytes
+        self._epoch = 0
+        self._fd: int | None = None
+        self._name = ""
+        self._at = self._records = 0
+        self._files: list[FileNote] = []
+
+    def begin(self, epoch: int) -> None:
+        """What is appended from now on is of this epoch."""
+        self._epoch, self._files = epoch, []
+
+    def append(self, fields: Fields) -> None:
+        """One entry as it travels inline, its header without a ``ref``."""
+        meta, payload = bytes(fields[0][1]), [memoryview(value) for _, value in fields[1:]]
+        sizes = [value.nbytes for value in payload]
+        if self._fd is None or self._at >= self._file_bytes:
+            self._next_file()
+        assert self._fd is not None
+        start = self._at
+        at, end = place_record(start, len(meta) + ref_bytes(self._name, len(sizes)), sizes)
+        before = pack_record(with_ref(meta, Ref(self._name, at, tuple(sizes))), end - start, self._name[-16:-4])
+        parts: list[bytes | memoryview] = [before.ljust(at - start, b"\0")]
+        for value, size in zip(payload, sizes, strict=True):
+            parts += [value, _BLANK[: -size % ALIGN]]
+        write_all(self._fd, parts, start)
+        self._at, self._records = end, self._records + 1
+
+    def _next_file(self) -> None:
+        self._end_file()
+        contents = self.contents
+        info = SegmentInfo(contents.stream, contents.name, self._epoch, 0, new_token(), contents.spec)
+        self._name, head = info.file, pack_info(info)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._fd = os.open(self.path / (self._name + PART), flags, MODE)
+        write_all(self._fd, [head], 0)
+        self._at, self._records = len(head), 0
+
+    def _end_file(self) -> None:
+        if self._fd is not None:
+            os.fsync(self._fd)
+            os.close(self._fd)
+            self._fd = None
+            self._files.append(FileNote(self._name, self._at, self._records))
+
+    def files(self) -> tuple[FileNote, ...]:
+        """Ends the epoch's files, which then have their names; they count once `finish` says so."""
+        self._end_file()
+        for note in self._files:
+            (self.path / (note.name + PART)).rename(self.path / note.name)
+        _sync_folder(self.path)
+        return tuple(self._files)
+
+    def finish(self, contents: Contents) -> None:
+        """From now on these are the contents."""
+        _write_contents(self.path, contents)
+        self.contents = contents
+
+    def close(self) -> None:
+        """Gives the file back; what is not finished stays ``.part``."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+@contextmanager
+def exporting(path: str | Path, contents: Contents, *, file_bytes: int = EXPORT_BYTES) -> Iterator[ExportWriter]:
+    """A folder to write epochs of ``contents`` to, new or with an earlier export of this very stream.
+
+    What a run that was broken off left behind is removed. Raises BadExport where something else is there, another
+    export is being written there, or the disk takes no more.
+    """
+    path = Path(path).expanduser().absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise BadExport(f"{path} cannot be exported to: {error.strerror}") from None
+    try:
+        _lock_alone(lock, path)
+        writer = ExportWriter(path, _taken_over(path, contents), file_bytes)
+        try:
+            yield writer
+        finally:
+            writer.close()
+    except OSError as error:
+        raise BadExport(f"{path} cannot be exported to: {error.strerror or error}; what is finished stands") from error
+    finally:
+        os.close(lock)
+
+
+def _lock_alone(lock: int, path: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BadExport(f"another export to {path} is running") from None
+
+
+def _taken_over(path: Path, contents: Contents) -> Contents:
+    """The contents as they are after cleaning up."""
+    before = load_contents(path)
+    if before is None:
+        foreign = sorted(found.name for found in path.iterdir() if found.name != CONTENTS + PART)
+        if foreign:
+            raise BadExport(f"{path} is not empty and no export: it has {foreign[0]!r}; name a new folder")
+        _write_contents(path, contents)
+        return contents
+    if (before.stream, before.spec) != (contents.stream, contents.spec):
+        raise BadExport(
+            f"{path} has an export of {before.name!r} (id {before.stream}), this is {contents.name!r} "
+            f"(id {contents.stream}): name a new folder"
+        )
+    named = {note.name for epoch in before.epochs for note in epoch.files}
+    for found in path.iterdir():
+        if _OURS.match(found.name) and found.name not in named:
+            found.unlink()
+    return replace(before, info=contents.info)
+
+
+def _write_contents(path: Path, contents: Contents) -> None:
+    part = path / (CONTENTS + PART)
+    with part.open("wb") as file:
+        file.write(dump_contents(contents))
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(path / CONTENTS)
+    _sync_folder(path)
+
+
+def _sync_folder(path: Path) -> None:
+    with suppress(OSError):  # some file systems cannot
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,74 @@
+"""``penstock export``: copies a stream's epochs to files that can be imported, or read without a server."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.cli import add_stream, url_of
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+    from penstock.cli.progress import Bar, Progress
+
+NAME = "export"
+HELP = "copy a stream's epochs to files, bit-exact"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    add_stream(parser)
+    parser.add_argument("directory", metavar="DIR", help="a new folder, or one with an earlier export of the stream")
+    parser.add_argument(
+        "--epoch", type=int, action="append", metavar="N", help="this epoch; may be repeated (default: all produced)"
+    )
+    parser.epilog = (
+        "example:\n  penstock export train /data/train\n  penstock export train /data/train --epoch 3\n"
+        "  python -c \"import penstock; print(len(penstock.Files('/data/train', epoch=3, batch_size=64)))\"\n\n"
+        "An epoch counts once all of it is on the disk; what is not complete is named .part. Run again after a break,\n"
+        "or with new epochs, it adds what is missing. `penstock import` is the way back."
+    )
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Copies and says what is there."""
+    from penstock_common.stream.connection import connect
+    from penstock_common.stream.suitability import readable_bytes
+    from penstock_consumer.exporting import export_stream
+
+    with connect(url_of(args)) as client, console.progress() as bars:
+        done = export_stream(client, args.stream, args.directory, epochs=args.epoch, progress=shown(bars, "export"))
+    notes = [note for note in done.contents.epochs if note.epoch in (*done.new, *done.kept)]
+    samples, nbytes = sum(note.samples for note in notes), sum(note.nbytes for note in notes)
+    if args.json:
+        console.json(
+            {
+                "stream": done.contents.name, "path": str(done.path), "epochs": list(done.new),
+                "kept": list(done.kept), "samples": samples, "bytes": nbytes, "bad": sum(len(n.bad) for n in notes),
+            }
+        )  # fmt: skip
+        return 0
+    kept = f", {listed(done.kept)} there before" if done.kept else ""
+    console.line(
+        f"{done.path}: {listed(done.new) or 'nothing new'} of {done.contents.name!r}{kept}; in all {samples} samples, "
+        f"{readable_bytes(nbytes)}"
+    )
+    return 0
+
+
+def listed(epochs: tuple[int, ...]) -> str:
+    """``epochs 0, 1``."""
+    return f"epoch{'s' * (len(epochs) != 1)} {', '.join(map(str, epochs))}" if epochs else ""
+
+
+def shown(bars: Progress, verb: str) -> Callable[[int, int, int], None]:
+    """Draws a bar for each epoch, in MB."""
+    there: dict[int, Bar] = {}
+
+    def show(epoch: int, done: int, total: int) -> None:
+        if epoch not in there:
+            there[epoch] = bars.add(f"{verb} epoch {epoch}", max(1, total // 1_000_000), "MB")
+        there[epoch].update(done // 1_000_000 if done < total else max(1, total // 1_000_000))
+
+    return show

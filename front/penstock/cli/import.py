@@ -1,0 +1,66 @@
+"""``penstock import``: brings the epochs of an export back into a stream."""  # noqa: N999 - a command has the file of its name
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from penstock.cli import add_json, add_url, byte_size, url_of
+from penstock.cli.export import listed, shown
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+
+NAME = "import"
+HELP = "bring exported epochs back into a stream"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("directory", metavar="DIR", help="what `penstock export` made")
+    parser.add_argument("stream", help="a new stream, or one with the same spec")
+    parser.add_argument(
+        "--epoch", type=int, action="append", metavar="N", help="this epoch; may be repeated (default: all)"
+    )
+    parser.add_argument(
+        "--payload", metavar="WHERE", help="where a new stream keeps payloads: inline, or segments:/a/folder"
+    )
+    parser.add_argument(
+        "--budget", type=byte_size, metavar="SIZE", help="payload bytes the stream may hold (new: all of it fits)"
+    )
+    parser.add_argument("--retention", metavar="POLICY", help="what is kept of settled epochs, e.g. epochs:1")
+    add_url(parser)
+    add_json(parser)
+    parser.epilog = (
+        "example:\n  penstock import /data/train train\n"
+        "  penstock import /data/train train --payload segments:/mnt/nvme/penstock --retention epochs:1\n\n"
+        "Epochs keep their numbers. Run again after a break, it goes on where it was; what is there is not written\n"
+        "again, and another epoch under the same number is an error. Files are checked before they are believed."
+    )
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Writes what is missing and says what is there."""
+    from penstock_common.stream.suitability import readable_bytes
+    from penstock_producer.importing import import_stream
+
+    with console.progress() as bars:
+        done = import_stream(
+            args.directory, args.stream, url=url_of(args), epochs=args.epoch, payload=args.payload,
+            budget_bytes=args.budget, retention=args.retention, notify=console.notice,
+            progress=shown(bars, "import"),
+        )  # fmt: skip
+    if args.json:
+        console.json(
+            {
+                "stream": done.stream, "epochs": list(done.new), "kept": list(done.kept), "samples": done.samples,
+                "bytes": done.nbytes,
+            }
+        )  # fmt: skip
+        return 0
+    kept = f", {listed(done.kept)} there before" if done.kept else ""
+    console.line(
+        f"stream {done.stream!r}: {listed(done.new) or 'nothing new'}{kept}; in all {done.samples} samples, "
+        f"{readable_bytes(done.nbytes)}"
+    )
+    return 0

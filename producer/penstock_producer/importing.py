@@ -1,0 +1,222 @@
+"""Importing: exported epochs into a stream, bit-exact and once, however often it is broken off and begun again.
+
+Epochs keep their numbers, shards, offsets, holes with their reasons, and blocks with their checksums; the stream has an
+id of its own. Files are checked before anything is written; what is in them is believed only as far as that goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from penstock_common.errors import BadEntry, BadExport, EpochAbandoned, ShardMismatch, StreamConflict
+from penstock_common.format.block import Block
+from penstock_common.format.export import EpochNote
+from penstock_common.format.limits import MAX_HOLES
+from penstock_common.format.spec import META
+from penstock_common.format.wire import decode
+from penstock_common.segments.exports import ExportFolder
+from penstock_common.segments.reading import SegmentReader
+from penstock_common.segments.scanning import Found
+from penstock_common.segments.whole import whole_epoch
+from penstock_common.settings import Settings
+from penstock_common.stream.connection import connect
+from penstock_common.stream.entries import Record, index_records
+from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, begun_shards, find_manifest, open_epoch
+from penstock_common.stream.payloads import entry_digest
+from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, find_stream
+from penstock_common.waiting import Notify, to_stderr
+from penstock_producer.shard import ShardWriter
+from penstock_producer.writer import Writer
+
+SPARE = 1.3
+"""A new stream's budget, in times of what is imported: a writer goes on below its mark only."""
+Progress = Callable[[int, int, int], None]
+"""Epoch, payload bytes of it that are there, and all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import did."""
+
+    stream: str
+    new: tuple[int, ...]
+    """Epochs of which something had to be written."""
+    kept: tuple[int, ...]
+    """Epochs that were there already, the very same."""
+    samples: int
+    """Good ones in all of these epochs."""
+    nbytes: int
+
+
+def import_stream(
+    path: str | Path,
+    name: str,
+    *,
+    url: str | None = None,
+    epochs: Sequence[int] | None = None,
+    payload: str | None = None,
+    budget_bytes: int | None = None,
+    retention: str | None = None,
+    notify: Notify = to_stderr,
+    progress: Progress = lambda epoch, done, total: None,
+) -> Imported:
+    """Makes the stream, or adds to one of the same spec, the epochs of an export (None: all of them).
+
+    A new stream has the export's partitions and info, and a budget that holds all of it. Raises BadExport where the
+    files are no export, not whole or damaged, StreamConflict where the stream has other samples under these numbers.
+    """
+    folder = ExportFolder(path)
+    contents = folder.contents
+    notes = contents.epochs if epochs is None else tuple(contents.require(epoch) for epoch in sorted(set(epochs)))
+    found = {note.epoch: list(whole_epoch(folder, note)) for note in notes}
+    settings: dict[str, Any] = {"payload": payload, "budget_bytes": budget_bytes, "retention": retention}
+    with connect(url or Settings.from_environment().url) as client:
+        is_new = find_stream(client, name) is None
+    if is_new:
+        total = int(SPARE * sum(note.nbytes for note in notes))
+        settings["budget_bytes"] = budget_bytes or max(DEFAULT_BUDGET_BYTES, total)
+        settings |= {"partitions": contents.partitions, "info": contents.info}
+    segments = SegmentReader(folder)
+    with Writer(name, url=url, spec=contents.spec, notify=notify, **settings) as writer:
+        try:
+            runs = [_Run(writer, segments, folder, note, found.pop(note.epoch), progress) for note in notes]
+            is_written = {run.note.epoch: run.all_of_it() for run in runs}
+        finally:
+            segments.close()
+    return Imported(
+        name,
+        tuple(epoch for epoch, written in is_written.items() if written),
+        tuple(epoch for epoch, written in is_written.items() if not written),
+        sum(note.samples for note in notes),
+        sum(note.nbytes for note in notes),
+    )
+
+
+class _Run:
+    """One epoch."""
+
+    def __init__(
+        self, writer: Writer, segments: SegmentReader, folder: ExportFolder, note: EpochNote, found: list[Found],
+        progress: Progress,
+    ) -> None:  # fmt: skip
+        self._writer, self._segments, self._folder, self.note = writer, segments, folder, note
+        self._found, self._progress, self._done = found, progress, 0
+        self._why: dict[int, dict[int, str]] = {}
+        for shard, offset, why in note.bad:
+            self._why.setdefault(shard, {})[offset] = why
+
+    def all_of_it(self) -> bool:
+        """Writes what is missing; whether anything was."""
+        manifest = self._opened()
+        self._progress(self.note.epoch, 0, self.note.nbytes)
+        shards = {shard: list(part) for shard, part in groupby(self._found, key=lambda one: one.header.shard)}
+        is_written = False
+        for shard, size in enumerate(self.note.sizes):
+            if shard in manifest.done and manifest.done[shard] == size:
+                self._compare(manifest, shard, shards.get(shard, []), size)
+                continue
+            is_written = True
+            with self._writer.open_shard(manifest, shard) as opened:
+                self._compare(manifest, shard, shards.get(shard, []), opened.position)
+                self._write(opened, shard, shards.get(shard, []), size)
+        return is_written
+
+    def _opened(self) -> Manifest:
+        """The epoch, made now or by an earlier run; raises StreamConflict where it is another one."""
+        client, stream, note = self._writer.client, self._writer.stream, self.note
+        there = find_manifest(client, stream, note.epoch)
+        if there is not None and there.state == ABANDONED:
+            raise EpochAbandoned(
+                f"epoch {note.epoch} of {stream.name!r} was abandoned, and a number is never given out again: "
+                "import into a new stream"
+            )
+        if there is not None:
+            is_fresh = there.sizes is None and not begun_shards(client, stream, there)
+            mine = (note.kind, note.seed, note.fingerprint, note.sizes)
+            if (there.kind, there.seed, there.fingerprint, note.sizes if is_fresh else there.sizes) != mine:
+                raise self._conflict("it has another plan")
+            if there.state == PRODUCED:
+                return there
+        return open_epoch(
+            client, stream, note.epoch, kind=note.kind, seed=note.seed, fingerprint=note.fingerprint, sizes=note.sizes
+        )
+
+    def _compare(self, manifest: Manifest, shard: int, found: list[Found], upto: int) -> None:
+        """Raises StreamConflict where what is committed below an offset is not what the files have."""
+        if not upto:
+            return
+        client, stream = self._writer.client, self._writer.stream
+        records = index_records(client, stream.partition_of(shard), manifest.epoch, shard)
+        there = {record.first: record for record in records if record.entry_id}
+        for one in found:
+            if one.header.end > upto:
+                break
+            if not self._is_same(there.get(one.header.first), one, shard):
+                raise self._conflict(f"offsets {one.header.first}-{one.header.end - 1} of shard {shard} differ")
+            self._done += sum(one.header.ref.sizes) if one.header.ref else 0
+        self._progress(self.note.epoch, min(self._done, self.note.nbytes), self.note.nbytes)
+
+    def _is_same(self, record: Record | None, one: Found, shard: int) -> bool:
+        header = one.header
+        if record is None or (record.end, record.count, record.holes) != (header.end, header.count, header.holes):
+            return False
+        digest = entry_digest(self._writer.client, self._writer.stream, self.note.epoch, shard, record.entry_id)
+        return digest is None or header.xxh3 is None or digest == header.xxh3
+
+    def _conflict(self, what: str) -> StreamConflict:
+        return StreamConflict(
+            f"epoch {self.note.epoch} of {self._writer.stream.name!r} is not the one in {self._folder.path}: {what}; "
+            "import into a new stream, or name other epochs with --epoch"
+        )
+
+    def _write(self, opened: ShardWriter, shard: int, found: list[Found], size: int) -> None:
+        """What of a shard is not committed yet."""
+        for one in found:
+            self._write_holes(opened, shard, one.header.first)
+            if one.header.end <= opened.position:
+                continue
+            if one.header.first != opened.position:
+                raise ShardMismatch(f"shard {shard} was committed up to {opened.position}, in the middle of a block")
+            why = self._why.get(shard, {})
+            opened.write_block(self._block(one), {hole: why[hole] for hole in one.header.holes})
+            self._done += sum(one.header.ref.sizes) if one.header.ref else 0
+            self._progress(self.note.epoch, min(self._done, self.note.nbytes), self.note.nbytes)
+        self._write_holes(opened, shard, size)
+
+    def _write_holes(self, opened: ShardWriter, shard: int, end: int) -> None:
+        """Blocks of bad samples only, up to an offset."""
+        for block in _holes(opened.position, end):
+            why = self._why.get(shard, {})
+            opened.write_block(block, {hole: why[hole] for hole in block.holes})
+
+    def _block(self, one: Found) -> Block:
+        ref = one.header.ref
+        assert ref is not None
+        try:
+            payload = self._segments.read(ref)
+            names = [name for name, _ in one.header.fields()]
+            return decode(
+                [(META.encode(), one.meta), *zip(names, payload, strict=True)],
+                self._folder.contents.spec,
+                takes_refs=True,
+            )[1]
+        except BadEntry as error:
+            raise BadExport(
+                f"{self._folder.path / ref.file} at {ref.at}: {error}; copy the file again and import again: what is "
+                f"there stands (or give the epoch up: `penstock epochs abandon {self._writer.stream.name} "
+                f"{self.note.epoch}`)"
+            ) from error
+
+
+def _holes(start: int, end: int) -> Iterator[Block]:
+    while start < end:
+        stop = min(end, start + MAX_HOLES)
+        yield Block(start, 0, [], list(range(start, stop)))
+        start = stop
+
+
+__all__ = ["Imported", "import_stream"]

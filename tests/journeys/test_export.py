@@ -1,0 +1,319 @@
+"""Export and import: a stream to files and back, bit-exact, over either plane, and files that lie."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import penstock
+from penstock.__main__ import main
+from penstock_common.errors import BadExport, EpochIncomplete, EpochNotFound, StreamConflict
+from penstock_common.format.block import Block
+from penstock_common.segments.exports import PART, ExportFolder, ExportWriter
+from penstock_common.segments.scanning import scan
+from penstock_common.stream.bad import list_bad
+from penstock_common.stream.commands import Client
+from penstock_common.stream.connection import connect
+from penstock_common.stream.entries import index_records
+from penstock_common.stream.manifest import load_manifest
+from penstock_common.stream.payloads import entry_digest
+from penstock_common.stream.streams import load_stream
+from penstock_consumer.exporting import export_stream
+from penstock_consumer.loader import Loader
+from penstock_consumer.replay import Replay
+from penstock_producer.importing import import_stream
+from penstock_producer.shard import ShardWriter
+from penstock_producer.writer import Writer
+
+SPEC: dict[str, Any] = {
+    "f": ("float32", (3,)), "b": ("bool", (2,)), "h": ("bfloat16", (2,)), "r": ("float16", (None, 2)),
+    "s": ("bytes", ()),
+}  # fmt: skip
+
+
+def sample(number: int) -> dict[str, Any]:
+    """Every kind of tensor, NaNs with payloads and empty strings included."""
+    rng = np.random.default_rng(number)
+    return {
+        "f": rng.integers(0, 1 << 32, 3, dtype=np.uint32).view(np.float32),
+        "b": rng.integers(0, 2, 2).astype(bool),
+        "h": rng.integers(0, 1 << 16, 2, dtype=np.uint16).view(ml_dtypes.bfloat16),
+        "r": rng.integers(0, 1 << 16, (number % 4, 2), dtype=np.uint16).view(np.float16),
+        "s": rng.bytes(number % 7),
+    }
+
+
+def produce(url: str, name: str, payload: str, *, partitions: int = 2) -> None:
+    """Two planned epochs of five shards, written out of order, with bad samples and a shard of nothing else."""
+    with Writer(
+        name, url=url, spec=SPEC, payload=payload, partitions=partitions, block_bytes=400, info={"classes": ["a", "ü"]},
+        notify=lambda _: None,
+    ) as writer:  # fmt: skip
+        for number in range(2):
+            epoch = writer.epoch(sizes=[40, 40, 0, 40, 7], seed=5 + number, fingerprint="src")
+            for shard in (3, 0, 4, 2, 1):
+                with epoch.shard(shard) as opened:
+                    for offset in range(opened._limit):
+                        if (offset % 13 == shard) or shard == 4 or (shard == 1 and offset >= 20):
+                            opened.quarantine(f"file {offset}: cannot be read")
+                        else:
+                            opened.write(sample(1000 * number + 100 * shard + offset))
+
+
+def all_of(url: str, name: str, epoch: int) -> tuple[Any, ...]:
+    """All that an epoch is, its stream's id aside."""
+    with connect(url) as client:
+        stream = load_stream(client, name)
+        manifest = load_manifest(client, stream, epoch)
+        blocks = [
+            (shard, record.first, record.end, record.count, record.nbytes, record.holes,
+             entry_digest(client, stream, epoch, shard, record.entry_id))
+            for shard in manifest.shards()
+            for record in index_records(client, stream.partition_of(shard), epoch, shard)
+            if record.entry_id
+        ]  # fmt: skip
+        bad = list_bad(client, stream, epoch=epoch).quarantined
+        bad.sort(key=lambda one: (one.shard, one.offset))
+        plan = (manifest.sizes, manifest.seed, manifest.fingerprint, manifest.kind, manifest.state)
+        return stream.spec, stream.info, len(stream.partitions), plan, blocks, bad
+
+
+def rows(batches: Any) -> list[Any]:
+    """Identity and bytes of every sample, in order."""
+    return [
+        (identity, [np.asarray(batch[name][row]).tobytes() for name in SPEC])
+        for batch in batches
+        for row, identity in enumerate(batch.identities())
+    ]
+
+
+@pytest.mark.parametrize("there", ["inline", "segments"])
+@pytest.mark.parametrize("here", ["inline", "segments"])
+def test_a_stream_goes_to_files_and_back_bit_exact(any_url: str, tmp_path: Path, here: str, there: str) -> None:
+    """What was made in weeks must outlive the server, and be what it was: samples, holes, reasons, checksums, plan."""
+    where = {"inline": "inline", "segments": f"segments:{tmp_path / 'segments'}"}
+    produce(any_url, "t", where[here])
+    with connect(any_url) as client:
+        done = export_stream(client, "t", tmp_path / "out", file_bytes=4096)
+    assert done.new == (0, 1)
+    assert len(done.contents.epochs[0].files) > 1
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name.endswith(PART)]
+    imported = import_stream(tmp_path / "out", "u", url=any_url, payload=where[there], notify=lambda _: None)
+    assert imported.new == (0, 1)
+    for epoch in (0, 1):
+        assert all_of(any_url, "u", epoch) == all_of(any_url, "t", epoch)
+        with Replay("t", url=any_url, epoch=epoch, batch_size=8, notify=lambda _: None) as replay:
+            before = rows(replay)
+            assert before
+            files = penstock.Files(tmp_path / "out", epoch=epoch, batch_size=8, notify=lambda _: None)
+            assert (len(files), files.samples, files.spec) == (len(replay), replay.samples, replay.spec)
+            assert rows(files) == rows(files) == before
+        with Replay("u", url=any_url, epoch=epoch, batch_size=8, notify=lambda _: None) as replay:
+            assert rows(replay) == before
+    with Loader("u", group="g", batch_size=9, url=any_url, timeout_s=20, notify=lambda _: None) as loader:
+        assert sorted(rows(loader)) == rows(penstock.Files(tmp_path / "out", epoch=0, batch_size=1))
+
+
+def test_the_command_says_what_it_did_and_goes_on_where_it_was(
+    any_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By hand as in scripts; a second run adds what is new and writes nothing twice."""
+    produce(any_url, "t", "inline")
+    out = str(tmp_path / "out")
+    assert main(["export", "t", out, "--epoch", "1", "--url", any_url, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert (first["epochs"], first["kept"], first["bad"] > 0) == ([1], [], True)
+    assert main(["export", "t", out, "--url", any_url]) == 0
+    assert "epoch 0 of 't', epoch 1 there before" in capsys.readouterr().out
+    assert main(["import", out, "u", "--url", any_url, "--epoch", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["epochs"] == [1]
+    assert main(["import", out, "u", "--url", any_url]) == 0
+    assert "epoch 0, epoch 1 there before" in capsys.readouterr().out
+    assert all_of(any_url, "u", 0) == all_of(any_url, "t", 0)
+    assert main(["import", str(tmp_path), "u", "--url", any_url]) == 1
+    assert "is no export: it has no export.json" in capsys.readouterr().err
+
+
+def test_files_are_read_where_there_is_no_server_at_all(any_url: str, tmp_path: Path) -> None:
+    """A folder on a laptop: nothing is asked of anybody."""
+    produce(any_url, "t", "inline")
+    with connect(any_url) as client:
+        export_stream(client, "t", tmp_path / "out", epochs=[0])
+    code = (
+        "import sys, penstock\n"
+        f"files = penstock.Files({str(tmp_path / 'out')!r}, batch_size=16, shuffle=3, notify=lambda _: None)\n"
+        "print(len(files), sum(batch.size for batch in files), files.info['classes'][1])\n"
+    )
+    environment = {**os.environ, "PENSTOCK_URL": "redis://localhost:1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    files = penstock.Files(tmp_path / "out", batch_size=16)
+    assert done.stdout.split() == [str(len(files)), str(files.samples), "ü"]
+
+
+class TestBrokenOff:
+    """Killed, disconnected, full: what is finished stands, the rest is begun again."""
+
+    def test_an_export(self, any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A file that is not complete has another name, and an epoch that is not complete is not there."""
+        produce(any_url, "t", "inline")
+        whole, calls = ExportWriter.append, []
+
+        def failing(self: ExportWriter, fields: Any) -> None:
+            calls.append(self._epoch)
+            if calls.count(1) == 6:
+                raise OSError(28, "No space left on device")
+            whole(self, fields)
+
+        monkeypatch.setattr(ExportWriter, "append", failing)
+        with connect(any_url) as client:
+            with pytest.raises(BadExport, match=r"out cannot be exported to: No space left.*what is finished stands"):
+                export_stream(client, "t", tmp_path / "out", file_bytes=4096)
+            names = [path.name for path in (tmp_path / "out").iterdir()]
+            assert any(name.endswith(PART) for name in names)
+            assert [note.epoch for note in ExportFolder(tmp_path / "out").contents.epochs] == [0]
+            done = export_stream(client, "t", tmp_path / "out", file_bytes=4096)
+        named = {note.name for epoch in done.contents.epochs for note in epoch.files}
+        assert {path.name for path in (tmp_path / "out").iterdir()} == {"export.json", *named}
+        assert penstock.Files(tmp_path / "out", epoch=1, batch_size=8).samples
+
+    def test_an_import(self, any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Begun again it writes what is missing, once."""
+        produce(any_url, "t", "inline")
+        with connect(any_url) as client:
+            export_stream(client, "t", tmp_path / "out")
+        whole, calls = ShardWriter.write_block, []
+
+        def failing(self: ShardWriter, block: Block, bad: Any) -> None:
+            calls.append(1)
+            if len(calls) == 20:
+                raise KeyboardInterrupt
+            whole(self, block, bad)
+
+        monkeypatch.setattr(ShardWriter, "write_block", failing)
+        with pytest.raises(KeyboardInterrupt):
+            import_stream(tmp_path / "out", "u", url=any_url, notify=lambda _: None)
+        assert import_stream(tmp_path / "out", "u", url=any_url, notify=lambda _: None).new[-1] == 1
+        for epoch in (0, 1):
+            assert all_of(any_url, "u", epoch) == all_of(any_url, "t", epoch)
+
+
+def test_an_import_never_mixes_two_datasets(any_url: str, tmp_path: Path) -> None:
+    """The same numbers, plan and seed, other samples: found by their checksums."""
+    for name, base in (("t", 0), ("other", 500)):
+        with Writer(name, url=any_url, spec=SPEC, notify=lambda _: None) as writer, writer.epoch() as epoch:
+            for number in range(20):
+                epoch.write({**sample(number), "f": np.full(3, base + number, np.float32)})
+    with connect(any_url) as client:
+        export_stream(client, "t", tmp_path / "out")
+    with pytest.raises(
+        StreamConflict, match=r"epoch 0 of 'other' is not the one in .*: offsets 0-.* of shard 0 differ"
+    ):
+        import_stream(tmp_path / "out", "other", url=any_url, notify=lambda _: None)
+    produce(any_url, "planned", "inline")
+    with pytest.raises(StreamConflict, match="it has another plan"):
+        import_stream(tmp_path / "out", "planned", url=any_url, notify=lambda _: None)
+    with Writer("spec", url=any_url, spec={"x": ("uint8", ())}) as writer, pytest.raises(StreamConflict, match="spec"):
+        import_stream(tmp_path / "out", "spec", url=any_url, notify=lambda _: None)
+
+
+def test_what_cannot_be_exported_is_said(any_url: str, any_client: Client, tmp_path: Path) -> None:
+    """A running epoch, a strange folder, a stream that is not there."""
+    with Writer("t", url=any_url, spec=SPEC, notify=lambda _: None) as writer, connect(any_url) as client:
+        with writer.epoch() as epoch:
+            epoch.write(sample(0))
+            with pytest.raises(EpochIncomplete, match=r"no produced epoch to export; epochs there: 0 \(open\)"):
+                export_stream(client, "t", tmp_path / "out")
+            with pytest.raises(EpochIncomplete):
+                export_stream(client, "t", tmp_path / "out", epochs=[0])
+        with pytest.raises(EpochNotFound):
+            export_stream(client, "t", tmp_path / "out", epochs=[7])
+        with pytest.raises(BadExport, match="has no finished epoch"):
+            penstock.Files(tmp_path / "out", batch_size=1)
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "thesis.tex").write_text("")
+        with pytest.raises(BadExport, match="not empty and no export"):
+            export_stream(client, "t", tmp_path / "mine")
+        with pytest.raises(BadExport, match="cannot be exported to"):
+            export_stream(client, "t", tmp_path / "mine" / "thesis.tex")
+
+
+class TestFilesThatLie:
+    """An export may come from anybody: it wastes our time, and does no more."""
+
+    @pytest.fixture
+    def out(self, any_url: str, tmp_path: Path) -> Path:
+        """A small export."""
+        produce(any_url, "t", "inline")
+        with connect(any_url) as client:
+            export_stream(client, "t", tmp_path / "out", file_bytes=4096)
+        return tmp_path / "out"
+
+    def test_damaged_ones(self, out: Path, any_url: str) -> None:
+        """A flipped bit, a cut, a missing file, one of another epoch: named, and never handed out."""
+        names = sorted(path.name for path in out.glob("0-*.seg"))
+        whole = {name: (out / name).read_bytes() for name in names}
+        flipped = bytearray(whole[names[0]])
+        ref = next(scan(ExportFolder(out).open(names[0]))).header.ref
+        assert ref is not None
+        flipped[ref.at] ^= 1
+        for data, match in (
+            (whole[names[0]][:-64], "cut short"),
+            (bytes(flipped), "xxh3"),
+            (whole[names[0]].replace(b"PSRC", b"PSRX"), "records"),
+            (whole[names[0]].replace(b'"first":', b'"furst":'), "meta is damaged"),
+            (whole[names[1]], "used again"),
+            (b"", "does not begin like a segment"),
+        ):
+            (out / names[0]).write_bytes(data)
+            with pytest.raises(BadExport, match=match):
+                rows(penstock.Files(out, epoch=0, batch_size=8, notify=lambda _: None))
+            with pytest.raises(BadExport, match=match):
+                import_stream(out, f"u{match[:2].strip()}", url=any_url, epochs=[0], notify=lambda _: None)
+        (out / names[0]).unlink()
+        os.mkfifo(out / names[0])
+        with pytest.raises(BadExport, match="no file"):
+            penstock.Files(out, epoch=0, batch_size=8)
+        (out / names[0]).unlink()
+        (out / names[0]).symlink_to(out / names[1])
+        with pytest.raises(BadExport, match="cannot be read"):
+            penstock.Files(out, epoch=0, batch_size=8)
+
+    @pytest.mark.parametrize(
+        ("path", "value"),
+        [
+            (["v"], 2), (["format"], "x"), (["stream"], "../x"), (["spec"], {"x": ["object", []]}), (["info"], []),
+            (["epochs", 0, "sizes", 0], 1 << 40), (["epochs", 0, "sizes", 0], 39), (["epochs", 0, "sizes", 0], 41),
+            (["epochs", 0, "files", 0, 0], "../../etc/passwd"), (["epochs", 0, "files", 0, 0], "/etc/passwd"),
+            (["epochs", 0, "files", 0, 1], -1), (["epochs", 0, "files", 0], ["a"]), (["epochs", 0, "files"], []),
+            (["epochs", 0, "bad", 0], [99, 0, "x"]), (["epochs", 0, "bad"], []), (["epochs", 0, "samples"], 1),
+            (["epochs", 0, "seed"], "0"), (["epochs", 0, "epoch"], 7), (["epochs"], "x"), (["partitions"], 1 << 30),
+        ],
+    )  # fmt: skip
+    def test_contents_that_lie(self, out: Path, any_url: str, path: list[Any], value: object) -> None:
+        """Names that lead elsewhere, sizes beyond all bounds, holes that nothing explains."""
+        contents = json.loads((out / "export.json").read_text())
+        at = contents
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = value
+        (out / "export.json").write_text(json.dumps(contents))
+        with pytest.raises(BadExport):
+            penstock.Files(out, epoch=0, batch_size=8)
+        with pytest.raises(BadExport):
+            import_stream(out, "u", url=any_url, notify=lambda _: None)
+
+    def test_files_of_another_export(self, out: Path, any_url: str, tmp_path: Path) -> None:
+        """Two folders copied over each other."""
+        shutil.copytree(out, tmp_path / "both")
+        produce(any_url, "v", "inline")
+        with connect(any_url) as client, pytest.raises(BadExport, match="has an export of 't'"):
+            export_stream(client, "v", tmp_path / "both")
