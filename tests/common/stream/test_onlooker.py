@@ -1,0 +1,132 @@
+"""Looking again and again: the same counts as a look from nothing, rates that add up, and next to no cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+
+import penstock
+from penstock_common.stream.connection import connect
+from penstock_common.stream.deletion import delete_stream
+from penstock_common.stream.glance import Glance
+from penstock_common.stream.inspection import inspect_stream
+from penstock_common.stream.onlooker import Onlooker
+from penstock_producer.writer import EpochWriter
+
+
+@pytest.fixture
+def writer(url: str) -> Iterator[penstock.Writer]:
+    """Two partitions, one sample of 1000 bytes an entry."""
+    with penstock.Writer("train", url=url, spec={"x": ("uint8", (1000,))}, partitions=2, block_bytes=1) as made:
+        yield made
+
+
+def write(epoch: EpochWriter, shard: int, count: int, *, bad: int = 0) -> None:
+    """A whole shard."""
+    with epoch.shard(shard) as part:
+        for number in range(count):
+            part.write({"x": np.full(1000, number % 251, dtype=np.uint8)})
+        for _ in range(bad):
+            part.quarantine("truncated")
+
+
+def agrees(glance: Glance, view: Any) -> None:
+    """What an onlooker has added up is what `penstock inspect` counts from nothing."""
+    assert glance.held_bytes == view.bytes
+    seen = [(e.epoch, e.state, e.planned, e.committed, e.bad, e.bytes) for e in glance.epochs]
+    assert seen == [(e.epoch, e.state, e.planned, e.committed, e.bad, e.bytes) for e in view.epochs]
+    mine = [(g.name, g.lag_entries, g.lag_samples, g.pending_entries, g.dead_letters) for g in glance.groups]
+    assert mine == [(g.name, g.lag_entries, g.lag_samples, g.pending_entries, g.dead_letters) for g in view.groups]
+
+
+def take(url: str, group: str, batches: int, **how: Any) -> None:
+    """A trainer that takes so many batches of four and leaves."""
+    with penstock.Loader("train", group=group, batch_size=4, url=url, prefetch_bytes=1, **how) as loader:
+        for number, _ in enumerate(loader, 1):
+            if number == batches:
+                break
+
+
+def test_looking_again_counts_what_looking_from_nothing_counts(url: str, writer: penstock.Writer) -> None:
+    """Whoever compares the monitor with inspect finds the same, whatever came between two looks."""
+    with connect(url) as client:
+        early = Onlooker(client, "train")
+
+        def both_agree() -> Glance:
+            view = inspect_stream(client, "train")
+            agrees(Onlooker(client, "train").look(), view)
+            glance = early.look()
+            agrees(glance, view)
+            return glance
+
+        both_agree()
+        with writer.epoch(sizes=[10, 10, 10]) as epoch:
+            write(epoch, 0, 10)
+            write(epoch, 1, 8, bad=2)
+            glance = both_agree()
+            assert (glance.made_samples, glance.made_bytes, glance.groups) == (18, 18_000, ())
+            take(url, "resnet", 2)
+            glance = both_agree()
+            unread = glance.groups[0].lag_samples
+            assert glance.epochs[0].read == {"resnet": 20 - unread}
+            write(epoch, 2, 10)
+            take(url, "late", 1)  # has before it what was forgotten
+            both_agree()
+            take(url, "ranks", 1, order="canonical", rank=0, world_size=1)
+            both_agree()
+        take(url, "resnet", 100)
+        glance = both_agree()
+        resnet = next(group for group in glance.groups if group.name == "resnet")
+        assert (glance.made_samples, resnet.given_samples, resnet.lag_s) == (28, unread + 10, 0.0)
+        with writer.epoch(sizes=[5]) as second:
+            write(second, 0, 5)
+        take(url, "resnet", 100)
+        glance = both_agree()
+        resnet = next(group for group in glance.groups if group.name == "resnet")
+        assert (glance.made_samples, resnet.given_samples) == (33, unread + 15)
+        late = next(group for group in glance.groups if group.name == "late")
+        assert late.lag_samples > 5
+        assert 0 < late.lag_s < 60
+
+
+def test_a_look_moves_no_payload_and_costs_next_to_nothing(
+    url: str, writer: penstock.Writer, client: redis.Redis
+) -> None:
+    """A monitor that slows down what it watches would be the finding; at 1 Hz it may cost a hundredth."""
+    with writer.epoch(sizes=[100] * 10) as epoch:
+        for shard in range(8):
+            write(epoch, shard, 100)
+        take(url, "resnet", 20)
+        take(url, "vit", 1)
+        with connect(url) as looking:
+            onlooker = Onlooker(looking, "train")
+            onlooker.look()
+            client.config_resetstat()
+            for _ in range(10):
+                onlooker.look()
+        stats: dict[str, Any] = client.info("commandstats")
+        sent = int(client.info("stats")["total_net_output_bytes"])
+        assert not {name for name in stats if "xread" in name or "xinfo|stream" in name}
+        assert sent < 10 * 20_000  # the stream holds 800 kB
+        assert sum(one["usec"] for name, one in stats.items() if "config" not in name) < 10 * 10_000
+        write(epoch, 8, 100)
+        write(epoch, 9, 100)
+
+
+def test_a_stream_made_anew_is_counted_anew(any_url: str) -> None:
+    """What was read of the former life says nothing of the new one."""
+    with connect(any_url) as client:
+        onlooker = Onlooker(client, "train")
+        for _ in range(2):
+            with (
+                penstock.Writer("train", url=any_url, spec={"x": ("uint8", (1000,))}, block_bytes=1) as writer,
+                writer.epoch(sizes=[3]) as epoch,
+            ):
+                write(epoch, 0, 3)
+            agrees(onlooker.look(), inspect_stream(client, "train"))
+            assert onlooker.look().made_samples == 0
+            delete_stream(client, "train")
