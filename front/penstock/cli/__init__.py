@@ -30,6 +30,7 @@ COMMANDS: dict[str, Entry] = {
     "worker": Entry("penstock.cli.worker", "do the jobs of penstock produce, here or on another host"),
     "server": Entry("penstock.cli.server", "run a private redis-server in the foreground"),
     "inspect": Entry("penstock.cli.inspect", "show streams, or one stream's epochs, groups, lag and bytes"),
+    "monitor": Entry("penstock.cli.monitor", "watch streams live: rates, lag, members, workers, the bottleneck"),
     "audit": Entry("penstock.cli.audit", "compare planned, written and trained on; name what is lost or twice"),
     "bad": Entry("penstock.cli.bad", "list, show, retry or drop bad samples and dead letters"),
     "groups": Entry("penstock.cli.groups", "list a stream's groups, declare one, or drop one"),

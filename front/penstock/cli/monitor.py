@@ -1,0 +1,128 @@
+"""``penstock monitor``: a live view of streams in the terminal, and what holds each of them up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli import add_json, add_url, url_of
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+    from penstock_common.stream.commands import Client
+    from penstock_common.stream.glance import Glance
+
+NAME = "monitor"
+HELP = "watch streams live: rates, lag, members, workers, the bottleneck"
+
+_SHORTEST_S = 0.1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("stream", nargs="?", help="left out: all streams")
+    parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks (default: 1)")
+    parser.add_argument("--once", action="store_true", help="two looks, one screen, and end")
+    add_url(parser)
+    add_json(parser)
+    parser.epilog = (
+        "example:\n  penstock monitor train\n  penstock monitor train --once --json | jq -r '.[].bottleneck.text'\n\n"
+        "Ctrl-C ends it. It changes nothing and reads no payload. Where stdout is no terminal it prints a line for\n"
+        "each look and stream; with --json each look is a line of JSON. docs/monitoring.md explains every number.\n\n"
+        "exit codes: 0 ended, 1 no such stream or no server, 2 wrong usage"
+    )
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Until Ctrl-C, or once."""
+    from penstock_common.errors import PenstockError
+    from penstock_common.stream.connection import connect
+
+    if args.every < _SHORTEST_S:
+        raise PenstockError(
+            f"--every {args.every:g}: at least {_SHORTEST_S} s, so that the server has its time for data"
+        )
+    with connect(url_of(args)) as client:
+        looks = _looks(client, args.stream, args.every)
+        if args.once:
+            next(looks)
+            _show_once(next(looks), args, console)
+            return 0
+        try:
+            _show(looks, args, console)
+        except KeyboardInterrupt:
+            console.err.flush()
+    return 0
+
+
+def _looks(client: Client, name: str | None, every_s: float) -> Iterator[list[dict[str, Any]]]:
+    """One record for each stream, every so many seconds. The first one has no rates."""
+    from penstock.watching.rates import seen
+    from penstock_common.errors import StreamNotFound
+    from penstock_common.stream.onlooker import Onlooker
+    from penstock_common.stream.streams import list_streams
+
+    onlookers: dict[str, Onlooker] = {}
+    before: dict[str, Glance] = {}
+    due = time.monotonic()
+    while True:
+        records = []
+        for each in [name] if name is not None else list_streams(client):
+            onlooker = onlookers.setdefault(each, Onlooker(client, each))
+            try:
+                glance = onlooker.look()
+            except StreamNotFound:
+                if name is not None:
+                    raise
+                continue  # deleted since it was listed
+            records.append(seen(before.get(each), glance))
+            before[each] = glance
+        yield records
+        due = max(due + every_s, time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
+
+
+def _show_once(records: list[dict[str, Any]], args: argparse.Namespace, console: Console) -> None:
+    if args.json:
+        console.json(records)
+    elif not records:
+        console.line("no streams yet: start a producer (`penstock produce`, or penstock.Writer)")
+    else:
+        from penstock.cli.monitor_screen import Screen
+
+        Screen(console.out).print(records)
+
+
+def _show(looks: Iterator[list[dict[str, Any]]], args: argparse.Namespace, console: Console) -> None:
+    if args.json:
+        for records in looks:
+            console.line(json.dumps(records))
+    elif not console.out.isatty():
+        for records in looks:
+            for record in records:
+                console.line(_line(record))
+    else:
+        from penstock.cli.monitor_screen import Screen
+
+        Screen(console.out).follow(looks)
+
+
+def _line(record: dict[str, Any]) -> str:
+    """For a log."""
+    from penstock_common.stream.suitability import readable_bytes
+
+    held = f"{readable_bytes(record['held_bytes'])} of {readable_bytes(record['budget_bytes'])}"
+    groups = "".join(
+        f"; {one['name']} takes {_rate(one['out']['samples_per_s'])}, lag {one['lag_samples']}"
+        for one in record["groups"]
+    )
+    return (
+        f"{record['stream']}: {_rate(record['in']['samples_per_s'])} in, {held}{groups}; {record['bottleneck']['text']}"
+    )
+
+
+def _rate(value: float | None) -> str:
+    return "?" if value is None else f"{value:,.0f}/s"

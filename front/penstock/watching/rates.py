@@ -1,0 +1,170 @@
+"""From two glances to rates, and to the one record that the monitor shows, as JSON has it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from penstock.watching.bottleneck import Situation, Trainers, Verdict, judge
+from penstock_common.stream.glance import Glance, GroupGlance, MemberGlance
+from penstock_common.stream.paces import Told
+from penstock_common.stream.roster import ORDERED
+from penstock_producer.staffing import load_of, shown
+
+SILENT_S = 30.0
+"""A member unseen for a lease: others may take what it holds."""
+
+
+def rate(before: float, now: float, seconds: float) -> float | None:
+    """Of something that counts up; None while no time has passed, or where it began anew."""
+    return (now - before) / seconds if seconds > 0 and now >= before else None
+
+
+def is_silent(member: MemberGlance) -> bool:
+    """Whether a member is dead for all that is known. What others handed back is held by nobody."""
+    return not member.name.startswith("~") and (member.seen_s is None or member.seen_s > SILENT_S)
+
+
+def seen(before: Glance | None, now: Glance) -> dict[str, Any]:
+    """One stream as a whole: rates of the time between two glances (None without a former one), and the verdict."""
+    if before is not None and before.id != now.id:
+        before = None
+    seconds = now.at_s - before.at_s if before is not None else 0.0
+    earlier = {group.name: group for group in before.groups} if before is not None else {}
+    groups = [_group(now, group, earlier.get(group.name), seconds) for group in now.groups]
+    load = load_of(now.paces)
+    record: dict[str, Any] = {
+        "stream": now.name,
+        "id": now.id,
+        "held_bytes": now.held_bytes,
+        "budget_bytes": now.budget_bytes,
+        "in": {
+            "samples_per_s": before and rate(before.made_samples, now.made_samples, seconds),
+            "bytes_per_s": before and rate(before.made_bytes, now.made_bytes, seconds),
+            "entries_per_s": before and rate(before.made_entries, now.made_entries, seconds),
+        },
+        "epochs": [
+            {**asdict(epoch), "read": dict(epoch.read)} for epoch in now.epochs
+        ],
+        "final": now.final,
+        "groups": groups,
+        "workers": _hosts(now),
+        "staffing": {
+            "workers": load.workers, "wished": shown(load), "worker_rate": load.rate, "group_rates": load.demand,
+            "busy": load.busy if load.workers else None, "room": load.room, "idle": load.idle,
+        },
+        "waiting": {
+            "writers": len(now.waiting), "longest_s": round(now.waited_s, 1),
+            "why": sorted({waiter.why for waiter in now.waiting.values()}),
+        },
+        "replays": now.replays,
+        "server": {"used_bytes": now.memory.used_bytes, "limit_bytes": now.memory.limit_bytes},
+    }  # fmt: skip
+    found = verdict(now, load.rate, shown(load))
+    record["bottleneck"] = {"cause": found.cause, "text": found.text, "remedy": found.remedy}
+    return record
+
+
+def _group(now: Glance, group: GroupGlance, before: GroupGlance | None, seconds: float) -> dict[str, Any]:
+    told = {member: pace for (name, member), pace in now.paces.trainers.items() if name == group.name}
+    return {
+        "name": group.name, "kind": group.kind, "declared": group.declared, "holds": group.holds,
+        "out": {
+            "samples_per_s": before and rate(before.given_samples, group.given_samples, seconds),
+            "bytes_per_s": before and rate(before.given_bytes, group.given_bytes, seconds),
+        },
+        "lag_entries": group.lag_entries, "lag_samples": group.lag_samples, "lag_bytes": group.lag_bytes,
+        "lag_s": round(group.lag_s, 1),
+        "pending_entries": group.pending_entries, "redelivered_entries": group.redelivered_entries,
+        "bad_entries": group.dead_letters,
+        "members": [
+            {
+                "name": member.name,
+                "seen_s": None if member.seen_s is None else round(member.seen_s, 1),
+                "is_silent": is_silent(member),
+                "pending_entries": member.pending_entries,
+                "rate": told[member.name].rate if member.name in told else None,
+                "waits": _waits(told.get(member.name)),
+            }
+            for member in group.members
+        ],
+    }  # fmt: skip
+
+
+def _waits(told: Told | None) -> float | None:
+    """What part of its time a training loop waits for batches; None while it has not said."""
+    return round(1.0 - told.shares.get("training", 0.0), 3) if told is not None and told.shares else None
+
+
+def _hosts(now: Glance) -> list[dict[str, Any]]:
+    """Worker processes by host: a worker's name is ``host.token``."""
+    hosts: dict[str, list[Told]] = {}
+    for name, told in now.paces.workers.items():
+        hosts.setdefault(name.rpartition(".")[0] or name, []).append(told)
+    found = []
+    for host, workers in sorted(hosts.items()):
+        rates = [told.rate * told.shares.get("busy", 1.0) for told in workers if told.rate is not None]
+        shares = {
+            kind: round(sum(told.shares.get(kind, 0.0) for told in workers) / len(workers), 3)
+            for kind in ("busy", "room", "idle")
+        }
+        found.append({"host": host, "workers": len(workers), "samples_per_s": sum(rates) if rates else None, **shares})
+    return found
+
+
+def verdict(now: Glance, worker_rate: float | None, wished: int | None) -> Verdict:
+    """What holds the stream up, by what the glance shows."""
+    return judge(situation(now, worker_rate, wished))
+
+
+def situation(now: Glance, worker_rate: float | None, wished: int | None) -> Situation:
+    """The few facts that the rule goes by."""
+    load = load_of(now.paces)
+    return Situation(
+        stream=now.name,
+        held_bytes=now.held_bytes,
+        budget_bytes=now.budget_bytes,
+        memory_left=now.memory.left_bytes,
+        memory_limit=now.memory.limit_bytes,
+        waiting=len(now.waiting),
+        waits_for_memory=any(waiter.why == "memory" for waiter in now.waiting.values()),
+        waited_s=now.waited_s,
+        workers=load.workers,
+        worker_rate=worker_rate,
+        wished=wished,
+        idle=load.idle,
+        is_all_made=_is_all_made(now),
+        is_making=any(epoch.state in ("open", "sized") for epoch in now.epochs),
+        trainers=tuple(_trainers(now, group) for group in now.groups),
+    )
+
+
+def _is_all_made(now: Glance) -> bool:
+    ended = all(epoch.state in ("produced", "abandoned") for epoch in now.epochs)
+    return ended and now.final is not None and now.next_epoch >= now.final
+
+
+def _trainers(now: Glance, group: GroupGlance) -> Trainers:
+    waits = [
+        part
+        for (name, _), told in now.paces.trainers.items()
+        if name == group.name and (part := _waits(told)) is not None
+    ]
+    is_ordered = group.kind == ORDERED
+    silent = [
+        member
+        for member in group.members
+        if is_silent(member) and (member.pending_entries or (is_ordered and group.lag_samples))
+    ]
+    return Trainers(
+        group=group.name,
+        living=sum(not is_silent(one) and not one.name.startswith("~") for one in group.members),
+        holds=group.holds,
+        waits=sum(waits) / len(waits) if waits else None,
+        lag_samples=group.lag_samples,
+        lag_bytes=group.lag_bytes,
+        pending=group.pending_entries,
+        demand=load_of(now.paces).demand.get(group.name),
+        is_ordered=is_ordered,
+        silent=tuple((one.name, one.seen_s, one.pending_entries) for one in silent),
+    )

@@ -1,0 +1,165 @@
+"""What the monitor names as the bottleneck: one row for each situation a person may find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.watching.bottleneck import Situation, Trainers, judge
+from penstock.watching.rates import rate, seen, situation
+from penstock_common.pace import Pace
+from penstock_common.stream.glance import EpochGlance, Glance, GroupGlance, MemberGlance
+from penstock_common.stream.paces import Paces, Told
+from penstock_common.stream.suitability import ServerMemory
+from penstock_common.stream.waiters import Waiter
+
+MB = 1 << 20
+BUSY = Trainers("resnet", living=1, holds=True, waits=0.01, lag_samples=500, lag_bytes=500 * MB, pending=4)
+HUNGRY = replace(BUSY, waits=0.6, lag_samples=3, lag_bytes=MB, demand=100.0)
+NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=True, trainers=(HUNGRY,))
+
+
+@pytest.mark.parametrize(
+    ("now", "cause", "words"),
+    [
+        (
+            replace(NOW, workers=4, wished=6),
+            "producers",
+            "trainers of resnet wait 60 % of their time for producers: 2 more workers would do",
+        ),
+        (replace(NOW, workers=4, wished=5), "producers", "1 more worker would do"),
+        (replace(NOW, workers=4, wished=4), "producers", "60 % of their time for producers"),
+        (replace(NOW, workers=4, idle=0.9, wished=6), "jobs", "workers have no job for 90 % of theirs"),
+        (NOW, "no workers", "no worker says that it is at work"),
+        (replace(NOW, is_making=False), "jobs", "no epoch is being made"),
+        (
+            replace(NOW, workers=4, trainers=(replace(HUNGRY, lag_samples=900),)),
+            "reading",
+            "though 900 samples lie ready",
+        ),
+        (
+            replace(NOW, waiting=2, waits_for_memory=True, memory_limit=100 * MB, waited_s=42),
+            "memory",
+            "the server's memory is full: 2 writers wait (42 s by now)",
+        ),
+        (replace(NOW, waiting=1, memory_left=-5, memory_limit=100 * MB), "memory", "1 writer waits"),
+        (
+            replace(NOW, trainers=(replace(HUNGRY, silent=(("gpu-1", 41.0, 12),)),)),
+            "dead member",
+            "member gpu-1 of group resnet was not heard of for 41 s; it holds 12 entries, which others",
+        ),
+        (
+            replace(NOW, trainers=(replace(HUNGRY, living=0, silent=(("gpu-1", None, 1),)),)),
+            "dead member",
+            "is gone; it holds 1 entry and nobody else reads",
+        ),
+        (
+            replace(NOW, trainers=(replace(HUNGRY, is_ordered=True, silent=(("rank-1", 50.0, 0),)),)),
+            "dead member",
+            "member rank-1 of group resnet was not heard of for 50 s; the other ranks cannot go past it",
+        ),
+        (
+            replace(NOW, waiting=1, trainers=(BUSY, replace(BUSY, group="vit", living=0, lag_bytes=900 * MB))),
+            "absent group",
+            "group vit, which nobody reads now, holds 900 MiB of 1000 MiB",
+        ),
+        (replace(NOW, waiting=1, trainers=(BUSY,)), "trainers", "producers wait for trainers"),
+        (
+            replace(NOW, waiting=1, trainers=(BUSY, replace(BUSY, group="vit", lag_bytes=900 * MB))),
+            "trainers",
+            "group vit, of 2 groups the one furthest behind sets the pace",
+        ),
+        (replace(NOW, trainers=()), "no trainers", "nobody reads: 10 MiB of 1000 MiB lie ready; start a trainer"),
+        (
+            replace(
+                NOW,
+                is_all_made=True,
+                is_making=False,
+                trainers=(replace(BUSY, living=0, waits=None, lag_samples=0, pending=0),),
+            ),
+            "done",
+            "every planned epoch is made and read",
+        ),
+        (
+            replace(NOW, is_all_made=True, is_making=False, trainers=(replace(BUSY, living=0, waits=None),)),
+            "no trainers",
+            "nobody reads",
+        ),
+        (replace(NOW, trainers=(BUSY,)), "balanced", "trainers set the pace: they wait 1 % of their time"),
+        (replace(NOW, trainers=(replace(BUSY, waits=None),)), "unknown", "not enough is known yet"),
+        # an evaluation group that has left and holds nothing is nobody's bottleneck
+        (
+            replace(
+                NOW, waiting=1, trainers=(BUSY, replace(BUSY, group="eval", living=0, holds=False, lag_bytes=900 * MB))
+            ),
+            "trainers",
+            "group resnet sets the pace",
+        ),
+    ],
+)
+def test_the_sentence_names_what_holds_the_stream_up(now: Situation, cause: str, words: str) -> None:
+    """Who reads it acts on it: a wrong culprit costs hours."""
+    found = judge(now)
+    assert found.cause == cause
+    assert words in found.text
+    assert "\n" not in found.text
+
+
+def glance(at_s: float = 10.0, made: int = 0, given: int = 0, **changes: object) -> Glance:
+    """Two workers of one host, one trainer that waits for most of its time."""
+    told = Told(100.0, {"training": 0.3, "asking": 0.7}, 0)
+    member = MemberGlance("gpu-0", 0.5, 2, None)
+    group = GroupGlance(
+        "resnet", "shared", False, True, lag_entries=1, lag_samples=4, lag_bytes=4000, lag_s=0.2, pending_entries=2,
+        redelivered_entries=0, dead_letters=0, given_samples=given, given_bytes=given * 1000,
+        members=(member, MemberGlance("~released", None, 0, None)),
+    )  # fmt: skip
+    worker = Told(20.0, {"busy": 1.0}, 0)
+    found = Glance(
+        "train", "abc", at_s, budget_bytes=1000 * MB, held_bytes=MB, next_epoch=1, final=None, made_entries=made,
+        made_samples=made, made_bytes=made * 1000,
+        epochs=(EpochGlance(0, "sized", "epoch", 1000, 400, 0, MB, {"resnet": 396}),), groups=(group,), waiting={},
+        waited_s=0.0, paces=Paces({"host-a.1f": worker, "host-a.2f": worker}, {("resnet", "gpu-0"): told}, {}),
+        memory=ServerMemory(2 * MB, 0, "noeviction"),
+    )  # fmt: skip
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+def test_rates_are_of_the_time_between_two_looks() -> None:
+    """What counts since the beginning of a run hides that it stands still now."""
+    found = seen(glance(10.0, 100, 40), glance(12.0, 160, 60))
+    assert found["in"] == {"samples_per_s": 30.0, "bytes_per_s": 30_000.0, "entries_per_s": 30.0}
+    assert found["groups"][0]["out"] == {"samples_per_s": 10.0, "bytes_per_s": 10_000.0}
+    assert found["workers"] == [
+        {"host": "host-a", "workers": 2, "samples_per_s": 40.0, "busy": 1.0, "room": 0.0, "idle": 0.0}
+    ]
+    assert found["groups"][0]["members"][0]["waits"] == 0.7
+    assert found["bottleneck"]["text"].endswith("wait 70 % of their time for producers: 3 more workers would do")
+
+
+def test_a_stream_made_anew_has_no_rates_yet() -> None:
+    """A difference between two lives of a name would be nonsense, negative even."""
+    assert seen(glance(10.0, 100), glance(12.0, 5, id="def"))["in"]["samples_per_s"] is None
+    assert seen(None, glance())["in"]["samples_per_s"] is None
+    assert rate(5, 3, 1.0) is None
+
+
+def test_a_writer_that_waits_and_a_full_server_are_told_apart() -> None:
+    """One is mended by faster trainers, the other by more memory."""
+    waiter = Waiter(0, 0, need_bytes=5, held_bytes=5, why="budget", is_next=False)
+    now = situation(glance(waiting={(0, 3): waiter}), 20.0, 3)
+    assert (now.waiting, now.waits_for_memory) == (1, False)
+    assert situation(glance(waiting={(0, 3): replace(waiter, why="memory")}), 20.0, 3).waits_for_memory
+
+
+def test_the_share_of_waiting_is_what_a_training_loop_says_of_itself() -> None:
+    """The rule reads a field that trainers write: if its name changed, nobody would ever wait."""
+    now = [0.0]
+    pace = Pace("training", lambda: now[0])
+    pace.enter("training")
+    now[0] = 3.0
+    pace.count(3)
+    pace.enter("asking")
+    now[0] = 4.0
+    assert pace.look().shares["training"] == pytest.approx(0.75, abs=0.05)

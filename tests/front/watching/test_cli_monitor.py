@@ -1,0 +1,147 @@
+"""`penstock monitor`: what it shows of three prepared situations, and that it ends as a script expects."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.__main__ import main
+from penstock.cli.monitor_screen import Screen
+from penstock_common.stream.streams import load_stream
+from penstock_common.stream.waiters import note_wait
+from penstock_producer.writer import EpochWriter
+
+_ROOT = Path(penstock.__file__).parents[2]
+_PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front"))
+QUICK = ["--once", "--every", "0.2"]
+
+
+def write(epoch: EpochWriter, count: int) -> None:
+    """Shard 0 of one sample an entry."""
+    with epoch.shard(0) as part:
+        for number in range(count):
+            part.write({"x": np.full(1000, number % 251, dtype=np.uint8)})
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    """What programs get of the one stream."""
+    assert main(["monitor", "train", "--json", *QUICK, *argv]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    return record
+
+
+def test_one_look_tells_who_is_there_and_what_holds_the_stream_up(
+    any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Someone who never saw Penstock finds with this alone why a training is slow."""
+    monkeypatch.setenv("PENSTOCK_URL", any_url)
+    with penstock.Writer("train", url=any_url, spec={"x": ("uint8", (1000,))}, block_bytes=1) as writer:
+        with writer.epoch(sizes=[30]) as epoch:
+            assert shown(capsys)["bottleneck"]["cause"] == "no trainers"
+            write(epoch, 30)
+        with penstock.Loader("train", group="resnet", batch_size=4, url=any_url, member="gpu-0") as loader:
+            next(iter(loader))
+            record = shown(capsys)
+            (group,) = record["groups"]
+            (member,) = group["members"]
+            assert (member["name"], member["is_silent"]) == ("gpu-0", False)
+            assert record["epochs"][0]["committed"] == 30
+            assert record["held_bytes"] == 30_000
+
+            # a member that died with entries in its hands: what it said last is a minute old
+            stream = load_stream(any_client, "train")
+            roster = stream.partitions[0].roster
+            key = stream.partitions[0].entries(0)
+            now_ms = int(any_client.time()[0]) * 1000
+            (first, *_), *_ = any_client.xrange(key, count=1)
+            any_client.xclaim(key, "resnet", "gpu-1", 0, [first])
+            dead = json.dumps({"inc": "x", "seen": now_ms - 60_000})
+            any_client.hset(roster, "m:resnet:gpu-1", dead)
+            found = shown(capsys)["bottleneck"]
+            assert found["cause"] == "dead member"
+            assert "member gpu-1 of group resnet was not heard of for 6" in found["text"]
+            assert "it holds 1 entry" in found["text"]
+            any_client.hdel(roster, "m:resnet:gpu-1")
+            any_client.xclaim(key, "resnet", "gpu-0", 0, [first])
+
+            # a server that is full of other things
+            note_wait(
+                any_client, stream.partitions[0], 0, 0, waited_s=5, need_bytes=9, held_bytes=9, why="memory",
+                is_next=True,
+            )  # fmt: skip
+            found = shown(capsys)
+            assert found["bottleneck"]["cause"] == "memory"
+            assert found["waiting"]["writers"] == 1
+            assert found["bottleneck"]["remedy"] == "penstock doctor"
+
+        assert main(["monitor", *QUICK]) == 0
+        out = capsys.readouterr().out
+        for words in ("stream train", "30 of 30", "resnet", "budget", "\u2501"):
+            assert words in out
+        assert "\x1b" not in out
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_COLOR is a promise of many tools; escape codes in a log are noise."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            """Yes."""
+            return True
+
+    def drawn() -> str:
+        out = Terminal()
+        Screen(out).print([])
+        return out.getvalue()
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[3" not in drawn()
+    assert drawn().startswith("no streams yet")
+
+
+def test_it_ends_quietly_with_ctrl_c_and_prints_lines_into_a_log(any_url: str) -> None:
+    """A watcher in a log must not fill it with boxes, and to stop it is no error."""
+    with penstock.Writer("train", url=any_url, spec={"x": ("uint8", (1000,))}) as writer, writer.epoch() as epoch:
+        write(epoch, 3)
+        command = [sys.executable, "-m", "penstock", "monitor", "train", "--every", "0.2", "--url", any_url]
+        environment = {**os.environ, "PYTHONPATH": _PATHS}
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        ) as ran:
+            assert ran.stdout is not None
+            first, second = ran.stdout.readline(), ran.stdout.readline()
+            ran.send_signal(signal.SIGINT)
+            _, err = ran.communicate(timeout=60)
+    assert (ran.returncode, err) == (0, "")
+    assert first.startswith("train: ? in, 3 KiB of 1024 MiB; nobody reads")
+    assert second.startswith("train: 0/s in")
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["monitor", "trian", "--once"], "penstock: no stream 'trian'"),
+        (["monitor", "--every", "0"], "penstock: --every 0: at least 0.1 s"),
+        (["monitor", "--url", "redis://127.0.0.1:1"], "penstock: no Redis answers at redis://127.0.0.1:1"),
+    ],
+)
+def test_what_cannot_be_watched_is_one_line(
+    argv: list[str], line: str, any_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A typo ends at once, and not in a screen that stays empty."""
+    monkeypatch.setenv("PENSTOCK_URL", any_url)
+    assert main(argv) == 1
+    _, err = capsys.readouterr()
+    assert err.startswith(line)
+    assert err.count("\n") == 1
