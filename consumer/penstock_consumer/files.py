@@ -5,6 +5,8 @@ Nothing in a file is believed: each record is bounded, compared with what the ex
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import BadExport
 from penstock_common.format.header import Header
+from penstock_common.format.ref import Ref
 from penstock_common.format.spec import META, Spec
 from penstock_common.segments.exports import ExportFolder
 from penstock_common.segments.reading import SegmentReader
@@ -23,6 +26,8 @@ from penstock_consumer.pipeline.prefetch import Prefetch
 from penstock_consumer.receive import Received, Receiver
 
 _META = META.encode()
+AHEAD = 16
+"""Blocks of a shuffled pass that the disk is asked for before the first of them is read."""
 
 
 class Files(Passes):
@@ -47,7 +52,9 @@ class Files(Passes):
         self._folder = ExportFolder(path)
         self._note = self._folder.contents.require(epoch)
         self.epoch, self.samples = self._note.epoch, self._note.samples
-        self._headers = [found.meta for found in whole_epoch(self._folder, self._note)]
+        self._blocks = [
+            (found.meta, found.header.ref) for found in whole_epoch(self._folder, self._note) if found.header.ref
+        ]
         self.info = self._folder.contents.info
         """The stream's: class names, file names, units."""
 
@@ -65,7 +72,7 @@ class Files(Passes):
         segments = SegmentReader(self._folder)
         receiver = Receiver(self.spec, assembler, _Anything(), 0, received.append, segments)
         try:
-            for meta in permuted(iter(self._headers), shuffle):
+            for meta in _ahead(permuted(iter(self._blocks), shuffle), segments, shuffle is not None):
                 while not queue.wait_for_room(0, 0.2):
                     pass
                 queue.meter.to("server")  # the disk, here
@@ -90,6 +97,18 @@ class Files(Passes):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _ahead(blocks: Iterator[tuple[bytes, Ref]], segments: SegmentReader, is_shuffled: bool) -> Iterator[bytes]:
+    """The blocks' headers; out of order, the disk is asked for a few before they are needed."""
+    waiting: deque[bytes] = deque()
+    for meta, ref in blocks:
+        if is_shuffled:
+            segments.expect(ref)
+        waiting.append(meta)
+        if not is_shuffled or len(waiting) > AHEAD:
+            yield waiting.popleft()
+    yield from waiting
 
 
 class _Anything:

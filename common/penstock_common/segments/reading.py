@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from penstock_common.errors import SegmentGone
+from penstock_common.format.limits import MAX_HEADER_BYTES
 from penstock_common.format.ref import Ref
 from penstock_common.segments.folder import OpenSegment
 
@@ -20,6 +23,8 @@ OPEN_FILES = 32
 """Kept open; an open file that is not locked keeps nobody from using it again."""
 VIEWS_A_CALL = 1000
 """IOV_MAX is 1024."""
+AHEAD_BYTES = 32 << 20
+"""The disk is asked for so much of a file before it is needed: a disk that is asked for little at once is slow."""
 
 
 class Folder(Protocol):
@@ -38,6 +43,9 @@ class SegmentReader:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._open: OrderedDict[str, OpenSegment] = OrderedDict()
+        weakref.finalize(self, _close_all, self._open)
+        self._last: tuple[str, int, int] = ("", 0, 0)
+        """The file read from, up to where, and up to where the disk was asked for it."""
 
     def require(self) -> None:
         """Raises SegmentsUnseen unless this process sees the folder."""
@@ -52,6 +60,7 @@ class SegmentReader:
                 # the head says whether it has been used again since it was opened
                 if os.pread(segment.fd, len(segment.head), 0) != segment.head:
                     raise SegmentGone(f"the payload lies in {ref.file}, which has been used again")
+                self._ask(segment, ref)
                 for (at, size), pieces in zip(ref.spans(), views, strict=True):
                     _read_all(segment, pieces, at, size)
             finally:
@@ -61,6 +70,36 @@ class SegmentReader:
             if isinstance(error, SegmentGone):
                 raise
             raise SegmentGone(f"the payload lies in {ref.file}, which cannot be read: {error.strerror}") from None
+
+    def expect(self, ref: Ref) -> None:
+        """Has the kernel fetch what will be read soon, for who reads out of order; where it cannot, reading says so."""
+        with suppress(SegmentGone):
+            segment = self._segment(ref.file)
+            os.posix_fadvise(segment.fd, ref.at, ref.end - ref.at, os.POSIX_FADV_WILLNEED)
+
+    def _ask(self, segment: OpenSegment, ref: Ref) -> None:
+        """Has the kernel fetch what follows, where a file is read from one end to the other."""
+        name, end, asked = self._last
+        if name == segment.name and 0 <= ref.at - end <= MAX_HEADER_BYTES:
+            if asked - ref.at < AHEAD_BYTES // 2:
+                start, asked = max(asked, ref.at), min(segment.nbytes, ref.at + AHEAD_BYTES)
+                if asked > start:
+                    os.posix_fadvise(segment.fd, start, asked - start, os.POSIX_FADV_WILLNEED)
+        else:
+            asked = 0
+        self._last = segment.name, ref.end, asked
+
+    def look(self, ref: Ref) -> None:
+        """Raises SegmentGone where no whole payload can lie there; it is not read."""
+        segment = self._segment(ref.file)
+        try:
+            if os.pread(segment.fd, len(segment.head), 0) != segment.head:
+                raise SegmentGone(f"the payload lies in {ref.file}, which has been used again")
+            if os.fstat(segment.fd).st_size < ref.end or not os.fstat(segment.fd).st_nlink:
+                raise SegmentGone(f"the payload lies in {ref.file}, which was removed or cut short")
+        except SegmentGone:
+            self._open.pop(ref.file).close()
+            raise
 
     def read(self, ref: Ref) -> list[bytes]:
         """The payload fields, as bytes."""
@@ -79,9 +118,13 @@ class SegmentReader:
         return segment
 
     def close(self) -> None:
-        """Gives every file back."""
-        while self._open:
-            self._open.popitem()[1].close()
+        """Gives every file back, as does the end of the reader."""
+        _close_all(self._open)
+
+
+def _close_all(opened: OrderedDict[str, OpenSegment]) -> None:
+    while opened:
+        opened.popitem()[1].close()
 
 
 def _read_all(segment: OpenSegment, views: Sequence[memoryview], at: int, size: int) -> None:

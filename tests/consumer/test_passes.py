@@ -1,0 +1,87 @@
+"""One epoch for weeks: each pass over it has all of it, in an order that its seed and number decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock_common.stream.connection import connect
+from penstock_consumer.exporting import export_stream
+from penstock_consumer.files import Files
+from penstock_consumer.replay import Replay
+from tests.contracts.feed import numbers, produce
+
+COUNT = 2000
+QUIET = {"notify": lambda _: None}
+
+
+def replay(url: str, batch_size: int = 16, **settings: object) -> Replay:
+    """Of the epoch that `produce` made."""
+    return Replay("t", url=url, epoch=0, batch_size=batch_size, **{**QUIET, **settings})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def made(any_url: str) -> str:
+    """The URL of a server with an epoch of the samples 0 .. COUNT - 1, in blocks of 20."""
+    produce(any_url, "t", COUNT, block_samples=20)
+    return any_url
+
+
+def test_each_shuffled_pass_has_every_sample_once_in_an_order_of_its_own(made: str) -> None:
+    """Epochs 2 to N must differ, or the model learns the order; and none may lack a sample."""
+    with replay(made, shuffle=7, window=200) as shuffled:
+        passes = [numbers(shuffled) for _ in range(3)]
+        assert len(shuffled) == COUNT // 16
+    assert all(sorted(one) == list(range(COUNT)) for one in passes)
+    assert len({tuple(one) for one in passes}) == 3
+    places = np.arange(COUNT)
+    for one in passes:
+        assert abs(np.corrcoef(one, places)[0, 1]) < 0.2  # the blocks' order is no neighbour of the canonical one
+        assert np.mean(np.abs(np.diff(one)) == 1) < 0.05  # nor are samples in a row
+
+
+def test_a_seed_and_a_number_decide_a_pass(made: str) -> None:
+    """A training that goes on after a crash shuffles as it would have, and another seed otherwise."""
+    with replay(made, shuffle=7, window=200) as shuffled:
+        first, second = numbers(shuffled), numbers(shuffled)
+    with replay(made, shuffle=7, window=200) as again:
+        again.set_pass(1)
+        assert numbers(again) == second
+        again.set_pass(0)
+        assert numbers(again) == first
+    with replay(made, shuffle=8, window=200) as other:
+        assert numbers(other) not in (first, second)
+    with replay(made) as canonical:
+        assert numbers(canonical) == numbers(canonical) == list(range(COUNT))
+
+
+def test_files_are_shuffled_as_the_stream_they_come_from(made: str, tmp_path: Path) -> None:
+    """Moving from the server to files in the middle of an experiment changes nothing."""
+    with connect(made) as client:
+        export_stream(client, "t", tmp_path / "out", file_bytes=8192)
+    with replay(made, shuffle=7) as shuffled, Files(tmp_path / "out", batch_size=16, shuffle=7, **QUIET) as files:  # type: ignore[arg-type]
+        for _ in range(2):
+            assert numbers(files) == numbers(shuffled)
+
+
+def test_a_pass_that_is_left_early_counts(made: str) -> None:
+    """Looking at the first batch is a pass: the next one is another."""
+    with replay(made, shuffle=7, window=100) as shuffled:
+        next(iter(shuffled))
+        second = numbers(shuffled)
+        shuffled.set_pass(1)
+        assert numbers(shuffled) == second
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [({"shuffle": -1}, "a seed"), ({"window": 5}, "goes with shuffle"), ({"shuffle": 1, "window": 0}, "at least 1")],
+)
+def test_a_shuffle_that_means_nothing_is_refused(made: str, settings: dict[str, int], match: str) -> None:
+    """At once, not after an epoch."""
+    with pytest.raises(ValueError, match=match):
+        replay(made, **settings)
+    with replay(made) as canonical, pytest.raises(ValueError, match="counted from 0"):
+        canonical.set_pass(-1)
