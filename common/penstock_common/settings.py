@@ -51,6 +51,8 @@ class Settings(BaseModel):
     """Move payloads through redis-py's own data path, not ours."""
     no_color: Annotated[bool, Field(description="NO_COLOR")] = False
     """Any value of NO_COLOR asks for output without colours (no-color.org)."""
+    colorterm: Annotated[str, Field(description="COLORTERM")] = ""
+    """``truecolor`` or ``24bit`` where the terminal has more than 256 colours; set by the terminal."""
 
     segments: Annotated[Path | None, Field(description="PENSTOCK_SEGMENTS")] = None
     """Where this process sees the folder of segments, if it is mounted elsewhere than the stream says."""

@@ -6,6 +6,7 @@ running one what is there is read, and what was trimmed meanwhile is counted. Wh
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -95,9 +96,13 @@ class Viewer:
     """
 
     def __init__(
-        self, client: Client, stream: Stream, epoch: int | None = None, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """``epoch`` None: the newest that is produced, else the newest there is."""
+        self, client: Client, stream: Stream, epoch: int | None = None, *, holds: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """``epoch`` None: the newest that is produced, else the newest there is.
+
+        ``holds``: whether a complete one is held while it is looked at.
+        """
         self._client, self._stream, self._clock = client, stream, clock
         self._manifest: Manifest = load_manifest(
             client, stream, newest_epoch(client, stream) if epoch is None else epoch
@@ -106,7 +111,7 @@ class Viewer:
         self.missed = Missed()
         self._segments = reader_of(stream)
         self._token = secrets.token_hex(8)
-        self._held_at = -RENEW_S
+        self._holds, self._held_at = holds and self._manifest.state == PRODUCED, -math.inf
         self._hold()
 
     @property
@@ -243,7 +248,7 @@ class Viewer:
     def _hold(self) -> None:
         """Takes or renews it, of an epoch that is complete: a running one is not held, so no writer waits for us."""
         now = self._clock()
-        if self._manifest.state != PRODUCED or now - self._held_at < RENEW_S:
+        if not self._holds or now - self._held_at < RENEW_S:
             return
         for partition in self._stream.partitions:
             # a lease that has lapsed is taken again: what was removed meanwhile is counted as such
@@ -258,7 +263,7 @@ class Viewer:
         """Gives the epoch free."""
         if self._segments is not None:
             self._segments.close()
-        if self._manifest.state == PRODUCED:
+        if self._holds:
             for partition in self._stream.partitions:
                 end_replay(self._client, partition, self._token)
 

@@ -206,7 +206,7 @@ def test_what_an_expert_would_point_at_is_pointed_at() -> None:
     assert "first in sample 0/0/42" in told or "first in sample 0/0/60" in told
     assert "not normalised (pixels from 0 to 255" in warned("float32", (8, 8, 3), [abs(one) * 60 for one in healthy])
     empty = [*healthy[:20], np.zeros((8, 8, 3), np.float32)]
-    assert "1 of 21 samples (4.8%) have one value throughout (empty pictures?), the first is 0/0/20" in warned(
+    assert "1 of 21 samples (4.8%) have one value throughout (empty?), the first is 0/0/20" in warned(
         "float32", (8, 8, 3), empty
     )
     flat = [one.copy() for one in healthy]

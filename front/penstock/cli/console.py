@@ -67,6 +67,25 @@ class Console:
 
         return Progress(self, every_s, clock)
 
+    @property
+    def is_terminal(self) -> bool:
+        """Whether somebody looks at stdout."""
+        return self.out.isatty()
+
+    @functools.cached_property
+    def colours(self) -> str:
+        """How a picture may be drawn on stdout: a word of ``penstock.sheet.blocks``."""
+        from penstock.sheet.blocks import COLOURS_256, NO_COLOUR, TRUE_COLOUR
+        from penstock_common.settings import Settings
+
+        if not self._shows_colours:
+            return NO_COLOUR
+        return TRUE_COLOUR if Settings.from_environment().colorterm in ("truecolor", "24bit") else COLOURS_256
+
+    def clear(self) -> None:
+        """The screen, before it is drawn anew; only where `is_terminal`."""
+        print("\x1b[2J\x1b[H", end="", file=self.out)
+
     @functools.cached_property
     def _shows_colours(self) -> bool:
         if not self.out.isatty():

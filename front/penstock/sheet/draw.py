@@ -97,9 +97,8 @@ def bars(
         if count:
             pen.rectangle((left, min(peak, bottom - 1), left + max(1.0, step - 1) - 1, bottom), fill=BAR)
     pen.line((MARGIN, bottom + 1, width - MARGIN, bottom + 1), fill=INK)
-    pen.text(
-        (width - MARGIN, MARGIN), f"most: {most:,.0f}", fill=FAINT, font=_font(), anchor="ra" if _scales() else None
-    )
+    greatest = f"most: {most:,.0f}"
+    pen.text((width - MARGIN - _font().getlength(greatest), MARGIN), greatest, fill=FAINT, font=_font())
     room = (width - 2 * MARGIN) / max(1, len(labels))
     for number, label in enumerate(labels):
         pen.text((MARGIN + number * room, bottom + 4), _cut(label, room - 4), fill=INK, font=_font())

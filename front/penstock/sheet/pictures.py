@@ -147,11 +147,13 @@ def resized(rgb: Rgb, height: int, width: int) -> Rgb:
 def _along(rgb: Rgb, size: int, axis: int) -> Rgb:
     length = rgb.shape[axis]
     if size >= length:
-        return np.take(rgb, np.arange(size) * length // size, axis=axis)
+        repeated: Rgb = np.take(rgb, np.arange(size) * length // size, axis=axis)
+        return repeated
     edges = np.linspace(0, length, size + 1).astype(np.int64)
     sums = np.add.reduceat(rgb.astype(np.uint32), edges[:-1], axis=axis)
     counts = np.diff(edges).reshape([-1 if one == axis else 1 for one in range(3)])
-    return (sums // counts).astype(np.uint8)
+    means: Rgb = (sums // counts).astype(np.uint8)
+    return means
 
 
 def fitted(rgb: Rgb, height: int, width: int) -> Rgb:

@@ -35,7 +35,7 @@ def _lost(summary: TensorSummary) -> list[str]:
 
 def _constant(summary: TensorSummary) -> list[str]:
     bounds, name = summary.bounds(), summary.spec.name
-    if bounds is None or summary.samples < 2:
+    if bounds is None or summary.samples < 2 or summary.of == "length":
         return []
     if bounds[0] == bounds[1]:
         return [f"{name}: every {summary.of} is {bounds[0]:g}: there is nothing to learn from it"]
@@ -47,7 +47,7 @@ def _constant(summary: TensorSummary) -> list[str]:
         share = summary.constant_samples / summary.samples
         told.append(
             f"{name}: {summary.constant_samples} of {summary.samples} samples ({share:.1%}) have one value throughout "
-            f"(empty pictures?), the first is {summary.constant_first}"
+            f"(empty?), the first is {summary.constant_first}"
         )
     return told
 
@@ -60,9 +60,7 @@ def _range(summary: TensorSummary) -> list[str]:
     if abs(mean) <= LARGE and std <= LARGE:
         return []
     is_pixels = whole.low[0] >= 0 and 1 < whole.high[0] <= 255
-    advice = (
-        "pixels from 0 to 255: divide by 255" if is_pixels else "normalise it, by the line below or in the transform"
-    )
+    advice = "pixels from 0 to 255: divide by 255" if is_pixels else "normalise it, e.g. by the line to paste"
     return [f"{spec.name}: mean {mean:.4g} and deviation {std:.4g} are not normalised ({advice})"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -138,15 +139,18 @@ class TensorSummary:
         if self.distinct is not None:
             values = np.array(list(self.distinct), dtype=np.float64)
             weights = np.array(list(self.distinct.values()), dtype=np.float64)
-            bins = min(bins, max(1, int(high - low) + 1))
-            low, high = low - 0.5, high + 0.5
+            width = -(-(int(high) - int(low) + 1) // bins)  # whole numbers: else bins of three beside bins of four
+            bins = -(-(int(high) - int(low) + 1) // width)
+            low, high = low - 0.5, low - 0.5 + bins * width
         else:
             values = self.draw.values
             weights = np.full(len(values), self.draw.seen / max(1, len(values)))
-        with np.errstate(over="ignore", invalid="ignore"):
-            if not np.isfinite(float(high) - float(low)):  # numpy refuses a range wider than a float64
+            if not math.isfinite(high - low):  # numpy refuses a range wider than a float64
                 return [], []
-            counts, edges = np.histogram(values, bins=bins, range=(low, high), weights=weights)
+            if high - low < 4 * bins * np.spacing(max(abs(low), abs(high))):
+                pad = max(abs(low), abs(high), 1.0) / 2
+                bins, low, high = 1, low - pad, high + pad
+        counts, edges = np.histogram(values, bins=bins, range=(low, high), weights=weights)
         return edges.tolist(), counts.tolist()
 
     def classes(self) -> dict[int, int] | None:

@@ -1,0 +1,259 @@
+"""``penstock show``: samples as they are in the stream, as a contact sheet in the terminal or in a PNG."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli import add_stream, url_of
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+    from penstock.cli.samples import Shown
+    from penstock_common.stream.commands import Client
+    from penstock_common.stream.streams import Stream
+    from penstock_consumer.looking import Identity, Sample, Viewer
+
+NAME = "show"
+HELP = "show samples of a stream as pictures, with labels and identity"
+
+COUNT, LIVE_S, LOOKED_AT = 36, 2.0, 4096
+"""Of a class that is looked for at random so many samples are drawn."""
+_TILE = 24
+"""Characters of a picture in the terminal."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    add_stream(parser)
+    parser.add_argument("--epoch", type=int, metavar="N", help="default: the newest that is produced, else the newest")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--id", type=_identity, action="append", metavar="E/S/O", help="this sample: epoch/shard/offset; repeatable"
+    )
+    which.add_argument("--class", dest="label", metavar="NAME", help="only of this class, by name or number")
+    which.add_argument("--live", action="store_true", help="the newest samples, as they come; Ctrl-C ends it")
+    parser.add_argument("--count", type=_count, default=COUNT, metavar="N", help="so many (default: %(default)s)")
+    parser.add_argument("--seed", type=_not_negative, metavar="N", help="draw at random (default: the first in order)")
+    parser.add_argument("--tensor", metavar="NAME", help="what to draw (default: the first that is no single number)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write a PNG instead of printing")
+    parser.add_argument(
+        "--interval", type=_seconds, default=LIVE_S, metavar="S", help="of --live: look every S seconds (default: 2)"
+    )
+    parser.add_argument("--updates", type=_count, metavar="N", help="of --live: end after N pictures")
+    parser.epilog = (
+        "example:\n  penstock show train\n  penstock show train --out sheet.png --count 64 --seed 1\n"
+        "  penstock show train --class cat\n  penstock show train --id 3/7/20\n"
+        "  penstock show train --live --out now.png\n\n"
+        "Nothing is delivered or acknowledged: no group is involved. Pictures need a terminal with colours; with\n"
+        "NO_COLOR they are drawn in letters, and into a pipe only identities and labels are printed."
+    )
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """0; 130 where Ctrl-C ends --live."""
+    from penstock_common.stream.connection import connect
+    from penstock_common.stream.streams import load_stream
+
+    with connect(url_of(args)) as client:
+        stream = load_stream(client, args.stream)
+        if args.live:
+            _follow(client, stream, args, console)
+        else:
+            samples, told = _chosen(client, stream, args)
+            _present(stream, samples, told, args, console)
+    return 0
+
+
+# --- which samples ----------------------------------------------------------------------------------------------------
+
+
+def _chosen(client: Client, stream: Stream, args: argparse.Namespace) -> tuple[list[Sample], str]:
+    """The samples, and what they are."""
+    from penstock_consumer.looking import Viewer
+
+    if args.id:
+        return _named(client, stream, args.id), f"{len(args.id)} by identity"
+    with Viewer(client, stream, args.epoch) as viewer:
+        label = "" if args.label is None else f" of class {args.label}"
+        samples = _found(viewer, stream, args)
+        lost = viewer.missed.trimmed + viewer.missed.unreadable
+        left_out = f"; {lost} left out, trimmed or unreadable" if lost else ""
+        return samples, f"epoch {viewer.epoch}, {len(samples)} samples{label}{left_out}"
+
+
+def _named(client: Client, stream: Stream, wanted: Sequence[Identity]) -> list[Sample]:
+    from penstock_consumer.looking import Viewer
+
+    samples = []
+    for epoch in dict.fromkeys(identity.epoch for identity in wanted):
+        with Viewer(client, stream, epoch) as viewer:
+            samples += [viewer.sample(identity) for identity in wanted if identity.epoch == epoch]
+    return samples
+
+
+def _found(viewer: Viewer, stream: Stream, args: argparse.Namespace) -> list[Sample]:
+    """In canonical order, the first or a draw; of one class if that is asked for."""
+    import numpy as np
+
+    from penstock.cli.samples import class_names, class_of, is_of
+    from penstock_consumer.looking import samples_of
+
+    label = None if args.label is None else class_of(class_names(stream), viewer.spec, args.label)
+    chosen = np.arange(args.count) if label is None else None
+    if args.seed is not None:
+        total = viewer.committed()
+        drawn = np.random.default_rng(args.seed).choice(
+            total, min(total, args.count if label is None else LOOKED_AT), replace=False
+        )
+        chosen = np.sort(drawn)
+    samples: list[Sample] = []
+    for seen in viewer.drawn(chosen):
+        if label is not None:
+            values = next(column.values for column in seen.block.columns if column.spec.name == label[0])
+            seen.rows = seen.rows[is_of(values[seen.rows], label[1])]
+        samples += samples_of(seen)
+        if len(samples) >= args.count:
+            break
+    return samples[: args.count]
+
+
+# --- showing them -----------------------------------------------------------------------------------------------------
+
+
+def _present(stream: Stream, samples: list[Sample], told: str, args: argparse.Namespace, console: Console) -> None:
+    from penstock.cli.samples import shown_of
+
+    shown = shown_of(stream, samples, args.tensor)
+    title = f"{stream.name}: {told}"
+    if args.json:
+        console.json({"stream": stream.name, "samples": [one.as_json() for one in shown]})
+    if args.out is not None:
+        _write(shown, title, args.out)
+        console.notice(f"wrote {args.out} ({told})")
+    elif not args.json:
+        _print(shown, title, console)
+
+
+def _write(shown: Sequence[Shown], title: str, path: Path) -> None:
+    from penstock.sheet.draw import Tile, contact_sheet, decode, save
+
+    tiles = [Tile(one.picture(decode), one.words(), one.captions()) for one in shown]
+    save(contact_sheet(tiles, title), path)
+
+
+def _print(shown: Sequence[Shown], title: str, console: Console) -> None:
+    from penstock.sheet.blocks import NO_COLOUR
+
+    console.line(console.style(title, "bold"))
+    if not console.is_terminal:
+        for one in shown:
+            console.line("  ".join([*one.captions(), *one.words()[:1]]))
+        return
+    colours = console.colours
+    across = max(1, (shutil.get_terminal_size().columns + 2) // (_TILE + 2))
+    decode = _decoder() if colours != NO_COLOUR else None
+    for start in range(0, len(shown), across):
+        row = [_tile(one, colours, decode) for one in shown[start : start + across]]
+        for lines in zip(*row, strict=True):
+            console.line("  ".join(lines).rstrip())
+        console.line()
+
+
+def _decoder() -> Any:
+    """Encoded images are decoded where Pillow is there, else told as bytes."""
+    from penstock_common.errors import PenstockError
+
+    try:
+        from penstock.sheet.draw import decode
+    except PenstockError:
+        return None
+    return decode
+
+
+def _tile(one: Shown, colours: str, decode: Any) -> list[str]:
+    """Lines of equal width: the picture on a dark ground, then three captions."""
+    import numpy as np
+
+    from penstock.sheet.blocks import lines_of
+    from penstock.sheet.pictures import fitted
+
+    rgb = one.picture(decode)
+    if rgb is None:
+        words = [word[:_TILE].ljust(_TILE) for word in one.words()[: _TILE // 2]]
+        drawn = words + [" " * _TILE] * (_TILE // 2 - len(words))
+    else:
+        fit = fitted(rgb, _TILE, _TILE)
+        canvas = np.zeros((_TILE, _TILE, 3), np.uint8)
+        top, left = (_TILE - fit.shape[0]) // 2, (_TILE - fit.shape[1]) // 2
+        canvas[top : top + fit.shape[0], left : left + fit.shape[1]] = fit
+        drawn = lines_of(canvas, colours)
+    captions = [*one.captions(), "", ""][:3]
+    return drawn + [caption[:_TILE].ljust(_TILE) for caption in captions]
+
+
+# --- live -------------------------------------------------------------------------------------------------------------
+
+
+def _follow(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
+    """Whenever there is something new: the newest samples, the newest first."""
+    from penstock_common.stream.streams import require_there
+    from penstock_consumer.looking import Viewer, newest_epoch
+
+    newest: list[Sample] = []
+    last: dict[int, bytes] = {}
+    before, shown = -1, 0
+    while args.updates is None or shown < args.updates:
+        epoch = args.epoch if args.epoch is not None else newest_epoch(client, stream, running=True)
+        if epoch != before:
+            before, last = epoch, {}
+        with Viewer(client, stream, epoch, holds=False) as viewer:
+            fresh, last = viewer.newest(args.count, last)
+        if fresh:
+            newest = (fresh + newest)[: args.count]
+            shown += 1
+            if console.is_terminal and args.out is None and not args.json:
+                console.clear()
+            _present(stream, newest, f"epoch {epoch}, the newest {len(newest)} samples", args, console)
+        else:
+            require_there(client, stream)
+        if args.updates is None or shown < args.updates:
+            time.sleep(args.interval)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _identity(text: str) -> Identity:
+    from penstock_consumer.looking import Identity
+
+    parts = text.split("/")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not epoch/shard/offset, like 3/7/20")
+    return Identity(*map(int, parts))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 10000")
+    return int(text)
+
+
+def _not_negative(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.05 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not seconds from 0.05 to 3600")
+    return seconds

@@ -1,0 +1,202 @@
+"""``penstock stat``: what the samples of an epoch are like, and what an expert would point at."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli import add_stream, url_of
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+    from penstock_consumer.looking import Viewer
+
+NAME = "stat"
+HELP = "tell ranges, means, classes and troubles of a stream's samples"
+
+SAMPLES = 1000
+_CLASSES_SHOWN = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    add_stream(parser)
+    parser.add_argument("--epoch", type=int, metavar="N", help="default: the newest that is produced, else the newest")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--samples", type=_count, default=SAMPLES, metavar="N", help="drawn at random (default: 1000)")
+    how.add_argument("--exact", action="store_true", help="read every sample instead")
+    parser.add_argument("--seed", type=_not_negative, default=0, help="of the draw (default: %(default)s)")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write histograms and class counts there, as PNG")
+    parser.epilog = (
+        "example:\n  penstock stat train\n  penstock stat train --exact --epoch 2 --plots plots/\n"
+        "  penstock stat train --json | jq '.tensors[].paste'\n\n"
+        "Nothing is delivered or acknowledged: no group is involved. Quantiles of more than 65536 numbers have an\n"
+        "error of at most 0.6 percentage points of rank (99.7 %); where integers are few, as in uint8, they are exact."
+    )
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """0, also where there is something to warn of."""
+    from penstock.cli.samples import class_names
+    from penstock_common.stream.connection import connect
+    from penstock_common.stream.streams import load_stream
+    from penstock_consumer.looking import Viewer
+
+    with connect(url_of(args)) as client:
+        stream = load_stream(client, args.stream)
+        names = class_names(stream)
+        with Viewer(client, stream, args.epoch) as viewer:
+            told = _gathered(viewer, args, names)
+    told = {"stream": stream.name, "epoch": viewer.epoch, "state": viewer.manifest.state, **told}
+    plots = _plotted(args.plots, told, names) if args.plots else []
+    if args.json:
+        console.json({**told, "plots": plots})
+        return 0
+    _print(console, told)
+    for path in plots:
+        console.notice(f"wrote {path}")
+    return 0
+
+
+def _gathered(viewer: Viewer, args: argparse.Namespace, names: dict[str, list[str]]) -> dict[str, Any]:
+    import numpy as np
+
+    from penstock.stat.report import as_json
+    from penstock.stat.summary import TensorSummary
+
+    rng = np.random.default_rng(args.seed)
+    summaries = {tensor.name: TensorSummary(tensor, rng) for tensor in viewer.spec}
+    total = viewer.committed()
+    is_whole = args.exact or total <= args.samples
+    chosen = None if is_whole else np.sort(rng.choice(total, args.samples, replace=False))
+    read = 0
+    for seen in viewer.drawn(chosen):
+        read += len(seen.rows)
+        for column in seen.block.columns:
+            summaries[column.spec.name].add(column, seen.rows, lambda row, seen=seen: str(seen.identity(row)))  # type: ignore[misc]
+    missed = viewer.missed
+    return {
+        "samples_there": total,
+        "samples_read": read,
+        "exact": chosen is None and not missed.trimmed and not missed.unreadable,
+        "seed": None if chosen is None else args.seed,
+        "trimmed": missed.trimmed,
+        "unreadable": missed.unreadable,
+        "why_unreadable": missed.why,
+        "tensors": [as_json(summary, names.get(name, ())) for name, summary in summaries.items()],
+    }
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def _print(console: Console, told: dict[str, Any]) -> None:
+    console.line(console.style(f"stream {told['stream']}, epoch {told['epoch']}", "bold") + f": {_amount(told)}")
+    for line in _missed(told):
+        console.notice(line)
+    for tensor in told["tensors"]:
+        console.line()
+        _print_tensor(console, tensor)
+    warnings = [finding for tensor in told["tensors"] for finding in tensor["findings"]]
+    if warnings:
+        console.line()
+    for finding in warnings:
+        console.line(console.style("warning", "yellow") + f": {finding}")
+
+
+def _amount(told: dict[str, Any]) -> str:
+    there = told["samples_there"]
+    running = "" if told["state"] == "produced" else f" so far ({told['state']})"
+    if told["seed"] is None:
+        return f"all {told['samples_read']} samples{running}"
+    return f"{told['samples_read']} of {there} samples{running}, drawn with seed {told['seed']}; --exact reads all"
+
+
+def _missed(told: dict[str, Any]) -> list[str]:
+
+    lines = []
+    if told["trimmed"]:
+        lines.append(f"{told['trimmed']} samples are left out: retention has removed them")
+    if told["unreadable"]:
+        lines.append(
+            f"{told['unreadable']} samples are left out: their entries cannot be read ({told['why_unreadable']})"
+        )
+    return lines
+
+
+def _print_tensor(console: Console, one: dict[str, Any]) -> None:
+    from penstock.sheet.blocks import spark
+    from penstock_common.stream.suitability import readable_bytes
+
+    sizes = ", ".join("?" if dim is None else str(dim) for dim in one["shape"])
+    of = "" if one["of"] == "value" else f", {one['of']}s"
+    console.line(
+        console.style(one["tensor"], "bold") + f"  {one['dtype']} [{sizes}]{of}, {readable_bytes(one['bytes'])}"
+    )
+    if one["shapes_seen"] and one["of"] != "length":
+        console.line(f"  shapes      {one['shapes_seen']['least']} to {one['shapes_seen']['greatest']}")
+    console.line("  " + "  ".join(f"{what} {_short(one[what])}" for what in ("min", "max", "mean", "std")))
+    quantiles = ", ".join(f"{float(q) * 100:g}% {_short(value)}" for q, value in one["quantiles"].items())
+    console.line(f"  quantiles   {quantiles}")
+    if one["histogram"]["counts"]:
+        bars = spark(one["histogram"]["counts"])
+        console.line(f"  histogram   {_short(one['min'])} {bars} {_short(one['max'])}")
+    if one["nan"] or one["infinite"]:
+        console.line(f"  not finite  {one['nan']} NaN, {one['infinite']} infinite of {one['numbers']}")
+    if one["classes"]:
+        console.line(f"  classes     {_classes(one['classes'])}")
+    for framework, line in one["paste"].items():
+        console.line(f"  {framework:<11} {line}")
+
+
+def _classes(classes: list[dict[str, Any]]) -> str:
+    shown = ", ".join(f"{_class(one)} {one['samples']}" for one in classes[:_CLASSES_SHOWN])
+    return shown + (f", and {len(classes) - _CLASSES_SHOWN} more" if len(classes) > _CLASSES_SHOWN else "")
+
+
+def _class(one: dict[str, Any]) -> str:
+    return one["name"] if one["name"] is not None else str(one["class"])
+
+
+def _short(value: float | None) -> str:
+    return "?" if value is None else f"{value:.5g}"
+
+
+# --- plots ------------------------------------------------------------------------------------------------------------
+
+
+def _plotted(folder: Path, told: dict[str, Any], names: dict[str, list[str]]) -> list[str]:
+    """A histogram of each tensor, and the counts of classes where they are few enough to be told apart."""
+    from penstock.sheet.draw import bars, save
+
+    paths: list[str] = []
+
+    def write(name: str, title: str, counts: list[float], labels: list[str]) -> None:
+        path = folder / f"{name.replace('/', '_')}.png"
+        save(bars(f"{told['stream']} epoch {told['epoch']}: {title}", counts, labels), path)
+        paths.append(str(path))
+
+    for one in told["tensors"]:
+        if one["histogram"]["counts"]:
+            edges = one["histogram"]["edges"]
+            ends = [edges[round(part * (len(edges) - 1) / 4)] for part in range(4)]
+            title = f"{one['of']}s of {one['tensor']}, {one['samples']} samples"
+            write(f"{one['tensor']}.histogram", title, one["histogram"]["counts"], [_short(edge) for edge in ends])
+        if one["classes"] and len(one["classes"]) <= max(64, len(names.get(one["tensor"], ()))):
+            counts = [each["samples"] for each in one["classes"]]
+            labels = [_class(each) for each in one["classes"]] if len(counts) <= _CLASSES_SHOWN else []
+            write(f"{one['tensor']}.classes", f"samples of each class of {one['tensor']}", counts, labels)
+    return paths
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+def _not_negative(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return int(text)
