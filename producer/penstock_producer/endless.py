@@ -245,8 +245,8 @@ class _Feeder:
         spec = plan.spec if plan.spec is not None else source.spec
         self._writer = Writer(
             plan.stream, url=url, spec=spec, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
-            block_bytes=plan.block_bytes, retention=plan.retention, durability=plan.durability, info=source.info,
-            notify=tell.say,
+            block_bytes=plan.block_bytes, retention=plan.retention, durability=plan.durability, payload=plan.payload,
+            info=source.info, notify=tell.say,
         )  # fmt: skip
         self._writer.should_stop = lambda: stop.is_set
 

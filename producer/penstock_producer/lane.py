@@ -82,4 +82,4 @@ def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:
         return most
     payload = manifest.shard_size(shard) * sum(tensor.sample_bytes for tensor in stream.spec)
     entries = payload // max(1, stream.block_bytes) + 2
-    return min(most, payload + entries * 2048 + (64 << 10))
+    return min(most, payload + entries * 2048 + (16 << 10))

@@ -64,6 +64,8 @@ class ProductionPlan(BaseModel):
     """What is kept of settled epochs (policy.py); None takes the stream's."""
     durability: str | None = None
     """What must have happened to a write (stream/durability.py); None takes the stream's."""
+    payload: str | None = None
+    """Where payloads lie (segments/plane.py); None takes the stream's. Jobs need no word of it: the stream knows."""
 
 
 def plan_fingerprint(fingerprint: str, shuffle: bool, block_transform: str | None = None) -> str:

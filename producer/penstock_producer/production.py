@@ -103,7 +103,7 @@ class Production:
         self._writer = Writer(
             plan.stream, url=options.url, spec=spec, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
             block_bytes=plan.block_bytes, retention=plan.retention, durability=plan.durability,
-            info=self._source.info, notify=self._notify,
+            payload=plan.payload, info=self._source.info, notify=self._notify,
         )  # fmt: skip
         self._client = self._writer.client
         self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan)

@@ -107,7 +107,7 @@ class Watch:
         plan = self._plan
         return find_stream(self._client, plan.stream) or create_stream(
             self._client, plan.stream, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
-            block_bytes=plan.block_bytes, retention=plan.retention, durability=plan.durability,
+            block_bytes=plan.block_bytes, retention=plan.retention, durability=plan.durability, payload=plan.payload,
         )  # fmt: skip
 
     def run(self) -> Iterator[Progress | None]:

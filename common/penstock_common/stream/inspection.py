@@ -19,6 +19,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import behind
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.paces import Told, load_paces
+from penstock_common.stream.payloads import PlaneView, plane_of
 from penstock_common.stream.positions import known_positions
 from penstock_common.stream.roster import ORDERED, GroupRecord, Roster, load_roster, server_ms
 from penstock_common.stream.streams import Stream, list_streams, load_stream, read_counters
@@ -86,6 +87,7 @@ class StreamView:
     budget_bytes: int
     block_bytes: int
     retention: str
+    payload: PlaneView
     bytes: int
     """Payload bytes held."""
     entries: int
@@ -132,6 +134,7 @@ def inspect_stream(client: Client, name: str) -> StreamView:
         budget_bytes=stream.budget_bytes,
         block_bytes=stream.block_bytes,
         retention=stream.retention,
+        payload=plane_of(stream),
         bytes=sum(roster.bytes for roster in rosters),
         entries=sum(epoch.entries for epoch in epochs),
         next_epoch=following,

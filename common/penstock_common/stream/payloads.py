@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from penstock_common.errors import SegmentsUnseen
 from penstock_common.format.header import parse_header
 from penstock_common.format.limits import MAX_HEADER_BYTES
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import Fields
 from penstock_common.segments.folder import SegmentFolder
-from penstock_common.segments.plane import folder_of
+from penstock_common.segments.plane import INLINE, folder_of
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client, run_script
@@ -20,13 +23,55 @@ def segments_of(stream: Stream) -> SegmentFolder | None:
     return folder_of(stream.payload, stream.name, stream.id, Settings.from_environment().segments)
 
 
-def reader_of(stream: Stream) -> SegmentReader | None:
-    """What its payloads are read with beside the entries; raises SegmentsUnseen where this process cannot see them."""
+def reader_of(stream: Stream, *, must_see: bool = True) -> SegmentReader | None:
+    """What its payloads are read with beside the entries; raises SegmentsUnseen where this process cannot see them.
+
+    Without ``must_see`` that is None, as where payloads travel in the entries.
+    """
     folder = segments_of(stream)
     if folder is None:
         return None
-    folder.require()
+    try:
+        folder.require()
+    except SegmentsUnseen:
+        if must_see:
+            raise
+        return None
     return SegmentReader(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneView:
+    """Where a stream's payloads lie, and what its files take."""
+
+    plane: str
+    """``inline`` or ``segments``."""
+    folder: str | None = None
+    """Of its segments, as this process would see it."""
+    is_seen: bool = True
+    """Whether this process sees it; else the numbers say nothing."""
+    files: int = 0
+    """Segments that hold samples, or did a moment ago."""
+    file_bytes: int = 0
+    spare_files: int = 0
+    """Files that wait to be used again."""
+    spare_bytes: int = 0
+
+
+def plane_of(stream: Stream) -> PlaneView:
+    """What there is to see of a stream's segments from here."""
+    folder = segments_of(stream)
+    if folder is None:
+        return PlaneView(INLINE)
+    try:
+        folder.require()
+    except SegmentsUnseen:
+        return PlaneView("segments", str(folder.path), is_seen=False)
+    files, spare = folder.names(), folder.spare()
+    sizes, spare_sizes = ([stat.st_size for stat in of.values()] for of in (files, spare))
+    return PlaneView(
+        "segments", str(folder.path), True, len(files), sum(sizes), len(spare), sum(spare_sizes)
+    )  # fmt: skip
 
 
 def entry_fields(

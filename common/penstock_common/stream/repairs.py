@@ -95,6 +95,7 @@ def _commit_once(
             named = {f"{lost.shard}:{o}": json.dumps({"why": why[:500]}) for o, why in patch.bad.items()}
             pipe.hset(partition.quarantine(epoch), mapping=named)
         if lost.entry:
+            pipe.xdel(entries, lost.entry)  # still there where it is its segment that is gone
             for group in groups:
                 pipe.xack(entries, group, lost.entry)
                 pipe.hdel(partition.dead(epoch, group), lost.entry)

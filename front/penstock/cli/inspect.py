@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example:\n  penstock inspect\n  penstock inspect train\n  penstock inspect train --json | jq .groups\n\n"
         "lag is what no member of a group was given yet; pending was given and is not acknowledged. Workers wished:\n"
-        "what the fastest group would take if it never waited, over what one worker makes; docs/fleet.md."
+        "what the fastest group would take if it never waited, over what one worker makes; docs/fleet.md. Payload:\n"
+        "where samples lie, and with segments (docs/segments.md) what the files take: more than the bytes held."
     )
 
 
@@ -75,6 +76,7 @@ def _print_stream(view: StreamView, console: Console) -> None:
     console.line(f"  spec        {_spec(view)}")
     console.line(f"  partitions  {view.partitions}")
     console.line(f"  held        {view.entries} entries, {_of(view.bytes, view.budget_bytes)} of payload")
+    console.line(f"  payload     {_plane(view)}")
     console.line(f"  retention   {view.retention}")
     console.line(f"  epochs      {view.next_epoch} begun{final}, {len(view.epochs)} retained{released}")
     if view.epochs:
@@ -103,6 +105,17 @@ def _print_stream(view: StreamView, console: Console) -> None:
         console.table(ranks, head=("group", "rank", "epoch", "position"))
     for replay in view.replays:
         console.line(f"a replay holds epoch {replay['epoch']} for {replay['ends_in_s']:.0f} s more")
+
+
+def _plane(view: StreamView) -> str:
+    found = view.payload
+    if found.folder is None:
+        return "in the entries, on the server"
+    if not found.is_seen:
+        return f"segments in {found.folder}, which is not seen from here (PENSTOCK_SEGMENTS says where it is mounted)"
+    spare = f", {found.spare_files} spare ({_size(found.spare_bytes)})" if found.spare_files else ""
+    files = f"{found.files} file{'' if found.files == 1 else 's'}"
+    return f"segments in {found.folder}: {files} ({_size(found.file_bytes)}){spare}"
 
 
 def _print_reasons(view: StreamView, console: Console) -> None:
@@ -154,7 +167,9 @@ def _workers(view: StreamView) -> str:
 
 def _waiting(view: StreamView) -> str:
     count, first = len(view.waiting), view.waiting[0]
-    full = "the server's memory is full" if first["why"] == "memory" else "the budget is full"
+    full = {"memory": "the server's memory is full", "folder": "the folder of segments is full"}.get(
+        first["why"], "the budget is full"
+    )
     return (
         f"{count} writer{' waits' if count == 1 else 's wait'} for room ({full}), the longest for "
         f"{first['since_s']:.0f} s: shard {first['shard']} of epoch {first['epoch']}"

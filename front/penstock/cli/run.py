@@ -90,7 +90,24 @@ def _server(args: argparse.Namespace, console: Console) -> Iterator[WorkerOption
         console.notice(f"{server.name} {server.version} at {server.url}, for this run only")
         options = options_of(args)
         queue_url = options.queue_url if args.queue_url else server.url
-        yield dataclasses.replace(options, url=server.url, queue_url=queue_url)
+        try:
+            yield dataclasses.replace(options, url=server.url, queue_url=queue_url)
+        finally:
+            _remove_segments(server.url)
+
+
+def _remove_segments(url: str) -> None:
+    """Of a server that ends with this run: nobody else knows of them."""
+    from penstock_common.errors import PenstockError
+    from penstock_common.stream.connection import connect
+    from penstock_common.stream.deletion import delete_stream
+    from penstock_common.stream.payloads import segments_of
+    from penstock_common.stream.streams import list_streams, load_stream
+
+    with contextlib.suppress(PenstockError), connect(url) as client:
+        for name in list_streams(client):
+            if segments_of(load_stream(client, name)) is not None:
+                delete_stream(client, name)
 
 
 class _Session:

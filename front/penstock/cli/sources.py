@@ -107,6 +107,8 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     add("--budget", type=byte_size, metavar="SIZE", help="bytes the stream may hold (default: 1gb)")
     add("--retention", metavar="POLICY", help="of settled epochs: budget (default), epochs:3, time:24h, bytes:500mb")
     add("--durability", metavar="LEVEL", help="of writes: memory (default), fsync, replicas=2, fsync+replicas=2")
+    where = "where payloads of a new stream lie: inline (default), or segments:DIR, a folder that all readers see"
+    add("--payload", type=_payload, metavar="WHERE", help=where)
     add("--partitions", type=_count, metavar="P", help="of a new stream (default: 1)")
     add("--url", help="the server that holds the streams (default: PENSTOCK_URL, else localhost:6379)")
     add_queue(parser)
@@ -161,6 +163,7 @@ def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> Producti
         budget_bytes=args.budget,
         retention=args.retention,
         durability=args.durability,
+        payload=args.payload,
     )
 
 
@@ -228,6 +231,17 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
+
+
+def _payload(text: str) -> str:
+    from penstock_common.errors import BadPayload
+    from penstock_common.segments.plane import parse_payload
+
+    try:
+        parse_payload(text)
+    except BadPayload as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _size(text: str) -> int | tuple[int, int]:

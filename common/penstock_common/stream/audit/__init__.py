@@ -48,7 +48,7 @@ def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bo
     assert stream.spec is not None
     shards = begun_shards(client, stream, manifest)
     starts = starts_of(manifest, shards)
-    segments = reader_of(stream) if deep else None
+    segments = reader_of(stream, must_see=deep)
     surveys = []
     for partition in stream.partitions:
         sizes = {

@@ -123,7 +123,7 @@ class _Judge:
 
     def _check_header(self, held: Held, shard: int, record: Record) -> None:
         name = f"entry {held.entry_id.decode()} ({_identity(shard, record)})"
-        if held.problem:
+        if held.problem and not held.is_gone:
             self._find(f"{name} cannot be read: {held.problem}")
         if held.header is None:
             return
@@ -225,18 +225,22 @@ class _Judge:
             self._name(f"shard {shard}: quarantined without being a hole", named & ~holes)
 
     def _span(self, shard: int, record: Record) -> _Span:
-        is_there = record.entry_id in self._survey.held or parse_id(record.entry_id) > self._newest
+        held = self._survey.held.get(record.entry_id)
+        is_gone = held is not None and held.is_gone
+        is_there = (held is not None and not is_gone) or parse_id(record.entry_id) > self._newest
         offsets = _offsets(record.first, record.end, record.holes)
-        if not is_there and not self._is_rightly_trimmed(shard, record):
-            self._missing.append((shard, record))
+        if is_gone or (not is_there and not self._is_rightly_trimmed(shard, record)):
+            if held is None:
+                self._missing.append((shard, record))
             if self._given_up(shard, record.end)[offsets].all():
                 return _Span(record.entry_id, offsets, is_there)
             lost = MissingRange(shard, record.first, record.end, record.holes, record.entry_id.decode())
             self._audit.missing.append(lost)
-            self._find(
-                f"entry {record.entry_id.decode()} ({_identity(shard, record)}) is in the index and not in the stream: "
-                "it was deleted, and not by retention"
-            )
+            name = f"entry {record.entry_id.decode()} ({_identity(shard, record)})"
+            if held is not None:
+                self._find(f"{name} has no payload any more: {held.problem}")
+            else:
+                self._find(f"{name} is in the index and not in the stream: it was deleted, and not by retention")
         elif not is_there:
             self._audit.trimmed += 1
         return _Span(record.entry_id, offsets, is_there)

@@ -15,7 +15,8 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import BadEntry
 from penstock_common.format.header import Header, parse_header
 from penstock_common.format.limits import MAX_HEADER_BYTES, MAX_NUMBER
-from penstock_common.format.spec import Spec
+from penstock_common.format.ref import Ref
+from penstock_common.format.spec import SHAPES_SUFFIX, Spec
 from penstock_common.format.wire import decode
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.stream.commands import Client, run_script
@@ -65,6 +66,8 @@ class Held:
     header: Header | None
     """None where it cannot be read: then ``problem`` says why."""
     problem: str = ""
+    is_gone: bool = False
+    """Its payload lies in a segment that is not there, or too short: the entry is as good as deleted."""
 
 
 @dataclass(slots=True)
@@ -203,7 +206,11 @@ def _held(
         problems = _checked(client, partition, epoch, spec, page, segments) if deep else {}
         for entry_id, meta, nbytes in page:
             header, problem = _header(meta, spec)
-            yield Held(entry_id, nbytes, header, problems.get(entry_id, problem))
+            gone = _why_gone(header, segments)
+            if gone and not client.xrange(partition.entries(epoch), entry_id, entry_id):
+                continue  # removed since it was listed, and its segment then
+            held = nbytes if header is None or header.ref is None else _payload_bytes(header, header.ref)
+            yield Held(entry_id, held, header, gone or problems.get(entry_id, problem), bool(gone))
         if len(page) < count:
             return
         start = b"(" + page[-1][0]
@@ -223,6 +230,22 @@ def _header(meta: bytes, spec: Spec) -> tuple[Header | None, str]:
         return parse_header(meta, spec, takes_refs=True), ""
     except BadEntry as error:
         return None, f"{type(error).__name__}: {error}"[:300]
+
+
+def _why_gone(header: Header | None, segments: SegmentReader | None) -> str:
+    """Why there is no payload where the header says; empty where there is one, or this process does not see."""
+    if header is None or header.ref is None or segments is None:
+        return ""
+    try:
+        segments.look(header.ref)
+    except BadEntry as error:
+        return str(error)
+    return ""
+
+
+def _payload_bytes(header: Header, ref: Ref) -> int:
+    fields = zip(header.fields(), ref.sizes, strict=True)
+    return sum(size for (name, _), size in fields if not name.endswith(SHAPES_SUFFIX.encode()))
 
 
 def _checked(
