@@ -62,6 +62,8 @@ class Received:
     """None if nothing of it was wanted, or it is bad."""
     error: BadEntry | None = None
     is_missing: bool = False
+    header: Header | None = None
+    """Of a bad one, where its header could be believed."""
 
 
 def read_by_id(channel: Channel, sink: EntrySink, meter: Meter) -> int:
@@ -163,7 +165,8 @@ class Receiver:
                 lease = self._complete()
             except BadEntry as error:
                 self._error = error
-        self._report(Received(self._entry_id, self._nbytes, lease, self._error))
+        header = self._header if self._error is not None else None
+        self._report(Received(self._entry_id, self._nbytes, lease, self._error, header=header))
         self._received, self._scratch = [], {}
 
     def _complete(self) -> Lease | None:
