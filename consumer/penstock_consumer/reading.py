@@ -17,7 +17,7 @@ from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.roster import Membership, Order
 from penstock_common.waiting import Notify, Outage, Wait
 from penstock_consumer.ordered.canonical import Steps
-from penstock_consumer.ordered.ranks import OrderedPlace, Pulse
+from penstock_consumer.ordered.ranks import OrderedPlace
 from penstock_consumer.ordered.reader import OrderedReader
 from penstock_consumer.parts import AnyKeeper, AnyPlace, AnyReader
 from penstock_consumer.pipeline.allowance import Allowance
@@ -26,6 +26,7 @@ from penstock_consumer.pipeline.batch import Batch, Lease
 from penstock_consumer.pipeline.chain import Staged, stages_of
 from penstock_consumer.pipeline.prefetch import Prefetch
 from penstock_consumer.pipeline.stage import Setting, StageMaker
+from penstock_consumer.pulse import Pulse
 from penstock_consumer.shared.keeper import Claimed, Keeper
 from penstock_consumer.shared.place import Place
 from penstock_consumer.shared.reader import EpochReader

@@ -20,10 +20,11 @@ from penstock_common.stream.streams import load_stream
 from penstock_common.waiting import Notify, Wait, to_stderr
 from penstock_consumer.loader import POLL_S, Loader
 from penstock_consumer.ordered.canonical import Steps
-from penstock_consumer.ordered.ranks import OrderedPlace, Pulse
+from penstock_consumer.ordered.ranks import OrderedPlace
 from penstock_consumer.ordered.reader import OrderedReader
 from penstock_consumer.pipeline.batch import Batch, Lease, Span
 from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.pulse import Pulse
 from penstock_consumer.reading import Options, OrderedReading
 from penstock_consumer.state import State
 

@@ -5,7 +5,6 @@ Which batches a rank reads is ``canonical``'s; the roster, closing and waiting a
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,28 +14,22 @@ from penstock_common.errors import (
     EpochNotFound,
     GroupBusy,
     ReplayTruncated,
-    ServerUnavailable,
     WaitTimeout,
 )
-from penstock_common.pace import Pace
-from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.failure import ReplyError
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import behind
 from penstock_common.stream.lua.positions import REPORT
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
-from penstock_common.stream.paces import Teller, trainer_field
 from penstock_common.stream.positions import known_positions, refusal_of, report, report_arguments, rewind
-from penstock_common.stream.roster import QUIET_MS, Membership, Order, beat, close_for_group, join_group, load_roster
+from penstock_common.stream.roster import QUIET_MS, Order, close_for_group, join_group, load_roster
 from penstock_common.stream.streams import read_counters
-from penstock_common.waiting import Outage, Wait
+from penstock_common.waiting import Wait
 from penstock_consumer.overdue import Jam
-from penstock_consumer.parts import Idleness, said_of
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.shared.place import Place
 
-BEATS_PER_LEASE = 30
 JOIN_EVERY_S = 0.2
 
 
@@ -238,58 +231,3 @@ class OrderedPlace(Place):
         """Signs off."""
         with self._refusals():
             super().leave()
-
-
-class Pulse:
-    """Shows from `start` to `stop` that this rank lives; there is nothing to renew but its name."""
-
-    def __init__(self, client: Client, who: Membership, lease_s: float) -> None:
-        self._client = client.impatient()  # a failure is borne here
-        self._who, self._beat_s = who, lease_s / BEATS_PER_LEASE
-        self.idle: Idleness | None = None
-        self.pace: Pace | None = None
-        """Of the training loop; told to whoever starts workers."""
-        self._teller = Teller(self._client, who.stream, trainer_field(who.group, who.member))
-        self.horizon = -1
-        """The epoch being read here."""
-        self.error: Exception | None = None
-        """Why it ended by itself (another process took the rank, or whatever else): the loader raises it."""
-        self._outage = Outage(lambda _: None, doing="renewing")  # others say it
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"penstock-pulse-{who.group}", daemon=True)
-
-    def start(self) -> None:
-        """Begins to beat."""
-        self._thread.start()
-
-    def stop(self, patience_s: float = 5.0) -> None:
-        """Ends the thread. Without patience it is only told."""
-        self._stop.set()
-        if self._thread.is_alive() and patience_s:
-            self._thread.join(timeout=patience_s)
-            self._teller.leave()
-
-    def recover(self) -> None:
-        """Nothing is given to a rank that another process would have to be asked for."""
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._beat_s):
-            try:
-                for partition in self._who.stream.partitions:
-                    beat(self._client, self._who, partition, {}, **said_of(self.idle))
-                self._outage.over()
-                if self.pace is not None:
-                    self._teller.tell(self.pace)
-            except ServerUnavailable as error:
-                if not self._is_borne(error):
-                    return
-            except Exception as error:  # whatever it is: others take a rank that is not heard of for dead
-                self.error = error
-                return
-
-    def _is_borne(self, error: ServerUnavailable) -> bool:
-        try:
-            self._outage.bear(error)
-        except ServerUnavailable as final:
-            self.error = final
-        return self.error is None

@@ -14,11 +14,10 @@ from penstock_common.errors import (
     EpochIncomplete,
     EpochNotFound,
     PenstockError,
+    SegmentsUnseen,
     ServerUnavailable,
     UnsupportedVersion,
 )
-from penstock_common.stream.channel import Channel
-from penstock_common.stream.connection import open_channel
 from penstock_common.stream.dead import DeadNote, skipped
 from penstock_common.stream.entries import fetch_command
 from penstock_common.stream.keys import PartitionKeys
@@ -28,17 +27,20 @@ from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.positions import HEAD_STEPS
 from penstock_common.stream.roster import load_roster
 from penstock_common.stream.suitability import require_step_fits
-from penstock_common.waiting import Notify, Outage
+from penstock_common.waiting import Notify
 from penstock_consumer.holds import why_no_room
+from penstock_consumer.line import Line
 from penstock_consumer.newer import too_old
 from penstock_consumer.ordered.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
 from penstock_consumer.ordered.expected import Discard, Expected
-from penstock_consumer.ordered.ranks import OrderedPlace, Pulse
+from penstock_consumer.ordered.ranks import OrderedPlace
 from penstock_consumer.ordered.walk import Walk, shards_in_order
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
+from penstock_consumer.pulse import Pulse
 from penstock_consumer.receive import Received, Receiver, read_by_id
+from penstock_consumer.stale import cause_of, is_removed
 
 AHEAD_BYTES = 4_000_000
 """Payload asked for before the first of it arrives: it hides round trips."""
@@ -75,8 +77,8 @@ class OrderedReader:
         Raises OrderNeedsSizes, TooLarge.
         """
         self.place, self.keeper, self.epoch, self.queue = place, keeper, epoch, queue
-        self._notify, self._fast, queue.when_less = notify, fast, arena.trim
-        self._outage = Outage(notify, doing="reading")
+        self._notify, queue.when_less = notify, arena.trim
+        self._line = Line(place.client, queue, notify, fast)
         self.bad_entries = 0
         self.filled = 0
         """Rows that stand in for samples that are bad."""
@@ -102,7 +104,6 @@ class OrderedReader:
             Receiver(spec, self._assembler, self._expected, partition.number, self._answers.append, self._segments)
             for partition in place.stream.partitions
         ]
-        self._channel: Channel | None = None
         self._broken_off: int | None = None
         """Where an abandoned epoch ends."""
         self._refresh(self._manifest)
@@ -130,11 +131,12 @@ class OrderedReader:
             self.queue.end()
         except EpochNotFound as error:
             self._end_released(error)
+        except SegmentsUnseen as error:
+            self.queue.end(cause_of(self.place.client, self.place.stream, error))
         except BaseException as error:
             self.queue.end(error)
         finally:
-            if self._channel is not None:
-                self._channel.close()
+            self._line.close()
 
     def why_waiting(self, seconds: float) -> str:
         """Why there is no batch, said to the training loop's user."""
@@ -279,20 +281,23 @@ class OrderedReader:
             pending += take.piece.record.nbytes
             commands.append(fetch_command(self._partition(take), self.epoch, take.piece.record.entry_id))
         if commands:
-            self._connected().send(commands)
+            self._line.open().send(commands)
 
     def _take_answer(self) -> None:
         take = self._asked[0]
         self._answers.clear()
         self._expected.take = take
-        found = read_by_id(self._connected(), self._receivers[self._partition(take).number], self.queue.meter)
+        found = read_by_id(self._line.open(), self._receivers[self._partition(take).number], self.queue.meter)
         if found == 0 or self._answers[0].is_missing:
             self._missing(take)
         elif (error := self._answers[0].error) is not None:
-            self._bury(take, error)
+            is_gone = is_removed(
+                self.place.client, self._partition(take), self.epoch, take.piece.record.entry_id, error
+            )
+            self._missing(take) if is_gone else self._bury(take, error)
         else:
             self._asked.popleft()
-            self._outage.over()
+            self._line.answered()
             self._received_rows += len(take.rows)
             self.filled += take.filled
             self._emit()
@@ -339,7 +344,7 @@ class OrderedReader:
         self._todo.clear()
         self._asked.clear()
         for _ in range(under_way):
-            self._connected().read_entries(discard)
+            self._line.open().read_entries(discard)
 
     # --- parts ---
 
@@ -349,28 +354,11 @@ class OrderedReader:
     def _partition(self, take: Take) -> PartitionKeys:
         return self.place.stream.partition_of(take.piece.shard)
 
-    def _connected(self) -> Channel:
-        if self._channel is None:
-            self._channel = open_channel(self.place.client, fast=self._fast)
-        return self._channel
-
     def _reconnect(self, error: ServerUnavailable) -> None:
         """What was asked for is asked for again: reading by id leaves no trace on the server."""
-        if self._channel is not None:
-            self._channel.close()
-        self._channel = None
         self._todo.extendleft(reversed(self._asked))
         self._asked.clear()
-        self.queue.meter.to("server")
-        while True:
-            if self.queue.is_stopped:
-                raise error
-            self._outage.bear(error)
-            try:
-                self._connected()
-                return
-            except ServerUnavailable as again:
-                error = again
+        self._line.reopen(error)
 
     def _end_released(self, error: EpochNotFound) -> None:
         """An epoch that this group still holds can only go because it was abandoned: it ends with what was there."""

@@ -11,21 +11,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock_common.errors import ServerUnavailable
-from penstock_common.pace import Pace
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Pending, claim, list_pending
 from penstock_common.stream.manifest import ABANDONED, retained_epochs
-from penstock_common.stream.paces import Teller, trainer_field
 from penstock_common.stream.roster import Membership, beat, load_roster
-from penstock_common.waiting import Notify, Outage
-from penstock_consumer.parts import Idleness, said_of
+from penstock_common.waiting import Notify
+from penstock_consumer.parts import said_of
 from penstock_consumer.pipeline.batch import Lease
+from penstock_consumer.pulse import Pulse
 from penstock_consumer.shared.holdings import Holdings
 from penstock_consumer.shared.reclaim import Key, Sighting, plan_reclaim
 
-BEATS_PER_LEASE = 30
-"""Renewals are cheap, and their rhythm is how soon others see that a member lives."""
 LOOKS_PER_LEASE = 6
 MANY_DELIVERIES = 5
 
@@ -46,8 +42,10 @@ class Claimed:
         return self.deliveries >= MANY_DELIVERIES
 
 
-class Keeper:
-    """Runs from `start` to `stop`; `claims` is what the reader has to fetch."""
+class Keeper(Pulse):
+    """Runs from `start` to `stop`; `claims` is what the reader has to fetch. ``horizon``: what others left of later
+    epochs is not taken yet.
+    """
 
     def __init__(
         self,
@@ -58,35 +56,12 @@ class Keeper:
         notify: Notify,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client = client.impatient()  # a failure is told to the plan, not borne in silence
-        self._who, self._holdings, self._lease_s = who, holdings, lease_s
-        self._notify, self._clock = notify, clock
+        super().__init__(client, who, lease_s, clock)
+        self._holdings, self._notify = holdings, notify
         self._seen: dict[Key, Sighting] = {}
-        self._stop = threading.Event()
         self._lock = threading.Lock()
         self.claims: deque[Claimed] = deque()
-        self.idle: Idleness | None = None
-        self.pace: Pace | None = None
-        """Of the training loop; told to whoever starts workers."""
-        self._teller = Teller(self._client, who.stream, trainer_field(who.group, who.member))
-        self.horizon = -1
-        """The epoch being read here: what others left of later ones is not taken yet."""
-        self.error: Exception | None = None
-        """Why the keeper ended by itself (another process took the name, or whatever else): the loader raises it."""
-        self._renewed_s = clock()
-        self._outage = Outage(lambda _: None, doing="renewing leases", clock=clock)  # others say it
-        self._thread = threading.Thread(target=self._run, name=f"penstock-keeper-{who.group}", daemon=True)
-
-    def start(self) -> None:
-        """Begins to renew."""
-        self._thread.start()
-
-    def stop(self, patience_s: float = 5.0) -> None:
-        """Ends the thread; leases are not renewed any more. Without patience it is only told."""
-        self._stop.set()
-        if self._thread.is_alive() and patience_s:
-            self._thread.join(timeout=patience_s)
-            self._teller.leave()
+        self._began_s = self._renewed_s = self._looked_s = clock()
 
     @property
     def is_fresh(self) -> bool:
@@ -118,40 +93,21 @@ class Keeper:
         held = Pending(suspect.entry_id, self._who.member, 0, suspect.deliveries)
         claim(self._client, partition, suspect.epoch, who, held, min_idle_ms=0)
 
-    def _run(self) -> None:
-        beat_s = self._lease_s / BEATS_PER_LEASE
-        last_look = last_beat = self._clock()
-        while not self._stop.wait(beat_s):
-            now = self._clock()
-            self._forget_after_stall(last_beat)
-            last_beat = now
-            try:
-                self._renew()
-                self._renewed_s = now  # when it was asked, not when it was answered
-                self._outage.over()
-                self._tell_pace()
-                self._forget_after_stall(now)
-                if now - last_look >= self._lease_s / LOOKS_PER_LEASE:
-                    last_look = now
-                    self.look()
-            except ServerUnavailable as error:
-                self._seen.clear()  # a stopped server ages every lease at once
-                if not self._is_borne(error):
-                    return
-            except Exception as error:  # whatever it is: a loop that went on would train on what others take over
-                self.error = error
-                return
+    def _beat(self) -> None:
+        now = self._clock()
+        self._forget_after_stall(self._began_s)
+        self._began_s = now
+        self._renew()
+        self._renewed_s = now  # when it was asked, not when it was answered
 
-    def _tell_pace(self) -> None:
-        if self.pace is not None:
-            self._teller.tell(self.pace)
+    def _after_beat(self) -> None:
+        self._forget_after_stall(self._began_s)
+        if self._began_s - self._looked_s >= self._lease_s / LOOKS_PER_LEASE:
+            self._looked_s = self._began_s
+            self.look()
 
-    def _is_borne(self, error: ServerUnavailable) -> bool:
-        try:
-            self._outage.bear(error)
-        except ServerUnavailable as final:
-            self.error = final
-        return self.error is None
+    def _missed(self) -> None:
+        self._seen.clear()  # a stopped server ages every lease at once
 
     def _forget_after_stall(self, since_s: float) -> None:
         """A process or server that stood still has aged every lease: what was seen before proves nothing."""

@@ -9,9 +9,8 @@ import time
 from collections import deque
 
 from penstock_common import errors
-from penstock_common.errors import EpochNotFound, PenstockError, ServerUnavailable
-from penstock_common.stream.channel import Channel, ReplyError
-from penstock_common.stream.connection import open_channel
+from penstock_common.errors import EpochNotFound, PenstockError, SegmentsUnseen, ServerUnavailable
+from penstock_common.stream.channel import ReplyError
 from penstock_common.stream.entries import fetch_command, read_group_command
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ledger import acknowledge
@@ -19,8 +18,9 @@ from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, 
 from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.roster import load_roster, server_ms
 from penstock_common.stream.streams import require_there
-from penstock_common.waiting import Notify, Outage
+from penstock_common.waiting import Notify
 from penstock_consumer.holds import why_no_room
+from penstock_consumer.line import Line
 from penstock_consumer.newer import is_newer, refuse_newer
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
@@ -32,6 +32,7 @@ from penstock_consumer.shared.keeper import Claimed, Keeper
 from penstock_consumer.shared.others import holders, living
 from penstock_consumer.shared.place import Place
 from penstock_consumer.shared.where import Where
+from penstock_consumer.stale import cause_of, is_settled
 
 AHEAD = 2
 """Requests under way at once: the server prepares the next reply while this one is received."""
@@ -58,7 +59,7 @@ class EpochReader:
         fast: bool | None = None,
     ) -> None:
         self.place, self.keeper, self.epoch, self.queue = place, keeper, epoch, queue
-        self._arena, self._batch_size, self._notify, self._fast = arena, batch_size, notify, fast
+        self._arena, self._batch_size, self._notify = arena, batch_size, notify
         self.bad_entries = self.filled = 0
         self._silent: set[str] = set()
         """Members whose entries are waited for, once nothing else is left."""
@@ -68,8 +69,7 @@ class EpochReader:
         self._burials = Burials(place, notify)
         self._segments = reader_of(place.stream)
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
-        self._channel: Channel | None = None
-        self._outage = Outage(notify, doing="reading")
+        self._line = Line(place.client, queue, notify, fast)
         self._asked: deque[PartitionKeys] = deque()
         self._request_bytes = min(REQUEST_BYTES, queue.budget_bytes // (2 * AHEAD))
         """Asked for at once: a small share of the prefetch budget, so that members of a group share fairly."""
@@ -86,11 +86,12 @@ class EpochReader:
             self.queue.end(None if isinstance(error, Stopped) else error)
         except EpochNotFound as error:
             self._end_released(error)
+        except SegmentsUnseen as error:
+            self.queue.end(cause_of(self.place.client, self.place.stream, error))
         except BaseException as error:
             self.queue.end(error)
         finally:
-            if self._channel is not None:
-                self._channel.close()
+            self._line.close()
 
     @property
     def _partitions(self) -> tuple[PartitionKeys, ...]:
@@ -162,7 +163,7 @@ class EpochReader:
             commands.append(read_group_command(partition, self.epoch, who.group, who.member, count, block))
             self._asked.append(partition)
         try:
-            self._connected().send(commands)
+            self._line.open().send(commands)
         except ServerUnavailable as error:
             self._reconnect(error)
         return turn
@@ -183,7 +184,7 @@ class EpochReader:
         partition = self._asked.popleft()
         self._received.clear()
         broken: ServerUnavailable | None = None
-        channel = self._connected()
+        channel = self._line.open()
         before_s = channel.waited_s
         try:
             channel.read_entries(self._receivers[partition.number])
@@ -201,7 +202,7 @@ class EpochReader:
         self._emit(self._assembler)
         if broken is not None:
             raise broken  # no answer: what it would have been is not "nothing"
-        self._outage.over()
+        self._line.answered()
         return len(taken)
 
     def _settle_received(self, received: list[Received], manifest: Manifest, partition: PartitionKeys) -> None:
@@ -214,6 +215,9 @@ class EpochReader:
             self._burials.saw_good()
         for one in received:
             if (one.lease is not None and one.lease.owed) or is_newer(one):
+                continue
+            if is_settled(self.place.client, partition, manifest, self.place.who.group, one.error, one.header):
+                self._finish_entry(manifest, partition, one.entry_id)
                 continue
             self.bad_entries += one.lease is None
             if one.is_missing:
@@ -289,7 +293,7 @@ class EpochReader:
         while True:
             self._received.clear()
             try:
-                channel = self._connected()
+                channel = self._line.open()
                 channel.send([fetch_command(partition, claim.epoch, claim.entry_id)])
                 if read_by_id(channel, receiver, self.queue.meter) == 0:
                     self._received.append(Received(claim.entry_id, 0, None, is_missing=True))
@@ -372,25 +376,7 @@ class EpochReader:
             self.place.stream.spec, assembler, where, partition.number, self._received.append, self._segments
         )
 
-    def _connected(self) -> Channel:
-        if self._channel is None:
-            self._channel = open_channel(self.place.client, fast=self._fast)
-        return self._channel
-
     def _reconnect(self, error: ServerUnavailable) -> None:
         """What was asked for and not received is pending under this name: found by id, not by reading again."""
-        if self._channel is not None:
-            self._channel.close()
-        self._channel = None
         self._asked.clear()
-        self.queue.meter.to("server")
-        while True:
-            if self.queue.is_stopped:
-                raise error
-            self._outage.bear(error)
-            try:
-                self._connected()
-                self.keeper.recover()
-                return
-            except ServerUnavailable as again:
-                error = again
+        self._line.reopen(error, self.keeper.recover)
