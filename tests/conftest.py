@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 import redis
+from hypothesis import settings
 
 from penstock_common.stream.server import EmbeddedServer, find_servers, server_label
 
 # A shell without job control ignores SIGINT for what it starts in the background, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says what else the machine does: speed lives in benchmarks.
+settings.register_profile("penstock", deadline=None)
+settings.load_profile("penstock")
 
 Servers = Callable[[Path | None], EmbeddedServer]
 

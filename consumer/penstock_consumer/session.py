@@ -17,6 +17,8 @@ from penstock_consumer.reading import Reading
 
 JOIN_S = 5.0
 """How long a thread may take to notice that it should end; each looks several times a second."""
+GONE_S = 1.0
+"""The same of the thread that renews, where the server is away: it pauses for half a second between its tries."""
 LEAVE_S = 2.0
 """How long closing waits for a server that is away."""
 SILENCE_S = 5.0
@@ -57,7 +59,7 @@ def _end_reading(client: Client, reading: Reading, join_s: float, patience_s: fl
     try:
         client.ping()
     except PenstockError:  # it would not hear that we leave, and the threads may long be waiting for it
-        reading.keeper.stop(0)
+        reading.keeper.stop(GONE_S if patience_s else 0)
         raise
     if run is not None:
         run.thread.join(timeout=join_s)

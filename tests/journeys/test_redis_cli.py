@@ -70,7 +70,7 @@ def test_the_keys_page_has_a_command_for_each_kind_of_key() -> None:
     """A key that nobody can look at is a key that nobody understands."""
     text = "\n".join(COMMANDS)
     for key in (":meta", ":epochs", ":events", ":manifest", ":roster", ":entries", ":index", ":state", ":quarantine",
-                ":ledger:", ":dead:", ":paces", ":watched"):  # fmt: skip
+                ":ledger:", ":dead:", ":paces", ":watched", ":segments"):  # fmt: skip
         assert key in text, key
 
 
@@ -79,7 +79,7 @@ def test_the_keys_page_names_every_key_that_is_there(server: EmbeddedServer) -> 
     with penstock.Writer("train", url=server.url) as writer:
         found = {key.decode() for key in writer.client.scan_iter(match="*")}
     patterns = re.findall(r"^(penstock:\{<stream>\S+)  ", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(patterns) == 15
+    assert len(patterns) == 16
     known = [
         re.compile(re.sub(r"<\w+>", "[A-Za-z0-9._-]+", re.escape(p).replace(r"\<", "<").replace(r"\>", ">")))
         for p in patterns
