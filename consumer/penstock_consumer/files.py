@@ -33,6 +33,8 @@ AHEAD = 16
 class Files(Passes):
     """Batches of one exported epoch, in canonical order or, with ``shuffle=SEED``, shuffled as a `Replay` is.
 
+    With ``views`` a batch that is one block is not copied: its arrays are read-only and lie in the file.
+
     ``path`` is the folder that `penstock export` made. Raises BadExport where it is none, not whole, or damaged.
     """
 
@@ -44,12 +46,13 @@ class Files(Passes):
         epoch: int | None = None,
         shuffle: int | None = None,
         window: int | None = None,
+        views: bool = False,
         prefetch_bytes: int = PREFETCH_BYTES,
         notify: Notify = to_stderr,
     ) -> None:
         """``epoch`` may be left out where the export has one only."""
         super().__init__(batch_size, prefetch_bytes, shuffle, window, notify)
-        self._folder = ExportFolder(path)
+        self._folder, self._views = ExportFolder(path), views
         self._note = self._folder.contents.require(epoch)
         self.epoch, self.samples = self._note.epoch, self._note.samples
         self._blocks = [
@@ -69,7 +72,7 @@ class Files(Passes):
     def _read(self, queue: Prefetch, shuffle: Shuffle | None) -> None:
         assembler, outlet = self._outlet(queue, shuffle)
         received: list[Received] = []
-        segments = SegmentReader(self._folder)
+        segments = SegmentReader(self._folder, gives_views=self._views)
         receiver = Receiver(self.spec, assembler, _Anything(), 0, received.append, segments)
         try:
             for meta in _ahead(permuted(iter(self._blocks), shuffle), segments, shuffle is not None):

@@ -74,6 +74,7 @@ class Loader(Verbs):
         prefetch_bytes: int = PREFETCH_BYTES,
         lease_s: float = LEASE_S,
         timeout_s: float | None = None,
+        views: bool = False,
         fast: bool | None = None,
         notify: Notify = to_stderr,
     ) -> None:
@@ -81,7 +82,8 @@ class Loader(Verbs):
 
         ``timeout_s`` bounds every wait (WaitTimeout); None waits, saying for what, except 60 s for a stream or first
         epoch that never comes. ``member`` names this process in the group; restarted under the same name it goes on
-        with what it held. Raises ServerUnavailable, GroupBusy, EpochsReleased.
+        with what it held. With ``views`` a batch that is one block of a segment is not copied, and read-only: see
+        docs/segments.md. Raises ServerUnavailable, GroupBusy, EpochsReleased.
 
         With ``order='canonical'`` this is rank ``rank`` of ``world_size``, each with batches of ``batch_size``.
         ``remainder`` says what becomes of a last step that the epoch does not fill: 'pad' fills it with the epoch's
@@ -109,6 +111,7 @@ class Loader(Verbs):
             notify=notify,
             order=ranked,
             remainder=remainder or ("keep" if world_size == 1 else "pad"),
+            views=views,
         )
         self._client: Client = connect(self._url, bears_outages=notify)
         self._client.patience.seconds = min(OUTAGE_S, timeout_s or OUTAGE_S)

@@ -52,6 +52,8 @@ class Options:
     """None where reading is shared."""
     remainder: str = "pad"
     """What becomes of a last step, in shared reading of a member's last batch, that the epoch does not fill."""
+    views: bool = False
+    """Whether a batch that is one block of a segment is handed out where it lies."""
     stages: list[StageMaker] = field(default_factory=list)
     """What `Loader.shuffle` and `Loader.filter` were told, in this order."""
 
@@ -189,7 +191,7 @@ class SharedReading(Reading):
         def read(epoch: int, queue: Prefetch) -> EpochReader:
             return EpochReader(
                 place, keeper, epoch, queue, arena,
-                batch_size=options.batch_size, notify=options.notify, fast=options.fast,
+                batch_size=options.batch_size, notify=options.notify, fast=options.fast, views=options.views,
             )  # fmt: skip
 
         super().__init__(place, keeper, read, options)
@@ -275,7 +277,7 @@ class OrderedReading(Reading):
             start = self._again.pop(epoch, None)
             return OrderedReader(
                 place, pulse, epoch, queue, arena, start=place.position(epoch) if start is None else start,
-                remainder=options.remainder, notify=options.notify, fast=options.fast,
+                remainder=options.remainder, notify=options.notify, fast=options.fast, views=options.views,
             )  # fmt: skip
 
         super().__init__(place, pulse, read, options)

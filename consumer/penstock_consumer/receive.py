@@ -5,7 +5,8 @@ Anything wrong with an entry is remembered and reported when the entry ends; the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -175,6 +176,8 @@ class Receiver:
             missing = ", ".join(name.decode() for name, _ in self._pending) or "meta"
             raise BadEntry(f"fields are missing: {missing}")
         if header.ref is not None:
+            if self._is_view(header):
+                return self._adopt(header, header.ref)
             self._fetch(header, header.ref)
         verify(header, self._received)
         if self._wanted is None:
@@ -194,12 +197,37 @@ class Receiver:
         assert self._segments is not None
         fields = zip(header.fields(), ref.sizes, strict=True)
         views = [self._views(name, size, announced is not None) for (name, announced), size in fields]
-        try:
+        with self._named(self._segments):
             self._segments.read_into(ref, views)
-        except SegmentGone:
-            self._segments.require()  # with the folder gone it is not this entry that is bad
-            raise
         self._nbytes += sum(ref.sizes)
+
+    def _is_view(self, header: Header) -> bool:
+        """Whether the entry is to be handed out where it lies."""
+        assert self._segments is not None
+        is_whole = self._wanted is None and not self._ragged
+        return self._segments.gives_views and is_whole and self._assembler.takes_whole(header.count)
+
+    def _adopt(self, header: Header, ref: Ref) -> Lease:
+        """The whole entry as a batch of read-only views of its segment."""
+        assert self._segments is not None
+        with self._named(self._segments):
+            views = self._segments.views(ref)
+        verify(header, views)
+        self._nbytes += sum(ref.sizes)
+        for (name, _), view in zip(header.fields(), views, strict=True):
+            self._scratch[name] = view
+        lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, header.count)
+        spans = [Span(lease, lo, hi) for lo, hi in runs(self._offsets(header))]
+        self._assembler.adopt(self._columns(header), spans)
+        return lease
+
+    @contextmanager
+    def _named(self, segments: SegmentReader) -> Iterator[None]:
+        try:
+            yield
+        except SegmentGone:
+            segments.require()  # with the folder gone it is not this entry that is bad
+            raise
 
     def _accept(self, header: Header) -> Lease:
         """The whole entry; its fixed tensors lie in the batches already."""

@@ -43,6 +43,9 @@ class Replay(Passes):
     blocks are read in a permuted order, batches drawn from a window of ``window`` samples (None: as many as
     ``prefetch_bytes`` hold). Seed and the iteration's number decide it: see `set_pass`, and docs/decode-once.md.
 
+    With ``views`` a batch that is one block of a stream in segments is not copied: its arrays are read-only and lie in
+    the file, which is not used again while they live.
+
     Raises EpochNotFound, EpochIncomplete for an epoch that is not produced yet, ReplayTruncated where entries were
     already removed: never a gap.
     """
@@ -56,6 +59,7 @@ class Replay(Passes):
         url: str | None = None,
         shuffle: int | None = None,
         window: int | None = None,
+        views: bool = False,
         prefetch_bytes: int = PREFETCH_BYTES,
         lease_s: float = LEASE_S,
         fast: bool | None = None,
@@ -65,7 +69,7 @@ class Replay(Passes):
         settings = Settings.from_environment()
         self._client: Client = connect(url or settings.url)
         self._fast = fast if fast is not None else (False if settings.plain_redis else None)
-        self.epoch = epoch
+        self.epoch, self._views = epoch, views
         try:
             self.stream: Stream = load_stream(self._client, stream)
             self._retained = Retained(self._client, self.stream, epoch, lease_s)
@@ -103,7 +107,8 @@ class Replay(Passes):
         assembler, outlet = self._outlet(queue, shuffle)
         received: list[Received] = []
         where = _Where(self.stream, self._retained.manifest)
-        receiver = Receiver(self.spec, assembler, where, 0, received.append, reader_of(self.stream))
+        segments = reader_of(self.stream, gives_views=self._views)
+        receiver = Receiver(self.spec, assembler, where, 0, received.append, segments)
         records = permuted((found for found in self._retained.records() if found[1].entry_id), shuffle)
         asked: list[tuple[int, Record]] = []
         while True:

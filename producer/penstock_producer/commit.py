@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock_common.errors import (
     BudgetFull,
     EpochAbandoned,
@@ -22,7 +25,9 @@ from penstock_common.errors import (
     ShardMismatch,
 )
 from penstock_common.format.block import Block
-from penstock_common.format.wire import Fields, encode
+from penstock_common.format.spec import Spec
+from penstock_common.format.wire import Fields, encode, meta_bytes
+from penstock_common.segments.writing import SegmentWriter
 from penstock_common.stream.channel import Channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.connection import open_channel
@@ -42,6 +47,7 @@ from penstock_common.stream.registry import seal_segments
 from penstock_common.stream.streams import Stream, require_there
 from penstock_common.waiting import Notify, Outage, Wait, to_stderr
 from penstock_producer.lane import open_lane
+from penstock_producer.reserve import sizes_of
 from penstock_producer.room import RoomKeeper
 
 
@@ -98,6 +104,28 @@ class Committer:
     def position(self) -> int:
         """The offset after the last committed one, as last seen."""
         return self._progress.end
+
+    def reserve(self, spec: Spec, count: int) -> list[NDArray[np.uint8]]:
+        """Buffers for so many samples' tensors, to be filled and committed as the next block; waits for room.
+
+        With segments they lie in one. Raises TooLarge, and what `commit` may.
+        """
+        sizes = sizes_of(spec, count)
+        while True:
+            if not self._room.has_room(sum(sizes), self._progress.held_bytes):
+                self.settle()  # a wait looks at the server, which owes no other answers then
+                self._wait_for_room(sum(sizes))
+            if self._lane is None:
+                return [np.empty(size, dtype=np.uint8) for size in sizes]
+            try:
+                return self._lane.reserve(meta_bytes(spec, count), sizes)
+            except OSError as error:
+                self._bear_full(self._lane, error)
+
+    def drop_reserved(self) -> None:
+        """What was reserved will not be committed."""
+        if self._lane is not None:
+            self._lane.drop_reserved()
 
     def commit(self, block: Block, bad: Mapping[int, str] | None = None) -> None:
         """Sends the block once what was sent before is committed; ``bad`` gives a reason for each of its holes.
@@ -197,11 +225,10 @@ class Committer:
                 self._sent = None
                 return
             try:
-                self._wait_for_room(rest)
+                self._wait_for_room(rest.nbytes)
                 rest = self._missing_part(block)  # another run may have gone on while this one waited
                 fields = [] if rest is None else self._stored(rest)
                 if fields is None:  # the disk is full: one more round of waiting
-                    self._room.full_folder = str(self._lane.folder.path) if self._lane is not None else ""
                     continue
                 if rest is not None:
                     payload = payload_commands(self._partition, self._manifest.epoch, fields)
@@ -242,12 +269,17 @@ class Committer:
         try:
             fields, segment = self._lane.append(fields)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                require_there(self._client, self._stream)  # deleted, it has no folder any more
-                raise SegmentsUnseen(f"{self._lane.folder.path} takes no more segments: {error}") from error
+            self._bear_full(self._lane, error)
             return None
         self._kept = block, fields, segment
         return fields
+
+    def _bear_full(self, lane: SegmentWriter, error: OSError) -> None:
+        """A disk that is full is waited for; anything else it says is raised."""
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            require_there(self._client, self._stream)  # deleted, it has no folder any more
+            raise SegmentsUnseen(f"{lane.folder.path} takes no more segments: {error}") from error
+        self._room.full_folder = str(lane.folder.path)
 
     def _execute(self, block: Block, bad: Mapping[int, str], queued: int) -> None:
         """Completes the transaction whose first ``queued`` commands were sent, and looks ahead to the next."""
@@ -292,9 +324,9 @@ class Committer:
         self._channel.send(look_commands(self._partition, self._manifest.epoch, self._shard))
         return read_look([self._channel.read() for _ in range(4)], self._client)
 
-    def _wait_for_room(self, block: Block) -> None:
+    def _wait_for_room(self, nbytes: int) -> None:
         try:
-            while not self._room.has_room(block.nbytes, self._progress.held_bytes):
+            while not self._room.has_room(nbytes, self._progress.held_bytes):
                 self._wait = wait = self._wait or Wait(self._notify, clock=self._clock)
                 wait.because("room", self._room.why)
                 is_over = self._room_wait_s is not None and wait.seconds > self._room_wait_s

@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock_common.errors import ShardMismatch
+from penstock_common.errors import PenstockError, ShardMismatch
 from penstock_common.format.block import Block, BlockBuilder, check_rows
 from penstock_common.format.limits import MAX_HOLES, MAX_SHARD_SAMPLES
 from penstock_common.format.spec import Spec
 from penstock_producer.commit import Committer
+from penstock_producer.reserve import Reservation, arrays_in, require_fixed
 
 LINGER_S = 1.0
 """A block begun this long ago is sent with the next write, so that trainers do not wait for it to be full. There is no
@@ -49,6 +50,8 @@ class ShardWriter:
         self._uncommitted: deque[tuple[Block, dict[int, str]]] = deque()
         """Ended, and refused by a committer that found no room or no server: kept, or the shard would have a gap."""
         self._began = clock()
+        self._reserved = 0
+        """Samples that are being made in place."""
         self.bytes_written = 0
         """Payload bytes handed to the committer by this writer."""
 
@@ -67,7 +70,7 @@ class ShardWriter:
 
         Raises SpecMismatch naming tensor, found and expected, ShardMismatch beyond the planned size.
         """
-        if self._next >= self._limit:
+        if self._next >= self._limit or self._reserved:
             self._refuse_more()
         self._builder.add(sample)
         self._next += 1
@@ -77,7 +80,7 @@ class ShardWriter:
     def write_batch(self, rows: Mapping[str, Any]) -> None:
         """Adds n samples, name -> ``[n, *shape]`` (ragged and bytes: a sequence of n)."""
         count = check_rows(self._spec, rows)
-        if self._next + count > self._limit:
+        if self._next + count > self._limit or self._reserved:
             self._refuse_more()
         start = 0
         while start < count:
@@ -88,6 +91,37 @@ class ShardWriter:
                 self.flush()
         if self._clock() - self._began >= LINGER_S:
             self.flush()
+
+    def reserve(self, count: int) -> Reservation:
+        """Arrays for the next ``count`` samples, to be filled in place: see `Reservation`. Nothing is copied later.
+
+        Until they are committed or dropped nothing else may be written. Raises PenstockError for ragged tensors,
+        TooLarge, ShardMismatch beyond the planned size.
+        """
+        require_fixed(self._spec)
+        if not 1 <= count <= MAX_BLOCK_SAMPLES:
+            raise ValueError(f"reserve({count}): a block has 1 to {MAX_BLOCK_SAMPLES} samples")
+        if self._next + count > self._limit:
+            self._refuse_more()
+        self._require_free()
+        self.flush()
+        arrays = arrays_in(self._spec, count, self._committer.reserve(self._spec, count))
+
+        def end(block: Block | None) -> None:
+            self._reserved = 0
+            if block is None:
+                self._committer.drop_reserved()
+            else:
+                self.write_block(block, {})
+
+        self._reserved = count
+        return Reservation(self._spec, self._next, arrays, end)
+
+    def _require_free(self) -> None:
+        if self._reserved:
+            raise PenstockError(
+                f"{self._reserved} reserved samples are neither committed nor dropped: leave their with block first"
+            )
 
     def write_block(self, block: Block, bad: Mapping[int, str]) -> None:
         """Adds a block that was made before, with its offsets; ``bad`` gives a reason for each of its holes.
@@ -108,7 +142,7 @@ class ShardWriter:
 
     def quarantine(self, reason: str) -> None:
         """Records that the next sample could not be made: its offset becomes a hole, settled for every group."""
-        if self._next >= self._limit:
+        if self._next >= self._limit or self._reserved:
             self._refuse_more()
         self._bad[self._next] = reason
         self._next += 1
@@ -138,6 +172,7 @@ class ShardWriter:
 
     def close(self) -> None:
         """Commits the rest and declares the shard complete; raises ShardMismatch if fewer samples came than planned."""
+        self._require_free()
         self.settle()
         if self._size is not None and self._next != self._size:
             raise ShardMismatch(
@@ -158,6 +193,7 @@ class ShardWriter:
         self._committer.close()
 
     def _refuse_more(self) -> None:
+        self._require_free()
         raise ShardMismatch(f"shard {self._shard} is full: {self._limit} samples are planned, one more was written")
 
     def __enter__(self) -> ShardWriter:

@@ -32,6 +32,7 @@ from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.commit import Committer
 from penstock_producer.lane import prepare_folder, require_capacity
 from penstock_producer.policy import parse_policy
+from penstock_producer.reserve import Reservation
 from penstock_producer.shard import ShardWriter
 from penstock_producer.tidying import Tidying
 
@@ -312,6 +313,15 @@ class EpochWriter:
             whole = start == 0 and stop == count
             self._current.write_batch(rows if whole else {name: values[start:stop] for name, values in rows.items()})
             start = stop
+
+    def reserve(self, count: int) -> Reservation:
+        """Arrays for the next ``count`` samples, to be filled in place; see `ShardWriter.reserve`. Needs a spec."""
+        if self._current is None or self._current.position + count > self._shard_limit:
+            if self._writer.stream.spec is None:
+                raise PenstockError("reserve() makes arrays of the stream's spec, and it has none yet: give spec=")
+            self._next_shard({})
+        assert self._current is not None
+        return self._current.reserve(count)
 
     def quarantine(self, reason: str) -> None:
         """Records in the sample's place that it could not be made, and why."""

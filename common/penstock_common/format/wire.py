@@ -70,6 +70,11 @@ def encode(
     return [(META.encode(), meta.encode()), *payload]
 
 
+def meta_bytes(spec: Spec, count: int) -> int:
+    """At most so long is the header of so many samples of fixed-size tensors, without holes."""
+    return 512 + len(_fixed_json(spec.tensors, count))
+
+
 def _sizes_of(block: Block) -> int:
     return sum(column.shapes.size for column in block.columns if column.shapes is not None)
 

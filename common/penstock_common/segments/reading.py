@@ -14,13 +14,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock_common.errors import SegmentGone
 from penstock_common.format.limits import MAX_HEADER_BYTES
 from penstock_common.format.ref import Ref
 from penstock_common.segments.folder import OpenSegment
+from penstock_common.segments.mapping import MappedSegment
 
 OPEN_FILES = 32
 """Kept open; an open file that is not locked keeps nobody from using it again."""
+MAPPED_FILES = 2
+"""Kept mapped, and so kept from being used again, though no view of them may be alive."""
 VIEWS_A_CALL = 1000
 """IOV_MAX is 1024."""
 AHEAD_BYTES = 32 << 20
@@ -40,8 +46,9 @@ class Folder(Protocol):
 class SegmentReader:
     """Reads entries' payloads; used by one thread."""
 
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
+    def __init__(self, folder: Folder, *, gives_views: bool = False) -> None:
+        self._folder, self.gives_views = folder, gives_views
+        self._mapped: OrderedDict[str, MappedSegment] = OrderedDict()
         self._open: OrderedDict[str, OpenSegment] = OrderedDict()
         weakref.finalize(self, _close_all, self._open)
         self._last: tuple[str, int, int] = ("", 0, 0)
@@ -101,6 +108,18 @@ class SegmentReader:
             self._open.pop(ref.file).close()
             raise
 
+    def views(self, ref: Ref) -> list[NDArray[np.uint8]]:
+        """The payload fields as they lie in the file, read-only, 64-byte aligned; raises SegmentGone.
+
+        As long as one of these arrays, or a part of it, is alive the file is not used again.
+        """
+        if ref.file not in self._mapped:
+            self._mapped[ref.file] = MappedSegment(self._folder.open(ref.file))
+            if len(self._mapped) > MAPPED_FILES:
+                self._mapped.popitem(last=False)
+        self._mapped.move_to_end(ref.file)
+        return self._mapped[ref.file].views(ref)
+
     def read(self, ref: Ref) -> list[bytes]:
         """The payload fields, as bytes."""
         buffers = [bytearray(size) for size in ref.sizes]
@@ -118,7 +137,8 @@ class SegmentReader:
         return segment
 
     def close(self) -> None:
-        """Gives every file back, as does the end of the reader."""
+        """Gives every file back, as does the end of the reader; what views are alive of keeps its file."""
+        self._mapped.clear()
         _close_all(self._open)
 
 

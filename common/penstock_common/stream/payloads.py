@@ -23,7 +23,7 @@ def segments_of(stream: Stream) -> SegmentFolder | None:
     return folder_of(stream.payload, stream.name, stream.id, Settings.from_environment().segments)
 
 
-def reader_of(stream: Stream, *, must_see: bool = True) -> SegmentReader | None:
+def reader_of(stream: Stream, *, must_see: bool = True, gives_views: bool = False) -> SegmentReader | None:
     """What its payloads are read with beside the entries; raises SegmentsUnseen where this process cannot see them.
 
     Without ``must_see`` that is None, as where payloads travel in the entries.
@@ -37,7 +37,7 @@ def reader_of(stream: Stream, *, must_see: bool = True) -> SegmentReader | None:
         if must_see:
             raise
         return None
-    return SegmentReader(folder)
+    return SegmentReader(folder, gives_views=gives_views)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ class OrderedReader:
         notify: Notify,
         fast: bool | None = None,
         share: tuple[int, int] = (0, 1),
+        views: bool = False,
     ) -> None:
         """``start`` is where the rank's first step begins; of its steps this reader takes a share (`Steps.share`).
 
@@ -99,7 +100,7 @@ class OrderedReader:
         self._assembler = Assembler(spec, order.batch, arena, epoch)
         self._answers: list[Received] = []
         self._expected = Expected(place.stream, self._manifest)
-        self._segments = reader_of(place.stream)
+        self._segments = reader_of(place.stream, gives_views=views)
         self._receivers = [
             Receiver(spec, self._assembler, self._expected, partition.number, self._answers.append, self._segments)
             for partition in place.stream.partitions

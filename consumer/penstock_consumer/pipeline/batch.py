@@ -166,6 +166,14 @@ class Assembler:
         while self._opened and self._opened[0].filled == self._batch_size:
             self._ready.append(self._finish(self._opened.popleft()))
 
+    def takes_whole(self, count: int) -> bool:
+        """Whether so many samples would be a batch of their own."""
+        return count == self._batch_size and not self.has_rows
+
+    def adopt(self, columns: dict[str, Column], spans: Sequence[Span]) -> None:
+        """Takes an entry that `takes_whole` as a batch, its arrays as they are."""
+        self._ready.append(Batch({name: column.values for name, column in columns.items()}, self._epoch, list(spans)))
+
     def append(self, columns: dict[str, Column], rows: NDArray[np.int64], spans: Sequence[Span]) -> None:
         """Copies some rows of a decoded entry in."""
         count = len(rows)

@@ -57,6 +57,7 @@ class EpochReader:
         batch_size: int,
         notify: Notify,
         fast: bool | None = None,
+        views: bool = False,
     ) -> None:
         self.place, self.keeper, self.epoch, self.queue = place, keeper, epoch, queue
         self._arena, self._batch_size, self._notify = arena, batch_size, notify
@@ -67,7 +68,7 @@ class EpochReader:
         self._assembler = self._assembler_of(epoch)
         self._received: list[Received] = []
         self._burials = Burials(place, notify)
-        self._segments = reader_of(place.stream)
+        self._segments = reader_of(place.stream, gives_views=views)
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
         self._line = Line(place.client, queue, notify, fast)
         self._asked: deque[PartitionKeys] = deque()

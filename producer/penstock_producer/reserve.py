@@ -1,0 +1,95 @@
+"""Samples made in place: arrays of the block itself, in a segment's memory where the stream has segments.
+
+A decoder that can write into a given array saves a copy of each sample. Committing is ``shard``'s and ``commit``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.errors import PenstockError
+from penstock_common.format.block import Block, Column
+from penstock_common.format.dtypes import BOOL, numpy_dtype
+from penstock_common.format.spec import Spec
+
+
+def require_fixed(spec: Spec) -> None:
+    """Raises PenstockError where samples differ in size, so that their places are not known before them."""
+    ragged = [tensor.name for tensor in spec if tensor.is_ragged]
+    if ragged:
+        raise PenstockError(
+            f"reserve() needs tensors of a fixed size, {', '.join(map(repr, ragged))} is ragged: use write"
+        )
+
+
+def arrays_in(spec: Spec, count: int, buffers: list[NDArray[np.uint8]]) -> dict[str, NDArray[Any]]:
+    """Buffers of bytes, one for each tensor, as ``[count, *shape]``."""
+    return {
+        tensor.name: buffer.view(numpy_dtype(tensor.dtype)).reshape(count, *(dim or 0 for dim in tensor.shape))
+        for tensor, buffer in zip(spec, buffers, strict=True)
+    }
+
+
+def sizes_of(spec: Spec, count: int) -> list[int]:
+    """Bytes of each tensor of so many samples."""
+    return [count * prod(dim or 0 for dim in tensor.shape) * numpy_dtype(tensor.dtype).itemsize for tensor in spec]
+
+
+class Reservation(Mapping[str, NDArray[Any]]):
+    """n samples to be filled in: ``with epoch.reserve(n) as rows: rows["x"][...] = ...``; undefined at first.
+
+    Leaving the ``with`` block well, or `commit`, adds them to the shard as one block; an error in it, or `drop`,
+    forgets them. Afterwards the arrays belong to the stream: they are read-only, and may change.
+    """
+
+    def __init__(
+        self, spec: Spec, first: int, arrays: dict[str, NDArray[Any]], end: Callable[[Block | None], None]
+    ) -> None:
+        self._spec, self._first, self._arrays, self._end = spec, first, arrays, end
+        self._is_over = False
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """``[n, *shape]`` of one tensor."""
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def commit(self) -> None:
+        """Adds all n samples. Raises what `ShardWriter.write` may."""
+        block = self._over()
+        for column in block.columns:
+            if column.spec.dtype == BOOL:  # the wire has 0 and 1 only
+                np.not_equal(column.values.view(np.uint8), 0, out=column.values)
+            column.values.flags.writeable = False
+        self._end(block)
+
+    def drop(self) -> None:
+        """Forgets them: the shard stands where it stood."""
+        self._over()
+        self._end(None)
+
+    def _over(self) -> Block:
+        if self._is_over:
+            raise PenstockError("these samples were committed or dropped already: reserve others")
+        self._is_over = True
+        columns = [Column(tensor, self._arrays[tensor.name]) for tensor in self._spec]
+        return Block(self._first, len(columns[0].values), columns)
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self._is_over:
+            if kind is None:
+                self.commit()
+            else:
+                self.drop()

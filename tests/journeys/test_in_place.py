@@ -1,0 +1,207 @@
+"""Samples made where they are kept, and batches handed out where they lie: no copy on either side, and nothing lost."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock_common.errors import BudgetFull, PenstockError, ShardMismatch, TooLarge
+from penstock_common.segments.folder import SegmentFolder
+from penstock_common.segments.writing import SegmentWriter
+from penstock_common.stream.connection import connect
+from penstock_common.stream.payloads import segments_of
+from penstock_common.stream.registry import registered_segments
+from penstock_consumer.exporting import export_stream
+from penstock_consumer.files import Files
+from penstock_consumer.loader import Loader
+from penstock_consumer.replay import Replay
+from penstock_producer.recycling import recycle
+from penstock_producer.writer import Writer
+
+SPEC: dict[str, Any] = {"x": ("uint8", (30, 5)), "b": ("bool", (3,)), "y": ("int64", ())}
+QUIET: dict[str, Any] = {"notify": lambda _: None}
+
+
+def writer_of(url: str, payload: str, **settings: Any) -> Writer:
+    """Of a small stream."""
+    return Writer("t", url=url, spec=SPEC, payload=payload, **{"budget_bytes": 1 << 20, **QUIET, **settings})
+
+
+def fill(rows: Any, first: int) -> None:
+    """With samples that show their number in all their tensors."""
+    rows["y"][...] = np.arange(first, first + len(rows["y"]))
+    rows["x"][...] = (rows["y"] % 200)[:, None, None]
+    rows["b"].view(np.uint8)[...] = (rows["y"] % 3)[:, None]  # a decoder may say 2 for true
+
+
+def check(batch: Any) -> list[int]:
+    """The numbers, after checking that all tensors agree."""
+    numbers = batch["y"].tolist()
+    assert (batch["x"] == (batch["y"] % 200)[:, None, None]).all()
+    assert (batch["b"] == (batch["y"] % 3 > 0)[:, None]).all()
+    assert batch["b"].view(np.uint8).max(initial=0) <= 1
+    return list(numbers)
+
+
+@pytest.fixture(params=["inline", "segments"])
+def payload(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Both planes."""
+    return "inline" if request.param == "inline" else f"segments:{tmp_path}"
+
+
+def test_reserved_samples_are_committed_with_all_others(any_url: str, payload: str, monkeypatch: Any) -> None:
+    """Between written ones, over several blocks and segments; an error in a block forgets that one and no other."""
+    in_place: list[str] = []
+    whole = SegmentWriter._complete
+
+    def complete(self: SegmentWriter, *rest: Any) -> bytes:
+        in_place.append(self.name)
+        return whole(self, *rest)
+
+    monkeypatch.setattr(SegmentWriter, "_complete", complete)
+    with writer_of(any_url, payload) as writer, writer.epoch() as epoch:
+        number = 0
+        for turn in range(40):
+            if turn % 5 == 4:
+                epoch.write({"x": np.full((30, 5), number % 200, np.uint8), "b": [number % 3 > 0] * 3, "y": number})
+                number += 1
+                continue
+            if turn % 7 == 3:
+                with pytest.raises(ZeroDivisionError), epoch.reserve(16) as rows:
+                    fill(rows, 10_000)
+                    raise ZeroDivisionError
+            with epoch.reserve(16) as rows:
+                assert all(rows[name].ctypes.data % 64 == 0 for name in rows if payload != "inline")
+                fill(rows, number)
+            number += 16
+    with Replay("t", url=any_url, epoch=0, batch_size=16, **QUIET) as replay:
+        assert [n for batch in replay for n in check(batch)] == list(range(number))
+    assert len(in_place) == (0 if payload == "inline" else 32)
+
+
+def test_what_cannot_be_reserved_is_said(any_url: str, payload: str) -> None:
+    """One line, before anything is made."""
+    ragged = {"s": ("bytes", ())}
+    for name, spec, match in (("r", ragged, "'s' is ragged: use write"), ("n", None, "it has none yet: give spec=")):
+        with Writer(name, url=any_url, spec=spec, payload=payload, **QUIET) as writer:
+            epoch = writer.epoch()
+            with pytest.raises(PenstockError, match=match):
+                epoch.reserve(4)
+    with writer_of(any_url, payload) as writer:
+        epoch = writer.epoch(sizes=[40])
+        with epoch.shard(0) as shard:
+            with pytest.raises(ValueError, match="1 to 65536"):
+                shard.reserve(0)
+            with pytest.raises(ShardMismatch):
+                shard.reserve(41)
+            rows = shard.reserve(20)
+            for write in (
+                lambda: shard.reserve(1), lambda: shard.write({}), lambda: shard.quarantine("x"), shard.close,
+            ):  # fmt: skip
+                with pytest.raises(PenstockError, match="20 reserved samples are neither committed nor dropped"):
+                    write()
+            fill(rows, 0)
+            rows.commit()
+            with pytest.raises(ValueError, match="read-only"):
+                rows["x"][...] = 1
+            with pytest.raises(PenstockError, match="committed or dropped already"):
+                rows.commit()
+            with shard.reserve(20) as rows:
+                fill(rows, 20)
+        epoch = writer.epoch()
+        with pytest.raises(TooLarge):
+            epoch.reserve(5000)
+    with Replay("t", url=any_url, epoch=0, batch_size=16, **QUIET) as replay:
+        assert [n for batch in replay for n in check(batch)] == list(range(40))
+
+
+def test_a_reservation_waits_for_room_as_a_write_does(any_url: str, payload: str) -> None:
+    """Back-pressure holds for whoever fills arrays in place, and what is committed stands."""
+    with writer_of(any_url, payload, budget_bytes=200_000, room_wait_s=0.5) as writer:
+        epoch, done = writer.epoch(), 0
+        with pytest.raises(BudgetFull):
+            while True:
+                with epoch.reserve(64) as rows:
+                    fill(rows, done)
+                done += 64
+        with Loader("t", group="g", batch_size=64, url=any_url, timeout_s=20, **QUIET) as loader:
+            batches = iter(loader)
+            assert check(next(batches)) == list(range(64))
+            assert done < 200_000 // 150
+
+
+class TestViews:
+    """Batches that lie in the segment itself."""
+
+    @pytest.fixture
+    def made(self, any_url: str, tmp_path: Path) -> str:
+        """The URL of a server with an epoch of 40 blocks of 16 samples, and one of 7."""
+        with (
+            writer_of(any_url, f"segments:{tmp_path}", block_bytes=4096) as writer,
+            writer.epoch() as epoch,
+        ):
+            for turn in range(40):
+                with epoch.reserve(16) as rows:
+                    fill(rows, 16 * turn)
+            with epoch.reserve(7) as rows:
+                fill(rows, 640)
+        return any_url
+
+    def test_all_readers_hand_them_out(self, made: str, tmp_path: Path) -> None:
+        """The same samples with and without a copy, aligned; read-only, since others look at the same bytes."""
+        with connect(made) as client:
+            export_stream(client, "t", tmp_path / "out")
+        loader: dict[str, Any] = {"group": "g", "url": made, "timeout_s": 20, "batch_size": 16, **QUIET}
+        for reader in (
+            Replay("t", url=made, epoch=0, batch_size=16, views=True, **QUIET),
+            Files(tmp_path / "out", batch_size=16, views=True, **QUIET),
+            Loader("t", views=True, **loader),
+            Loader("t", views=True, order="canonical", **{**loader, "group": "o"}),
+        ):
+            with reader:
+                batches = list(reader)
+            assert sorted(n for batch in batches for n in check(batch)) == list(range(647))
+            seen = [batch for batch in batches if not batch["x"].flags.writeable]
+            assert len(seen) == 40
+            assert all(array.ctypes.data % 64 == 0 for batch in seen for array in batch.values())
+            with pytest.raises(ValueError, match="read-only"):
+                seen[0]["x"][...] = 0
+        with Replay("t", url=made, epoch=0, batch_size=16, **QUIET) as replay:
+            assert all(batch["x"].flags.writeable for batch in replay)
+        with Replay("t", url=made, epoch=0, batch_size=10, views=True, **QUIET) as replay:
+            assert [n for batch in replay for n in check(batch)] == list(range(647))
+
+    def test_a_file_is_not_used_again_while_a_part_of_a_view_lives(self, made: str) -> None:
+        """A trainer keeps a batch for its plots: it must be that batch for ever, whatever retention does."""
+        with Loader("t", group="g", batch_size=16, url=made, views=True, timeout_s=20, **QUIET) as loader:
+            kept = next(batch for batch in loader if not batch["x"].flags.writeable)["x"][3:5, 2]
+        before = kept.copy()
+        with connect(made) as client:
+            stream = loader.stream
+            folder = segments_of(stream)
+            assert isinstance(folder, SegmentFolder)
+            assert len(folder.names()) > 2
+            client.delete(*list(client.keys("*segments*")))  # as if nothing were needed any more
+            assert not registered_segments(client, stream.partitions[0], 0)
+            gc.collect()
+            recycle(client, stream, grace_s=0)
+            left = list(folder.names())
+            assert len(left) == 1, "the one that the view lies in"
+            assert np.array_equal(kept, before)
+            del kept, loader
+            gc.collect()
+            recycle(client, stream, grace_s=0)
+            assert not folder.names()
+
+    def test_a_deleted_stream_leaves_views_as_they_are(self, made: str) -> None:
+        """Files are cut short before they are removed, but none that is looked at: that would be a SIGBUS."""
+        with Replay("t", url=made, epoch=0, batch_size=16, views=True, **QUIET) as replay:
+            kept = list(replay)
+            folder = segments_of(replay.stream)
+        assert folder is not None
+        assert folder.remove()
+        assert [n for batch in kept for n in check(batch)] == list(range(647))
