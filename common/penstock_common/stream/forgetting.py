@@ -24,6 +24,13 @@ def reset_group(client: Client, stream: Stream, group: str, first: int) -> None:
         run_script(client, RESET_GROUP, keys, [group, first, *map(str, epochs)])
 
 
+def first_whole(client: Client, stream: Stream) -> int:
+    """The first epoch behind all that retention took entries of, in whichever partition: where a new group begins."""
+    rosters = [load_roster(client, partition) for partition in stream.partitions]
+    trimmed = max((epoch for roster in rosters for epoch in roster.trimmed), default=-1)
+    return min((epoch for epoch in rosters[0].epochs if epoch > trimmed), default=trimmed + 1)
+
+
 def drop_group(client: Client, stream: Stream, group: str) -> bool:
     """Takes a group off every roster, with all that it has settled; whether it was there."""
     found = False

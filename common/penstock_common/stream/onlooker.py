@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.stream.commands import Client
 from penstock_common.stream.glance import EpochGlance, Glance, GroupGlance, GroupSums, MemberGlance
-from penstock_common.stream.index_ends import read_back, read_on
+from penstock_common.stream.index_ends import due_shards, read_back, read_on
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.paces import load_paces
@@ -26,10 +26,6 @@ from penstock_common.stream.suitability import read_memory
 
 PENDING_SEEN: Final = 100
 """Of the pending entries of a key and group, so many are asked how often they were given out."""
-AHEAD: Final = 32
-"""Shards beyond the last begun one that are looked at each time; jobs begin them about in order."""
-ALL_EACH: Final = 15
-"""Each so many looks at all shards that are not complete, in whatever order they were begun."""
 
 
 @dataclass(slots=True)
@@ -181,13 +177,9 @@ class Onlooker:
 
     def _due(self, stream: Stream, epoch: _Epoch) -> list[int]:
         """Shards that may have more than was seen."""
-        manifest = epoch.manifest
-        shards = begun_shards(self._client, stream, manifest)
-        due = [s for s in shards if s not in epoch.logs or epoch.logs[s].end < manifest.shard_size(s)]
-        if not epoch.logs or self._looks % ALL_EACH == 0 or manifest.sizes is None:
-            return due
-        last = max((shard for shard, log in epoch.logs.items() if log.end), default=-1)
-        return [shard for shard in due if shard <= last + AHEAD]
+        ends = {shard: log.end for shard, log in epoch.logs.items()}
+        begun = begun_shards(self._client, stream, epoch.manifest)
+        return due_shards(epoch.manifest, begun, ends, self._looks)
 
     def _read(
         self, stream: Stream, number: int, epoch: _Epoch, floors: Mapping[int, EntryId | None], is_whole: bool

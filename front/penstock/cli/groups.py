@@ -1,4 +1,4 @@
-"""``penstock groups``: lists groups, declares one before its trainer starts, drops one that will not come back."""
+"""``penstock groups``: lists groups, declares one before its trainer starts, has one read again, drops one for good."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock_common.stream.commands import Client
 
 NAME = "groups"
-HELP = "list a stream's groups, declare one, or drop one"
+HELP = "list a stream's groups; declare, reset or drop one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_action(actions, "list", "every group, what it has yet to read, and whether data is kept for it")
     declare = add_action(actions, "declare", "make a group: data is kept for it from now on, until it is dropped")
     drop = add_action(actions, "drop", "forget a group, what it has read, and its claim on data")
-    for parser_of_one in (declare, drop):
+    reset = add_action(actions, "reset", "have a group read again from an epoch; it forgets what it has settled since")
+    for parser_of_one in (declare, drop, reset):
         parser_of_one.add_argument("name", help="the group")
     declare.add_argument(
         "--ordered", action="store_true", help="for Loader(order='canonical'); a group stays what it was made as"
@@ -29,20 +30,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drop.add_argument(
         "--force", action="store_true", help="also under members that are reading; they stop with an error"
     )
+    reset.add_argument("epoch", help="a retained epoch, or 'earliest': the first that is still whole")
     parser.epilog = (
         "example:\n  penstock groups list train\n  penstock groups declare train resnet\n"
-        "  penstock groups drop train resnet\n\n"
+        "  penstock groups reset train resnet 2\n  penstock groups drop train resnet\n\n"
         "A trainer's group needs no declaring; but what it has not read is kept only while a member is there,\n"
-        "and a declared group's until it is dropped."
+        "and a declared group's until it is dropped. A group is reset only while nobody reads it; until its trainer\n"
+        "comes back nothing is kept for it unless it is declared.\n\n"
+        "exit codes: 0 done, 1 no such stream or group, or it is being read, 2 wrong usage"
     )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Does one of the three and says what it did."""
+    """Does one of them and says what it did."""
     from penstock_common.stream.connection import connect
 
     with connect(url_of(args)) as client:
-        return {"list": _list, "declare": _declare, "drop": _drop}[args.action](client, args, console)
+        return {"list": _list, "declare": _declare, "reset": _reset, "drop": _drop}[args.action](client, args, console)
 
 
 def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
@@ -96,6 +100,47 @@ def _declare(client: Client, args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _reset(client: Client, args: argparse.Namespace, console: Console) -> int:
+    from penstock_common.stream.forgetting import reset_group
+    from penstock_common.stream.roster import require_group
+    from penstock_common.stream.streams import load_stream
+
+    stream = load_stream(client, args.stream)
+    require_group(client, stream, args.name)
+    first = _first_epoch(client, args)
+    _refuse_living(client, args, "stop it first: it would be handed again what it is training on")
+    reset_group(client, stream, args.name, first)
+    if args.json:
+        console.json({"stream": stream.name, "group": args.name, "first_epoch": first})
+    else:
+        console.line(f"group {args.name!r} of {stream.name!r} reads again from epoch {first} on")
+    return 0
+
+
+def _first_epoch(client: Client, args: argparse.Namespace) -> int:
+    from penstock_common.errors import EpochNotFound, EpochsReleased
+    from penstock_common.stream.forgetting import first_whole
+    from penstock_common.stream.manifest import retained_epochs
+    from penstock_common.stream.streams import load_stream
+
+    stream = load_stream(client, args.stream)
+    whole = first_whole(client, stream)
+    if args.epoch == "earliest":
+        return whole
+    there = retained_epochs(client, stream)
+    if not args.epoch.isdecimal() or int(args.epoch) not in there:
+        named = ", ".join(map(str, there)) or "none"
+        raise EpochNotFound(
+            f"stream {stream.name!r} has no epoch {args.epoch}; retained epochs: {named}; 'earliest' is {whole}"
+        )
+    if int(args.epoch) < whole:
+        raise EpochsReleased(
+            f"retention has removed entries of epoch {args.epoch} of {stream.name!r}: the first that can be read whole "
+            f"is {whole} ('earliest')"
+        )
+    return int(args.epoch)
+
+
 def _drop(client: Client, args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.forgetting import drop_group
     from penstock_common.stream.roster import require_group
@@ -104,7 +149,7 @@ def _drop(client: Client, args: argparse.Namespace, console: Console) -> int:
     stream = load_stream(client, args.stream)
     require_group(client, stream, args.name)
     if not args.force:
-        _refuse_living(client, args)
+        _refuse_living(client, args, "stop it first, or give --force")
     drop_group(client, stream, args.name)
     if args.json:
         console.json({"stream": stream.name, "group": args.name, "dropped": True})
@@ -113,7 +158,7 @@ def _drop(client: Client, args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _refuse_living(client: Client, args: argparse.Namespace) -> None:
+def _refuse_living(client: Client, args: argparse.Namespace, advice: str) -> None:
     from penstock_common.errors import GroupBusy
     from penstock_common.stream.inspection import inspect_stream
     from penstock_consumer.shared.place import ALIVE_MS
@@ -122,4 +167,4 @@ def _refuse_living(client: Client, args: argparse.Namespace) -> None:
     seen = {m["name"]: m["seen_s"] for m in group.members if m["seen_s"] is not None and m["seen_s"] * 1000 < ALIVE_MS}
     if seen:
         named = ", ".join(f"{name} (seen {age:.0f} s ago)" for name, age in seen.items())
-        raise GroupBusy(f"group {args.name!r} of {args.stream!r} is read by {named}: stop it first, or give --force")
+        raise GroupBusy(f"group {args.name!r} of {args.stream!r} is read by {named}: {advice}")

@@ -48,7 +48,7 @@ def seen(before: Glance | None, now: Glance) -> dict[str, Any]:
         ],
         "final": now.final,
         "groups": groups,
-        "workers": _hosts(now),
+        "workers": hosts(now),
         "staffing": {
             "workers": load.workers, "wished": shown(load), "worker_rate": load.rate, "group_rates": load.demand,
             "busy": load.busy if load.workers else None, "room": load.room, "idle": load.idle,
@@ -84,19 +84,19 @@ def _group(now: Glance, group: GroupGlance, before: GroupGlance | None, seconds:
                 "is_silent": is_silent(member),
                 "pending_entries": member.pending_entries,
                 "rate": told[member.name].rate if member.name in told else None,
-                "waits": _waits(told.get(member.name)),
+                "waits": waits(told.get(member.name)),
             }
             for member in group.members
         ],
     }  # fmt: skip
 
 
-def _waits(told: Told | None) -> float | None:
+def waits(told: Told | None) -> float | None:
     """What part of its time a training loop waits for batches; None while it has not said."""
     return round(1.0 - told.shares.get("training", 0.0), 3) if told is not None and told.shares else None
 
 
-def _hosts(now: Glance) -> list[dict[str, Any]]:
+def hosts(now: Glance) -> list[dict[str, Any]]:
     """Worker processes by host: a worker's name is ``host.token``."""
     hosts: dict[str, list[Told]] = {}
     for name, told in now.paces.workers.items():
@@ -145,10 +145,10 @@ def _is_all_made(now: Glance) -> bool:
 
 
 def _trainers(now: Glance, group: GroupGlance) -> Trainers:
-    waits = [
+    waiting = [
         part
         for (name, _), told in now.paces.trainers.items()
-        if name == group.name and (part := _waits(told)) is not None
+        if name == group.name and (part := waits(told)) is not None
     ]
     is_ordered = group.kind == ORDERED
     silent = [
@@ -160,7 +160,7 @@ def _trainers(now: Glance, group: GroupGlance) -> Trainers:
         group=group.name,
         living=sum(not is_silent(one) and not one.name.startswith("~") for one in group.members),
         holds=group.holds,
-        waits=sum(waits) / len(waits) if waits else None,
+        waits=sum(waiting) / len(waiting) if waiting else None,
         lag_samples=group.lag_samples,
         lag_bytes=group.lag_bytes,
         pending=group.pending_entries,

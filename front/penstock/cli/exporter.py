@@ -1,0 +1,89 @@
+"""``penstock exporter``: metrics of streams for Prometheus, over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock.cli import add_url, url_of
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+    from penstock.watching.exposition import Streams
+    from penstock_common.stream.commands import Client
+    from penstock_common.stream.onlooker import Onlooker
+
+NAME = "exporter"
+HELP = "serve metrics of streams for Prometheus"
+
+DEFAULT_PORT = 9465
+LOOK_S = 2.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"0 takes a free one (default: {DEFAULT_PORT})")
+    parser.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1; 0.0.0.0 for all")
+    parser.add_argument(
+        "--stream", action="append", default=[], metavar="NAME", help="may be repeated (default: all, also new ones)"
+    )
+    add_url(parser)
+    parser.epilog = (
+        "example:\n  penstock exporter --port 9465 --bind 0.0.0.0\n  curl -s localhost:9465/metrics | grep lag\n\n"
+        "It looks at the streams every 2 seconds, whether or not somebody scrapes, reads no payload, and goes on when\n"
+        "the server comes back (penstock_up is 0 meanwhile). It has no login: whoever reaches the port can read it.\n"
+        "docker/monitoring has alert rules and a Grafana dashboard; docs/monitoring.md lists the metrics.\n\n"
+        "exit codes: 0 ended by Ctrl-C or SIGTERM, 1 no server or no free port, 2 wrong usage"
+    )
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Until Ctrl-C or SIGTERM."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    from penstock.watching.exposition import Streams
+    from penstock_common.errors import PenstockError
+    from penstock_common.stream.connection import connect
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    streams, registry = Streams(), CollectorRegistry()
+    with connect(url_of(args)) as client:
+        onlookers: dict[str, Onlooker] = {}
+        look(client, args.stream, onlookers, streams)
+        registry.register(streams)
+        try:
+            server, thread = start_http_server(args.port, args.bind, registry)
+        except OSError as error:
+            raise PenstockError(f"port {args.port} of {args.bind}: {error.strerror}; give another --port") from None
+        console.line(f"metrics at http://{args.bind}:{server.server_port}/metrics; Ctrl-C ends it")
+        try:
+            while True:
+                time.sleep(LOOK_S)
+                look(client, args.stream, onlookers, streams)
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+def look(client: Client, wanted: Sequence[str], onlookers: dict[str, Onlooker], streams: Streams) -> None:
+    """One round. Streams that are not there are left out; a server that is away leaves all out."""
+    from penstock_common.errors import ServerUnavailable, StreamNotFound
+    from penstock_common.stream.onlooker import Onlooker
+    from penstock_common.stream.streams import list_streams
+
+    glances = {}
+    try:
+        for name in wanted or list_streams(client):
+            try:
+                glances[name] = onlookers.setdefault(name, Onlooker(client, name)).look()
+            except StreamNotFound:
+                onlookers.pop(name, None)
+        streams.glances, streams.is_up = glances, True
+    except ServerUnavailable:
+        streams.glances, streams.is_up = {}, False

@@ -1,0 +1,194 @@
+"""What Prometheus reads of streams: a table of metrics in base units, filled from glances. Serving it is the command's.
+
+Few labels: stream, group, and of epochs their state, of workers their host. Members, and epochs by number, would grow
+for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from penstock.watching.rates import hosts, is_silent, waits
+from penstock_common.errors import PenstockError
+from penstock_common.stream.glance import Glance, GroupGlance
+from penstock_producer.staffing import load_of, shown
+
+try:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise PenstockError("metrics need the package prometheus-client: pip install 'penstock[metrics]'") from error
+
+STATES = ("open", "sized", "produced", "abandoned")
+
+Labels = tuple[str, ...]
+Found = Iterable[tuple[Labels, float | None]]
+"""Values by the labels behind ``stream``; None is left out: it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One metric."""
+
+    name: str
+    help: str
+    values: Callable[[Glance], Found]
+    labels: Labels = ()
+    is_counter: bool = False
+
+
+def _one(value: Callable[[Glance], float | None]) -> Callable[[Glance], Found]:
+    return lambda glance: [((), value(glance))]
+
+
+def _groups(value: Callable[[Glance, GroupGlance], float | None]) -> Callable[[Glance], Found]:
+    return lambda glance: [((group.name,), value(glance, group)) for group in glance.groups]
+
+
+def _states(glance: Glance) -> Found:
+    return [((state,), sum(epoch.state == state for epoch in glance.epochs)) for state in STATES]
+
+
+def _hosts(kind: str) -> Callable[[Glance], Found]:
+    return lambda glance: [((one["host"],), one[kind]) for one in hosts(glance)]
+
+
+def _reasons(glance: Glance) -> Found:
+    whys = [waiter.why for waiter in glance.waiting.values()]
+    return [((why,), whys.count(why)) for why in ("budget", "memory")]
+
+
+def _wished(glance: Glance) -> float | None:
+    return shown(load_of(glance.paces))
+
+
+def _wait_ratio(glance: Glance, group: GroupGlance) -> float | None:
+    told = [part for (name, _), one in glance.paces.trainers.items()
+            if name == group.name and (part := waits(one)) is not None]  # fmt: skip
+    return sum(told) / len(told) if told else None
+
+
+def _silent(glance: Glance, group: GroupGlance) -> float:
+    return sum(is_silent(member) for member in group.members)
+
+
+def _orphaned(glance: Glance, group: GroupGlance) -> float:
+    return sum(member.pending_entries for member in group.members if is_silent(member))
+
+
+def _living(glance: Glance, group: GroupGlance) -> float:
+    return sum(not is_silent(member) and not member.name.startswith("~") for member in group.members)
+
+
+TABLE = (
+    Line("penstock_stream_budget_bytes", "Payload bytes that the stream may hold.", _one(lambda g: g.budget_bytes)),
+    Line("penstock_stream_held_bytes", "Payload bytes that it holds.", _one(lambda g: g.held_bytes)),
+    Line("penstock_stream_written_entries", "Entries written.", _one(lambda g: g.made_entries), is_counter=True),
+    Line("penstock_stream_written_samples", "Samples written.", _one(lambda g: g.made_samples), is_counter=True),
+    Line("penstock_stream_written_bytes", "Payload bytes written.", _one(lambda g: g.made_bytes), is_counter=True),
+    Line(
+        "penstock_stream_bad_samples",
+        "Samples of retained epochs that could not be made.",
+        _one(lambda g: sum(epoch.bad for epoch in g.epochs)),
+    ),
+    Line("penstock_stream_epochs", "Retained epochs by state.", _states, ("state",)),
+    Line("penstock_stream_waiting_writers", "Writers that wait for room.", _reasons, ("why",)),
+    Line("penstock_stream_writer_wait_seconds", "How long the longest of them has waited.", _one(lambda g: g.waited_s)),
+    Line("penstock_workers", "Worker processes that work for the stream.", _hosts("workers"), ("host",)),
+    Line("penstock_workers_wished", "Workers that its trainers would keep busy.", _one(_wished)),
+    Line("penstock_worker_busy_ratio", "What part of their time workers make samples.", _hosts("busy"), ("host",)),
+    Line("penstock_worker_room_wait_ratio", "What part of it they wait for room.", _hosts("room"), ("host",)),
+    Line("penstock_worker_idle_ratio", "What part of it they have no job.", _hosts("idle"), ("host",)),
+    Line(
+        "penstock_group_given_samples",
+        "Samples given to members.",
+        _groups(lambda _, g: g.given_samples),
+        ("group",),
+        is_counter=True,
+    ),
+    Line(
+        "penstock_group_given_bytes",
+        "Payload bytes given to members.",
+        _groups(lambda _, g: g.given_bytes),
+        ("group",),
+        is_counter=True,
+    ),
+    Line(
+        "penstock_group_lag_entries",
+        "Entries that no member was given.",
+        _groups(lambda _, g: g.lag_entries),
+        ("group",),
+    ),
+    Line(
+        "penstock_group_lag_samples",
+        "Samples that no member was given.",
+        _groups(lambda _, g: g.lag_samples),
+        ("group",),
+    ),
+    Line("penstock_group_lag_seconds", "Age of the oldest of them.", _groups(lambda _, g: g.lag_s), ("group",)),
+    Line(
+        "penstock_group_pending_entries",
+        "Entries given out and not acknowledged.",
+        _groups(lambda _, g: g.pending_entries),
+        ("group",),
+    ),
+    Line(
+        "penstock_group_redelivered_entries",
+        "Of the oldest pending, those given out more than once.",
+        _groups(lambda _, g: g.redelivered_entries),
+        ("group",),
+    ),
+    Line(
+        "penstock_group_orphaned_entries", "Pending entries of members that are silent.", _groups(_orphaned), ("group",)
+    ),
+    Line(
+        "penstock_group_dead_letters",
+        "Entries that the group could not read.",
+        _groups(lambda _, g: g.dead_letters),
+        ("group",),
+    ),
+    Line("penstock_group_members", "Members heard of within a lease.", _groups(_living), ("group",)),
+    Line("penstock_group_silent_members", "Members not heard of for longer.", _groups(_silent), ("group",)),
+    Line(
+        "penstock_group_holds_data",
+        "1 if what the group has not read is kept for it.",
+        _groups(lambda _, g: g.holds),
+        ("group",),
+    ),
+    Line(
+        "penstock_group_wait_ratio",
+        "What part of their time its training loops wait for batches.",
+        _groups(_wait_ratio),
+        ("group",),
+    ),
+)
+
+
+class Streams(Collector):
+    """The metrics of all glances at hand."""
+
+    def __init__(self) -> None:
+        self.glances: Mapping[str, Glance] = {}
+        """Replaced whole after each round of looks; empty while the server is away."""
+        self.is_up = False
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        glances = list(self.glances.values())
+        yield GaugeMetricFamily("penstock_up", "1 if the server of the streams answered last.", value=float(self.is_up))
+        if glances:
+            memory = glances[0].memory
+            yield GaugeMetricFamily("penstock_server_used_bytes", "The server's memory.", value=memory.used_bytes)
+            yield GaugeMetricFamily(
+                "penstock_server_limit_bytes", "Its maxmemory, 0 for none.", value=memory.limit_bytes
+            )
+        for line in TABLE:
+            family = (CounterMetricFamily if line.is_counter else GaugeMetricFamily)(
+                line.name, line.help, labels=["stream", *line.labels]
+            )
+            for glance in glances:
+                for labels, value in line.values(glance):
+                    if value is not None:
+                        family.add_metric([glance.name, *labels], float(value))
+            yield family
