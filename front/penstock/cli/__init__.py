@@ -33,8 +33,8 @@ COMMANDS: dict[str, Entry] = {
     "show": Entry("penstock.cli.show", "show samples of a stream as pictures, with labels and identity"),
     "stat": Entry("penstock.cli.stat", "tell ranges, means, classes and troubles of a stream's samples"),
     "monitor": Entry("penstock.cli.monitor", "watch streams live: rates, lag, members, workers, the bottleneck"),
-    "exporter": Entry("penstock.cli.exporter", "serve metrics of streams for Prometheus"),
     "tail": Entry("penstock.cli.tail", "follow what is written to a stream: a line for each entry, no payloads"),
+    "exporter": Entry("penstock.cli.exporter", "serve metrics of streams for Prometheus"),
     "audit": Entry("penstock.cli.audit", "compare planned, written and trained on; name what is lost or twice"),
     "bad": Entry("penstock.cli.bad", "list, show, retry or drop bad samples and dead letters"),
     "groups": Entry("penstock.cli.groups", "list a stream's groups; declare, reset or drop one"),
@@ -43,6 +43,7 @@ COMMANDS: dict[str, Entry] = {
     "export": Entry("penstock.cli.export", "copy a stream's epochs to files, bit-exact"),
     "import": Entry("penstock.cli.import", "bring exported epochs back into a stream"),
     "delete": Entry("penstock.cli.delete", "remove a stream with all its epochs and groups"),
+    "completion": Entry("penstock.cli.completion", "print a script that lets a shell complete penstock's commands"),
 }
 """In the order of ``penstock --help``."""
 

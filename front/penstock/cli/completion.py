@@ -1,0 +1,199 @@
+"""``penstock completion``: what a shell needs to complete commands, actions, options and their choices.
+
+The script is made from the very parsers and stands for itself: a press of Tab starts no Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+
+NAME = "completion"
+HELP = "print a script that lets a shell complete penstock's commands"
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("shell", choices=SHELLS, help="%(choices)s")
+    parser.epilog = (
+        "example:\n"
+        '  eval "$(penstock completion bash)"                                  # in ~/.bashrc\n'
+        '  eval "$(penstock completion zsh)"                                   # in ~/.zshrc, after compinit\n'
+        "  penstock completion fish > ~/.config/fish/completions/penstock.fish\n\n"
+        "Made of the commands of this version: make it again after an update, or let the shell's start do so."
+    )
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Prints the script."""
+    console.line({"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](places()).rstrip())
+    return 0
+
+
+@dataclass(slots=True)
+class Place:
+    """What may stand after some words, such as ``penstock produce images``."""
+
+    words: dict[str, str] = field(default_factory=dict)
+    """Sub-commands and choices of arguments, with their help."""
+    options: dict[str, str] = field(default_factory=dict)
+    values: dict[str, list[str]] = field(default_factory=dict)
+    """Option that takes a value -> the values it may have; none where it may be anything."""
+
+
+def places() -> dict[str, Place]:
+    """Every place there is, by its words."""
+    from penstock.cli import COMMANDS, Parser, load_command
+
+    start = Place({name: entry.help for name, entry in COMMANDS.items()}, {"--help": "", "--version": ""})
+    found = {"penstock": start}
+    for name in COMMANDS:
+        parser = Parser(f"penstock {name}")
+        load_command(name).add_arguments(parser)
+        _walk(parser, f"penstock {name}", found)
+    return found
+
+
+def _walk(parser: argparse.ArgumentParser, at: str, found: dict[str, Place]) -> None:
+    place = found[at] = Place()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for choice in action._choices_actions:
+                place.words[choice.dest] = _help(parser, choice)
+            for name, sub in action.choices.items():
+                _walk(sub, f"{at} {name}", found)
+            continue
+        choices = [str(choice) for choice in action.choices or ()]
+        if not action.option_strings:
+            place.words |= dict.fromkeys(choices, "")
+        for option in action.option_strings:
+            place.options[option] = _help(parser, action)
+            if action.nargs != 0:
+                place.values[option] = choices
+
+
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    text = parser._get_formatter()._expand_help(action) if action.help else ""
+    return " ".join(text.split())
+
+
+def _deeper(found: dict[str, Place]) -> str:
+    """Shell pattern of the words that lead from one place to the next."""
+    return "|".join(f"'{at}'" for at in found if at != "penstock")
+
+
+def _bash(found: dict[str, Place]) -> str:
+    cases, values = [], []
+    for at, place in found.items():
+        cases.append(f"        '{at}') words='{' '.join([*place.words, *place.options])}' ;;")
+        for option, choices in place.values.items():
+            values.append(f"        '{at} {option}') words='{' '.join(choices)}' ;;")
+    return _BASH.format(deeper=_deeper(found), cases="\n".join(cases), values="\n".join(values))
+
+
+_BASH = """\
+# bash completion for penstock
+_penstock() {{
+    local at=penstock words='' word i
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        word="$at ${{COMP_WORDS[i]}}"
+        case "$word" in
+            {deeper}) at="$word" ;;
+        esac
+    done
+    case "$at" in
+{cases}
+    esac
+    case "$at ${{COMP_WORDS[COMP_CWORD-1]}}" in
+{values}
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _penstock penstock
+"""
+
+
+def _zsh(found: dict[str, Place]) -> str:
+    cases, values = [], []
+    for at, place in found.items():
+        every = {**place.words, **place.options}
+        described = " ".join(_quoted(f"{_colons(word)}:{_colons(text)}") for word, text in every.items())
+        cases.append(f"        {_quoted(at)}) found=({described}) ;;")
+        for option, choices in place.values.items():
+            values.append(f"        {_quoted(f'{at} {option}')}) found=({' '.join(map(_quoted, choices))}) ;;")
+    return _ZSH.format(deeper=_deeper(found), cases="\n".join(cases), values="\n".join(values))
+
+
+_ZSH = """\
+#compdef penstock
+_penstock() {{
+    local at=penstock word i
+    local -a found
+    for ((i = 2; i < CURRENT; i++)); do
+        word="$at ${{words[i]}}"
+        case "$word" in
+            {deeper}) at="$word" ;;
+        esac
+    done
+    case "$at" in
+{cases}
+    esac
+    case "$at ${{words[CURRENT-1]}}" in
+{values}
+    esac
+    _describe penstock found || _files
+}}
+compdef _penstock penstock
+"""
+
+
+def _fish(found: dict[str, Place]) -> str:
+    lines = []
+    for at, place in found.items():
+        when = f"complete -c penstock -n {_fish_quoted(f'__penstock_at {at}')}"
+        lines += [f"{when} -a {_fish_quoted(word)}{_described(text)}" for word, text in place.words.items()]
+        for option, text in place.options.items():
+            name = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"
+            values = place.values.get(option)
+            takes = "" if values is None else f" -x -a {_fish_quoted(' '.join(values))}" if values else " -r"
+            lines.append(f"{when} {name}{takes}{_described(text)}")
+    return _FISH.format(deeper=" ".join(_fish_quoted(at) for at in found if at != "penstock"), lines="\n".join(lines))
+
+
+_FISH = """\
+# fish completion for penstock
+function __penstock_at
+    set -l at penstock
+    for word in (commandline -opc)[2..-1]
+        if contains -- "$at $word" {deeper}
+            set at "$at $word"
+        end
+    end
+    test "$at" = "$argv"
+end
+{lines}
+"""
+
+
+def _described(text: str) -> str:
+    return f" -d {_fish_quoted(text)}" if text else ""
+
+
+def _colons(text: str) -> str:
+    """What separates a word from its help in zsh's lists."""
+    return text.replace(":", "\\:")
+
+
+def _quoted(text: str) -> str:
+    """As bash and zsh read it: nothing within single quotes means anything."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _fish_quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
