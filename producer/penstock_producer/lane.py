@@ -77,7 +77,7 @@ def open_lane(client: Client, stream: Stream, manifest: Manifest, shard: int) ->
 
 def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:
     """So large that a small shard takes no more than it needs, and a large one turns over within the budget."""
-    most = max(2 * stream.block_bytes, min(SEGMENT_BYTES, int(stream.partition_budget * BUDGET_SHARE)))
+    most = max(2 * stream.block_bytes + (16 << 10), min(SEGMENT_BYTES, int(stream.partition_budget * BUDGET_SHARE)))
     if manifest.sizes is None or stream.spec is None or any(tensor.is_ragged for tensor in stream.spec):
         return most
     payload = manifest.shard_size(shard) * sum(tensor.sample_bytes for tensor in stream.spec)

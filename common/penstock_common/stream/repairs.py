@@ -19,10 +19,10 @@ from penstock_common.stream.audit.survey import Survey
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import Record, group_counts, index_record, overridden, repair_record
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua.repairs import BALANCE, REPAIR
+from penstock_common.stream.lua.repairs import BALANCE, REOPEN, REPAIR
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import reader_of, whole_fields
-from penstock_common.stream.roster import load_roster, server_ms
+from penstock_common.stream.roster import ORDERED, load_roster, server_ms
 from penstock_common.stream.streams import Stream
 
 ALIVE_MS = 30_000
@@ -56,13 +56,25 @@ def commit_patch(
     """Appends entry and record in one transaction; False where the range is not missing any more.
 
     So two repairs at once, or one that is started again, put everything back once. ``groups`` forget what they noted
-    of the entry that is replaced. Raises EpochAbandoned.
+    of the entry that is replaced; those of which it was a dead letter owe the epoch again. Raises EpochAbandoned.
     """
+    groups = list(groups)
+    _reopen(client, stream, manifest.epoch, lost, groups)
     while True:
         try:
             return _commit_once(client, stream, manifest, lost, patch, groups)
         except WatchError:  # somebody wrote meanwhile, or the connection broke: what is there says whether it is done
             continue
+
+
+def _reopen(client: Client, stream: Stream, epoch: int, lost: MissingRange, groups: Iterable[str]) -> None:
+    """A group closes an epoch over its dead letters; an ordered one has gone on with others in their place."""
+    partition, known = stream.partition_of(lost.shard), load_roster(client, stream.partitions[0]).groups
+    for group in groups:
+        is_shared = group in known and known[group].kind != ORDERED
+        if lost.entry and is_shared and client.hexists(partition.dead(epoch, group), lost.entry):
+            for each in stream.partitions:
+                run_script(client, REOPEN, [each.roster], [group, epoch])
 
 
 def _commit_once(

@@ -1,0 +1,304 @@
+"""Segments in trouble: late commits, full and vanished folders, hosts that do not see them; each named, and mended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from penstock.__main__ import main
+from penstock_common.errors import (
+    BudgetRefused,
+    EpochIncomplete,
+    SegmentGone,
+    SegmentsUnseen,
+    StreamDeleted,
+    WaitTimeout,
+)
+from penstock_common.format.block import BlockBuilder
+from penstock_common.format.spec import Spec
+from penstock_common.format.wire import encode
+from penstock_common.segments.folder import SegmentFolder
+from penstock_common.stream.connection import connect
+from penstock_common.stream.deletion import delete_stream
+from penstock_common.stream.entries import look_commands, payload_commands, record_commands
+from penstock_common.stream.manifest import load_manifest
+from penstock_common.stream.payloads import segments_of
+from penstock_common.stream.registry import registered_segments, seal_segments
+from penstock_common.stream.roster import Membership, join_group, load_roster
+from penstock_consumer.replay import Replay
+from penstock_producer.lane import open_lane
+from penstock_producer.recycling import recycle
+from penstock_producer.writer import Writer
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, produce, sample, writer_of
+from tests.producer import repaired
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> str:
+    """A payload setting."""
+    return f"segments:{tmp_path / 'segments'}"
+
+
+@pytest.fixture
+def small_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Path]]:
+    """A file system of so many bytes: a real one where this user may mount, else files are refused as by a full one."""
+    mounted: list[Path] = []
+    real = os.posix_fallocate
+
+    def make(nbytes: int) -> Path:
+        root = Path(tempfile.mkdtemp(prefix="penstock-small-"))
+        mounted.append(root)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "penstock-test", str(root)]
+        with suppress(OSError):
+            if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+                return root
+
+        def fallocate(fd: int, offset: int, length: int) -> None:
+            if sum(p.stat().st_size for p in root.rglob("*") if p.is_file()) + length > nbytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(fd, offset, length)
+
+        monkeypatch.setattr(os, "posix_fallocate", fallocate)
+        return root
+
+    yield make
+    for root in mounted:
+        subprocess.run(["umount", str(root)], capture_output=True, check=False)
+        shutil.rmtree(root)
+
+
+def read_all(url: str, name: str = "t", epoch: int = 0) -> list[int]:
+    """The epoch once more."""
+    with Replay(name, url=url, epoch=epoch, batch_size=8, notify=lambda _: None) as replay:
+        return numbers(replay)
+
+
+def test_a_commit_that_comes_after_its_file_was_used_again_is_refused(any_url: str, plane: str) -> None:
+    """A writer is killed while the server stands still: what lies in a buffer must not name another's file."""
+    writer = writer_of(any_url, spec=SPEC, payload=plane, block_bytes=10 * SAMPLE_BYTES)
+    epoch = writer.epoch(0, sizes=[20])
+    client, stream, manifest = writer.client, writer.stream, load_manifest(writer.client, writer.stream, 0)
+    builder = BlockBuilder(Spec.of(SPEC), 1 << 20, 10)
+    for number in range(10):
+        builder.add(sample(number))
+    block = builder.finish(0)
+    lane = open_lane(client, stream, manifest, 0)
+    assert lane is not None
+    fields, name = lane.append(encode(block, stream=stream.id, epoch=0, shard=0))
+    lane.close()  # as the kernel does for the dead
+    partition, folder = stream.partitions[0], segments_of(stream)
+    with redis.Redis.from_url(any_url) as raw:
+        connection = raw.connection_pool.get_connection()
+        look = look_commands(partition, 0, 0)
+        commands = [*payload_commands(partition, 0, fields), *record_commands(partition, 0, 0, block, {}, name)]
+        for command in (*look, *commands[:-1]):
+            connection.send_command(*command)
+            connection.read_response()
+        assert recycle(client, stream, grace_s=0.0).kept == 1
+        assert name not in folder.names()
+        connection.send_command(*commands[-1])
+        outcome = connection.read_response()
+        assert any("its segment is sealed" in str(one) for one in outcome)
+        connection.disconnect()
+        assert raw.xlen(partition.entries(0)) == 0
+        assert not raw.exists(partition.index(0, 0))
+    assert load_roster(client, partition).bytes == 0
+    with epoch.shard(0) as shard:
+        assert shard.position == 0
+        for number in range(20):
+            shard.write(sample(number))
+    writer.close()
+    assert read_all(any_url) == list(range(20))
+
+
+def test_a_writer_that_was_taken_for_dead_goes_on_in_another_file(any_url: str, plane: str) -> None:
+    """Locks that another host does not see: its recycler costs the writer a block's repetition, and no sample."""
+    with writer_of(any_url, spec=SPEC, payload=plane, block_bytes=10 * SAMPLE_BYTES) as writer:
+        manifest = writer.epoch(0, sizes=[100])
+        with manifest.shard(0) as shard:
+            for number in range(100):
+                shard.write(sample(number))
+                if number % 30 == 25:
+                    shard.flush()
+                    known = registered_segments(writer.client, writer.stream.partitions[0], 0)
+                    seal_segments(
+                        writer.client, writer.stream.partitions[0], load_manifest(writer.client, writer.stream, 0),
+                        known, for_the_dead=True,
+                    )  # fmt: skip
+        assert len(registered_segments(writer.client, writer.stream.partitions[0], 0)) >= 4
+    assert read_all(any_url) == list(range(100))
+
+
+def test_a_full_folder_holds_the_writer_back_until_there_is_room(
+    any_url: str, small_disk: Callable[[int], Path]
+) -> None:
+    """Somebody else filled the disk: the writer says so and waits; when room appears it goes on, without a gap."""
+    root = small_disk(4 * MIB)
+    filler = root / "somebody-elses"
+    filler.write_bytes(bytes(4 * MIB - 200_000))
+    said: list[str] = []
+
+    def write() -> None:
+        with writer_of(any_url, spec=SPEC, payload=f"segments:{root}", budget_bytes=3 * MIB, block_bytes=20_000,
+                       notify=said.append) as writer, writer.epoch() as epoch:  # fmt: skip
+            for number in range(50_000):
+                epoch.write(sample(number))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while not any("no space left in" in line and "budget_bytes" in line for line in said):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)
+    assert thread.is_alive()
+    filler.unlink()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert read_all(any_url) == list(range(50_000))
+
+
+def test_a_folder_that_could_never_hold_the_budget_is_refused_at_once(
+    any_url: str, small_disk: Callable[[int], Path]
+) -> None:
+    """A container's /dev/shm has 64 MB: better told before the first sample than when it is full."""
+    root = small_disk(MIB)
+    if os.path.ismount(root):
+        with pytest.raises(BudgetRefused, match=r"1024 KiB in all|1\.0 MiB in all|1 MiB in all"):
+            writer_of(any_url, spec=SPEC, payload=f"segments:{root}", budget_bytes=2 * MIB)
+    total = shutil.disk_usage(root).total
+    with pytest.raises(BudgetRefused, match="--shm-size"):
+        writer_of(any_url, spec=SPEC, payload=f"segments:{root}", budget_bytes=2 * total)
+
+
+@pytest.mark.parametrize("trouble", ["gone", "short"])
+def test_a_vanished_file_is_a_dead_letter_the_audit_names_it_and_a_repair_makes_it_again(
+    any_url: str, plane: str, tmp_path: Path, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody cleaned up in the wrong folder: what was there is named, the rest is read, and nothing stays lost."""
+    real = Writer
+    monkeypatch.setattr(repaired, "Writer", lambda *args, **kwargs: real(*args, payload=plane, **kwargs))
+    repaired.produce(any_url)
+    with connect(any_url) as client:
+        stream = repaired.stream_of(client)
+        join_group(client, Membership(stream, "had", "", ""), declared=True)
+        join_group(client, Membership(stream, "lacks", "", ""), declared=True)
+        folder = segments_of(stream)
+        assert folder is not None
+        before = delivered(any_url, "had")
+        victim = min(registered_segments(client, stream.partitions[0], 0))
+        if trouble == "gone":
+            (folder.path / victim).unlink()
+        else:
+            os.truncate(folder.path / victim, 5000)
+        found = repaired.audit(any_url, deep=False)
+        assert not found.is_clean
+        assert any(victim in line and "no payload any more" in line for line in found.epochs[0].findings)
+        said: list[str] = []
+        rest = delivered(any_url, "lacks", said)
+        assert rest < before
+        assert any("SegmentGone" in line and victim in line for line in said)
+        with pytest.raises(SegmentGone, match=victim), Replay("t", url=any_url, epoch=0, batch_size=8) as replay:
+            list(replay)
+        done = repaired.repair(any_url)
+        assert done.made == sum(lost.end - lost.first - len(lost.holes) for lost in found.epochs[0].missing) > 0
+        assert delivered(any_url, "lacks") == before - rest
+        assert repaired.audit(any_url).is_clean
+        with Replay("t", url=any_url, epoch=0, batch_size=8) as replay:
+            assert sum(len(batch["x"]) for batch in replay) == len(before)
+
+
+def delivered(url: str, group: str, said: list[str] | None = None) -> set[tuple[int, ...]]:
+    """What the group is given of the epoch."""
+    notify = (said if said is not None else []).append
+    found: set[tuple[int, ...]] = set()
+    with suppress(EpochIncomplete), loader_of(url, group, notify=notify) as loader:
+        for batch in loader:
+            found.update(batch.identities())
+    return found
+
+
+def test_who_does_not_see_the_folder_is_told_in_one_sentence(
+    any_url: str, plane: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trainer, a replay, an audit and a writer on another host: each at once, none goes on with half of it."""
+    produce(any_url, "t", 50, payload=plane)
+    monkeypatch.setenv("PENSTOCK_SEGMENTS", str(tmp_path / "elsewhere"))
+    sentence = r"keeps its payloads in .*elsewhere.*, which this process does not see .*PENSTOCK_SEGMENTS"
+    with pytest.raises(SegmentsUnseen, match=sentence), loader_of(any_url) as loader:
+        list(loader)
+    with pytest.raises(SegmentsUnseen, match=sentence):
+        read_all(any_url)
+    with pytest.raises(SegmentsUnseen, match=sentence):
+        writer_of(any_url)
+    assert not (tmp_path / "elsewhere").exists(), "a writer there would have written for nobody"
+    capsys.readouterr()
+    assert main(["audit", "t", "--deep", "--url", any_url]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["audit", "t", "--url", any_url]) == 0
+    assert main(["inspect", "t", "--url", any_url]) == 0
+    assert "which is not seen from here" in capsys.readouterr().out
+    shutil.move(tmp_path / "segments", tmp_path / "elsewhere")
+    assert read_all(any_url) == list(range(50)), "mounted elsewhere"
+
+
+def test_a_deleted_stream_leaves_nothing_in_its_folder(any_url: str, plane: str, tmp_path: Path) -> None:
+    """Neither files nor the folder, also while a writer goes on until it finds out."""
+    with writer_of(any_url, spec=SPEC, payload=plane, block_bytes=10 * SAMPLE_BYTES) as writer:
+        shard = writer.epoch(0, sizes=[1000]).shard(0)
+        for number in range(100):
+            shard.write(sample(number))
+        shard.flush()
+        with connect(any_url) as client:
+            gone = delete_stream(client, "t")
+        assert not gone.left
+        with pytest.raises(StreamDeleted):
+            for number in range(100, 1000):
+                shard.write(sample(number))
+                shard.flush()
+    assert not list((tmp_path / "segments").iterdir())
+
+
+def test_a_reader_that_stood_still_buries_nothing_that_others_have_settled(
+    any_url: str, plane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of an entry that it was given is used again: no dead letter, since the group has every sample."""
+    produce(any_url, "t", 40, payload=plane)
+    with connect(any_url) as client:
+        stream = repaired.stream_of(client)
+        manifest = load_manifest(client, stream, 0)
+        from penstock_common.stream.ledger import acknowledge
+
+        folder = segments_of(stream)
+        assert folder is not None
+        real = SegmentFolder.open
+        turned: list[int] = []
+
+        def slow(self: SegmentFolder, name: str) -> Any:
+            """Between header and payload the others settle everything, and retention takes the file."""
+            if not turned:
+                turned.append(1)
+                ids = [entry_id for entry_id, _ in client.xrange(stream.partitions[0].entries(0))]
+                acknowledge(client, stream.partitions[0], manifest, "g", ids, {0: [(0, 40)]})
+                for file in folder.names():
+                    folder.give_back(file, keep=False)
+            return real(self, name)
+
+        monkeypatch.setattr(SegmentFolder, "open", slow)
+        with pytest.raises(WaitTimeout), loader_of(any_url, timeout_s=3) as loader:
+            assert list(loader) == []
+        assert turned
+        assert not client.hlen(stream.partitions[0].dead(0, "g"))
