@@ -17,7 +17,7 @@ FIRST_PAGE = 8
 """Records read first: most groups are hardly behind."""
 
 LOOK_BACK: Final = 4
-"""Records of each shard that tell when it was written to last: the newest may be of bad samples only, without an entry."""
+"""Records of each shard that tell when it was written to last: the newest may be of bad samples alone."""
 AHEAD: Final = 32
 """Shards beyond the last begun one that are looked at each time; jobs begin them about in order."""
 ALL_EACH: Final = 15
@@ -40,7 +40,6 @@ def newest_records(
     client: Client, where: Mapping[int, PartitionKeys], epoch: int, count: int
 ) -> list[tuple[int, Record]]:
     """(shard, record) of the newest blocks of these shards that have an entry, oldest first."""
-
     latest: dict[int, EntryId] = {}
     for shard, record in _written(client, where, epoch, list(where), LOOK_BACK):
         latest[shard] = max(latest.get(shard, (0, 0)), parse_id(record.entry_id))
