@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from penstock_common.format.spec import Spec
 from penstock_common.stream.server import EmbeddedServer
 from penstock_consumer.loader import Loader
+from penstock_consumer.pipeline.again import Shuffle
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease, Span
 from penstock_consumer.pipeline.stage import Setting
@@ -86,6 +87,14 @@ def interleaved(order: NDArray[np.int64], producers: int) -> NDArray[np.int64]:
     return np.concatenate([part[turn] for turn in range(turns) for part in entries if turn < len(part)])
 
 
+def again(order: NDArray[np.int64], entry: int, samples: int, seed: int, number: int) -> NDArray[np.int64]:
+    """What a shuffled pass of a `Replay` or of `Files` makes of an order: blocks permuted, then a window."""
+    shuffle = Shuffle(seed, number, samples, 0)
+    blocks = [order[at : at + entry] for at in range(0, len(order), entry)]
+    permuted = np.concatenate([blocks[place] for place in shuffle.blocks(len(blocks))])
+    return windowed(permuted, samples, seed + number)
+
+
 def cost(sample_bytes: int, *, batches: int = 400) -> float:
     """GB/s of payload through a window of ten batches, in and out: two copies of each sample."""
     spec = Spec.of({"x": ("uint8", (sample_bytes,))})
@@ -138,6 +147,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--samples", type=int, default=SAMPLES)
     arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--orders-only", action="store_true", help="not what a window costs")
     options = arguments.parse_args()
     n, seed = options.samples, options.seed
     sorted_source = np.arange(n)
@@ -153,6 +163,15 @@ def main() -> None:
     for share in (0.001, 0.01, 0.1, 0.5):
         samples = max(1, int(n * share))
         cases[f"unshuffled source, window of {samples} samples ({share:.1%})"] = windowed(sorted_source, samples, seed)
+    for entry, samples in ((128, 1000), (128, 10_000), (7, 1000), (7, 10_000)):
+        cases[f"unshuffled source replayed: blocks of {entry} permuted, window of {samples}"] = again(
+            sorted_source, entry, samples, seed, 0
+        )
+    one, other = (again(canonical, 128, 1000, seed, number) for number in (0, 1))
+    cases["canonical order replayed: blocks of 128 permuted, window of 1000"] = one
+    place = np.empty(n, dtype=np.int64)
+    place[one] = np.arange(n)
+    cases["the pass after that, compared with that one"] = place[other]
     print(
         f"| {n} samples, {CLASSES} labels, batches of {BATCH} | displacement | correlation | run | labels in a batch |"
     )
@@ -163,7 +182,8 @@ def main() -> None:
             f"| {name} | {found.displacement:.3f} | {found.correlation:+.3f} | {found.run:.2f} | {found.labels:.1f} |"
         )
     print()
-    costs()
+    if not options.orders_only:
+        costs()
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def argument_tables() -> dict[str, dict[str, str]]:
     return tables
 
 
-@pytest.mark.parametrize("name", ["Writer", "Loader", "Replay", "produce", "EmbeddedServer"])
+@pytest.mark.parametrize("name", ["Writer", "Loader", "Replay", "Files", "produce", "EmbeddedServer"])
 def test_every_argument_with_a_default_is_on_the_page(name: str) -> None:
     """A default that stands in a signature alone is found by reading code only."""
     found = {
