@@ -129,7 +129,7 @@ def _options(args: argparse.Namespace) -> Options:
         minutes=args.minutes, partitions=args.partitions, sample_bytes=args.sample_bytes, members=args.members,
         groups=args.groups, ranks=args.ranks, workers=args.workers, epoch_samples=args.epoch_samples,
         lease_s=args.lease, pause_s=args.pause, server_kills=not args.no_server_kills, own_queue=args.own_queue,
-        patience_s=args.patience,
+        patience_s=args.patience, payload=args.payload,
     )  # fmt: skip
 
 
@@ -152,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="R",
         help="of an ordered group, 0: none (default: 2)",
     )
+    add("--payload", choices=("inline", "segments"), default=default.payload, help="default: %(default)s")
     add("--workers", type=int, default=default.workers, metavar="W", help="at least 2 (default: %(default)s)")
     add("--epoch-samples", type=int, default=0, metavar="N", help="default: some seconds of work")
     add("--lease", type=float, default=default.lease_s, metavar="S", help="seconds (default: %(default)s)")

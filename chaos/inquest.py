@@ -10,6 +10,7 @@ from pathlib import Path
 
 from chaos.cast import Cast
 from chaos.journal import read_journal
+from chaos.leftovers import leftovers
 from chaos.lives import Diary, read_diary
 from chaos.options import FEED, MAIN, RANKS, Options
 from chaos.payload import feed_nonce, is_bad
@@ -73,8 +74,12 @@ def hold(options: Options, stage: Stage, cast: Cast) -> Findings:
     fed = expect_feed(options, [a.life.journal for a in cast.everyone if a.life.role == "feeder"])
     findings.feed_samples = len(fed.nonces)
     _judge_groups(options, stage, cast, planned, {MAIN: expected, FEED: fed}, findings)
+    stage.end_sweeping()
     for name in (MAIN, FEED):
         findings.violations += _audited(stage.url, name)
+    with stage.client() as client:
+        for stream in (main, feed):
+            findings.violations += [f"segments of {stream.name!r}: {line}" for line in leftovers(client, stream)]
     return findings
 
 

@@ -42,6 +42,8 @@ class Options:
     server_kills: bool = True
     own_queue: bool = False
     """Whether jobs live on a second server, which is left alone."""
+    payload: str = "inline"
+    """``segments``: payloads lie in files in the run's folder, or in memory, and a recycler has hardly any grace."""
     patience_s: float = 120.0
     """Without any progress for so long something hangs."""
 

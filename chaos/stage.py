@@ -12,6 +12,7 @@ from pathlib import Path
 import redis
 
 from chaos.actor import Actor
+from chaos.leftovers import Sweeper
 from chaos.lives import Life
 from chaos.options import FEED, MAIN, RANKS, Options
 from chaos.payload import spec
@@ -42,6 +43,7 @@ class Stage:
         self._port = self.server.port
         self._queue = EmbeddedServer() if options.own_queue else None
         self._make_streams()
+        self._sweeper = Sweeper(self.url, (MAIN, FEED)) if options.payload != "inline" else None
 
     def _started(self) -> EmbeddedServer:
         return EmbeddedServer(appendonly=True, directory=self.directory / "server", port=self._port, extra=AOF)
@@ -52,11 +54,15 @@ class Stage:
         for name, members in groups.items():
             with Writer(
                 name, url=self.url, spec=spec(options.sample_bytes), partitions=options.partitions,
-                budget_bytes=options.budget_bytes, block_bytes=options.block_bytes,
+                budget_bytes=options.budget_bytes, block_bytes=options.block_bytes, payload=self._payload,
             ) as writer:  # fmt: skip
                 for group in members:  # declared: what it has not read is kept also while no member is there
                     order = Order(0, 0, 0) if group == RANKS else None
                     join_group(writer.client, Membership(writer.stream, group, "", "", order), declared=True)
+
+    @property
+    def _payload(self) -> str:
+        return "inline" if self.options.payload == "inline" else f"segments:{self.directory / 'segments'}"
 
     @property
     def url(self) -> str:
@@ -117,6 +123,11 @@ class Stage:
                     cut += client.client_kill_filter(_id=info["id"])
         return cut
 
+    def end_sweeping(self) -> None:
+        """From now on the folder changes no more by itself."""
+        if self._sweeper is not None:
+            self._sweeper.close()
+
     # --- processes ---
 
     def start_dispatcher(self) -> Actor:
@@ -156,6 +167,7 @@ class Stage:
 
     def close(self) -> None:
         """Ends the servers."""
+        self.end_sweeping()
         if not self.is_up:
             with suppress(ProcessLookupError):
                 os.kill(self.server.pid, signal.SIGCONT)
