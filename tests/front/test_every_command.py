@@ -93,6 +93,7 @@ VALUES = {"stream": "trian", "name": "resnet", "epoch": "0", "entry": "1-0", "po
 MORE = {
     "penstock bad drop": ["--group", "resnet"],
     "penstock delete": ["--yes"],
+    "penstock doctor": ["--no-probe"],
     "penstock monitor": ["--once"],
     "penstock tail": ["--once"],
 }
@@ -159,6 +160,7 @@ WAYS: dict[str, list[str]] = {
     "penstock bad list": [],
     "penstock bad show": [],
     "penstock delete": [],
+    "penstock doctor": [],
     "penstock epochs abandon": ["--force"],
     "penstock epochs close": [],
     "penstock epochs list": [],
