@@ -128,6 +128,11 @@ ANY_META = "penstock:{*}:meta"
 """Pattern of every stream's meta key."""
 
 
+def scratch_key(token: str) -> str:
+    """What `penstock doctor` measures with; no stream's name begins with ``~``."""
+    return f"penstock:{{~doctor}}:{token}"
+
+
 def name_in_meta_key(key: bytes) -> str:
     """The stream's name in one of the keys that `ANY_META` matches."""
     return key.decode().removeprefix("penstock:{").removesuffix("}:meta")

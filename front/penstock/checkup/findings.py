@@ -1,0 +1,26 @@
+"""A finding: how bad it is, what was found, and the command that mends it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning", "note", "ok"]
+ORDER: tuple[Severity, ...] = ("error", "warning", "note", "ok")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One."""
+
+    check: str
+    severity: Severity
+    """``error``: data or runs will be lost, or nothing works; ``warning``: it will hurt; ``note``: good to know."""
+    found: str
+    mend: str = ""
+    """The exact command, or setting; empty where nothing is to be done."""
+
+
+def ok(check: str, found: str) -> Finding:
+    """All is well."""
+    return Finding(check, "ok", found)

@@ -1,0 +1,309 @@
+"""What a server should be like to carry streams: one small rule for each thing, from facts to a finding. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.checkup.findings import Finding, ok
+from penstock.checkup.holes import mended_by, open_holes
+from penstock_common.format.limits import MAX_ENTRY_BYTES
+from penstock_common.stream.checkup import ServerFacts
+from penstock_common.stream.server import ALLOCATOR_ENVIRONMENT
+from penstock_common.stream.suitability import readable_bytes, usable_bytes
+
+FLOOR = {"redis": (6, 2), "valkey": (7, 2)}
+SLOW_PING_MS, VERY_SLOW_PING_MS = 5.0, 50.0
+"""A writer commits a block of 1 MB in some ms; a round trip above that is what its speed is made of."""
+SLOW_BYTES_PER_S = 100e6
+"""Below it a single trainer of 150 kB samples gets less than 700 of them a second."""
+REPLICA_BUFFER_BYTES = 1 << 30
+BACKLOG_BYTES = 256 << 20
+CROWDED = 0.8
+
+
+def _set(name: str, value: object) -> str:
+    return f"redis-cli CONFIG SET {name} {value}"
+
+
+def _setting(facts: ServerFacts, name: str) -> str | None:
+    return None if facts.config is None else facts.config.get(name)
+
+
+def product(facts: ServerFacts) -> Finding:
+    """The floor is what is tested: streams' commands before it differ."""
+    version = ".".join(map(str, facts.version))
+    floor = FLOOR[facts.product]
+    if facts.version < floor:
+        least = ".".join(map(str, floor))
+        return Finding("version", "error", f"{facts.product} {version} is older than {least}", "install a newer server")
+    return ok("version", f"{facts.product} {version}")
+
+
+def holes(facts: ServerFacts) -> Finding:
+    """Those that a stranger, or another user of the server, could use."""
+    found = open_holes(facts.product, facts.version)
+    if not found:
+        return ok("known holes", "none known of this version")
+    named = "; ".join(f"{hole.name}: {hole.what}" for hole in found)
+    best = max(mended_by(hole, facts.version) for hole in found)
+    return Finding(
+        "known holes", "warning",
+        f"{named} (distributions may have mended it without a new version: look at the package's changelog)",
+        f"install {facts.product} {'.'.join(map(str, best))} or newer",
+    )  # fmt: skip
+
+
+def eviction(facts: ServerFacts) -> Finding:
+    """Anything else deletes samples that nobody has read."""
+    policy = str(facts.info.get("maxmemory_policy", "noeviction"))
+    if policy == "noeviction":
+        return ok("eviction", "noeviction")
+    return Finding(
+        "eviction", "error", f"maxmemory-policy is {policy}: it may delete samples unread",
+        _set("maxmemory-policy", "noeviction"),
+    )  # fmt: skip
+
+
+def memory(facts: ServerFacts) -> Finding:
+    """Writers must meet their budget before the server meets its limit, and the limit before the host meets its own."""
+    limit, used = int(facts.info.get("maxmemory", 0)), int(facts.info.get("used_memory", 0))
+    host = int(facts.info.get("total_system_memory", 0))
+    budgets = sum(facts.budgets.values())
+    if not limit:
+        return Finding(
+            "memory", "warning",
+            f"no maxmemory: {readable_bytes(used)} are used, and nothing stops the server before the host's "
+            f"{readable_bytes(host)} are gone", _set("maxmemory", max(host // 2, 2 * budgets) or "2gb"),
+        )  # fmt: skip
+    if used > usable_bytes(limit):
+        return Finding(
+            "memory", "error", f"{readable_bytes(used)} of {readable_bytes(limit)} are used: writers wait, rq fails",
+            _set("maxmemory", 2 * limit),
+        )  # fmt: skip
+    if budgets > usable_bytes(limit):
+        return Finding(
+            "memory", "error",
+            f"the streams' budgets come to {readable_bytes(budgets)}, maxmemory {readable_bytes(limit)} leaves room "
+            f"for {readable_bytes(max(0, usable_bytes(limit)))}", _set("maxmemory", int(budgets * 1.25) + (32 << 20)),
+        )  # fmt: skip
+    if host and limit > 0.9 * host:
+        return Finding(
+            "memory", "warning",
+            f"maxmemory {readable_bytes(limit)} is nearly all of the host's {readable_bytes(host)}; "
+            "buffers and a rewrite of the append-only file need as much again", _set("maxmemory", host // 2),
+        )  # fmt: skip
+    left = readable_bytes(usable_bytes(limit) - used)
+    return ok("memory", f"{readable_bytes(used)} of {readable_bytes(limit)} used, writers may take {left} more")
+
+
+def allocator(facts: ServerFacts) -> Finding:
+    """Entries above 1 MB move at a third of the speed where freed pages go back to the kernel (design.md section 3)."""
+    kind = str(facts.info.get("mem_allocator", "unknown"))
+    if kind.startswith("jemalloc"):
+        if facts.decay_ms == "-1":
+            return ok("allocator", f"{kind}, keeps freed pages")
+        if facts.decay_ms is None:
+            return Finding("allocator", "note", f"{kind}; whether it keeps freed pages it does not tell", _keep(kind))
+        return Finding(
+            "allocator", "note",
+            f"{kind} gives freed pages back after {facts.decay_ms} ms: entries above 1 MB move at a third of the speed",
+            _keep(kind),
+        )  # fmt: skip
+    known = facts.local.environment if facts.local is not None else None
+    if known is not None and all(known.get(name) == value for name, value in _names(kind).items()):
+        return ok("allocator", f"{kind}, keeps freed pages")
+    lacks = "is not told to keep freed pages" if known is not None else "may give freed pages back"
+    return Finding(
+        "allocator", "note", f"{kind} {lacks}: entries of 150 kB and more move at 0.6 to 0.8 of the speed", _keep(kind)
+    )
+
+
+def _names(kind: str) -> dict[str, str]:
+    is_jemalloc = kind.startswith("jemalloc")
+    return {name: value for name, value in ALLOCATOR_ENVIRONMENT.items() if name.endswith("_CONF") == is_jemalloc}
+
+
+def _keep(kind: str) -> str:
+    return "start the server with " + " ".join(f"{name}={value}" for name, value in _names(kind).items())
+
+
+def persistence(facts: ServerFacts) -> Finding:
+    """A disk that cannot be written stops all writers, and snapshots fork the server at every so many writes."""
+    info = facts.info
+    for key, what in (("aof_last_write_status", "append-only file"), ("rdb_last_bgsave_status", "snapshot")):
+        if info.get(key, "ok") != "ok":
+            return Finding(
+                "persistence", "error", f"the last write of the {what} failed: the server may refuse all writes",
+                "df -h; then look into the server's log",
+            )  # fmt: skip
+    save, is_aof = _setting(facts, "save"), bool(int(info.get("aof_enabled", 0)))
+    if save:
+        return Finding(
+            "persistence", "note", f"snapshots ({save}) fork the server and write all of it again and again",
+            'redis-cli CONFIG SET save ""',
+        )  # fmt: skip
+    if not is_aof:
+        return Finding(
+            "persistence", "note", "nothing is on disk: a restart loses every stream, epochs must be made again",
+            _set("appendonly", "yes"),
+        )  # fmt: skip
+    if facts.local is not None and facts.local.overcommit != "1":
+        return Finding(
+            "persistence", "warning", f"vm.overcommit_memory is {facts.local.overcommit}: a rewrite of the append-only "
+            "file forks, and may fail for want of memory that it does not need", "sysctl -w vm.overcommit_memory=1",
+        )  # fmt: skip
+    return ok("persistence", "append-only file")
+
+
+def output_buffers(facts: ServerFacts) -> Finding:
+    """A reader that asked for 64 MB is cut off by a smaller limit, and asks again."""
+    limits = (_setting(facts, "client-output-buffer-limit") or "").split()
+    classes = {limits[at]: limits[at + 1 : at + 4] for at in range(0, len(limits) - 3, 4)}
+    normal, replica = classes.get("normal", ["0"]), classes.get("slave", classes.get("replica", ["0"]))
+    if normal[0] != "0":
+        return Finding(
+            "output buffers", "warning", f"readers are cut off at {normal[0]} bytes of answers",
+            'redis-cli CONFIG SET client-output-buffer-limit "normal 0 0 0"',
+        )  # fmt: skip
+    if int(facts.info.get("connected_slaves", 0)) and 0 < int(replica[0]) < REPLICA_BUFFER_BYTES:
+        return Finding(
+            "output buffers", "warning",
+            f"a replica is cut off when it is {replica[0]} bytes behind, and copies all again",
+            'redis-cli CONFIG SET client-output-buffer-limit "replica 4gb 2gb 60"',
+        )  # fmt: skip
+    return ok("output buffers", "no limit for readers" if limits else "the server does not tell")
+
+
+def query_buffer(facts: ServerFacts) -> Finding:
+    """A transaction's queued arguments count against it."""
+    limit = int(_setting(facts, "client-query-buffer-limit") or MAX_ENTRY_BYTES)
+    if limit < MAX_ENTRY_BYTES:
+        return Finding(
+            "query buffer", "warning", f"a writer whose entry is larger than {readable_bytes(limit)} is cut off",
+            _set("client-query-buffer-limit", MAX_ENTRY_BYTES),
+        )  # fmt: skip
+    return ok("query buffer", readable_bytes(limit))
+
+
+def backlog(facts: ServerFacts) -> Finding:
+    """A replica that was away for a second of 1 GB/s copies everything again."""
+    replicas, size = int(facts.info.get("connected_slaves", 0)), int(facts.info.get("repl_backlog_size", 0))
+    if replicas and size < BACKLOG_BYTES:
+        return Finding(
+            "replication backlog", "warning",
+            f"a backlog of {readable_bytes(size)} for {replicas} replica{'' if replicas == 1 else 's'}: one that is "
+            "away for a moment copies everything again", _set("repl-backlog-size", "1gb"),
+        )  # fmt: skip
+    return ok("replication backlog", f"{readable_bytes(size)}, {replicas} replicas")
+
+
+def role(facts: ServerFacts) -> Finding:
+    """Where nobody can write."""
+    if facts.info.get("role", "master") != "master":
+        where = f"{facts.info.get('master_host', '?')}:{facts.info.get('master_port', '?')}"
+        return Finding("role", "error", "it is a replica: nobody can write", f"use --url redis://{where}")
+    if int(facts.info.get("cluster_enabled", 0)):
+        return Finding("role", "warning", "it is a node of a cluster, which Penstock has not been run on",
+                       "use a server of its own")  # fmt: skip
+    return ok("role", "it takes writes")
+
+
+def rights(facts: ServerFacts) -> Finding:
+    """What the user may not do fails in the middle of a run."""
+    if not facts.refused:
+        return ok("rights", f"user {facts.user} may do all that Penstock does")
+    plain = [command.partition(" (")[0] for command in facts.refused]
+    grants = " ".join("+" + command.replace(" ", "|") for command in plain)
+    keys = "~penstock:* " if any("(keys" in command for command in facts.refused) else ""
+    return Finding(
+        "rights", "error", f"user {facts.user} may not use {', '.join(facts.refused)}",
+        f"redis-cli ACL SETUSER {facts.user} {keys}{grants}",
+    )  # fmt: skip
+
+
+def clients(facts: ServerFacts) -> Finding:
+    """A trainer takes four connections, a worker four."""
+    most, now = (
+        int(facts.info.get("maxclients", 0) or _setting(facts, "maxclients") or 10_000),
+        int(facts.info.get("connected_clients", 0)),
+    )
+    if now > CROWDED * most:
+        return Finding(
+            "connections", "warning", f"{now} of {most} connections are taken; a refused one waits, then ends",
+            _set("maxclients", 2 * most),
+        )  # fmt: skip
+    files = facts.local.open_files if facts.local is not None else None
+    if files is not None and files < most + 32:
+        return Finding(
+            "connections", "warning", f"maxclients is {most}, and the process may open {files} files",
+            f"ulimit -n {most + 1000} before the server is started",
+        )  # fmt: skip
+    return ok("connections", f"{now} of {most} taken")
+
+
+def idle_timeout(facts: ServerFacts) -> Finding:
+    """A trainer in a long step is silent on some of its connections."""
+    seconds = int(_setting(facts, "timeout") or 0)
+    if seconds:
+        return Finding("idle timeout", "warning", f"connections silent for {seconds} s are closed", _set("timeout", 0))
+    return ok("idle timeout", "none")
+
+
+def latency(facts: ServerFacts) -> Finding:
+    """Round trips, as writers and trainers meet them."""
+    if not facts.pings_ms:
+        return ok("latency", "not measured")
+    half, most = (facts.pings_ms[int(len(facts.pings_ms) * part)] for part in (0.5, 0.99))
+    told = f"PING takes {half:.2f} ms, 1 of 100 {most:.2f} ms or more"
+    if half > SLOW_PING_MS or most > VERY_SLOW_PING_MS:
+        return Finding(
+            "latency", "warning", f"{told}: look for slow commands, swapping, or a far network",
+            "redis-cli --latency; redis-cli SLOWLOG GET 10",
+        )  # fmt: skip
+    return ok("latency", told)
+
+
+def throughput(facts: ServerFacts) -> Finding:
+    """A small probe: 32 entries of 1 MB, with plain redis-py, beside whatever else runs now."""
+    if facts.written_per_s is None or facts.read_per_s is None:
+        return ok("throughput", f"not measured: {facts.probe_left_out or 'left out'}")
+    told = f"{facts.written_per_s / 1e6:,.0f} MB/s written, {facts.read_per_s / 1e6:,.0f} MB/s read"
+    if min(facts.written_per_s, facts.read_per_s) < SLOW_BYTES_PER_S:
+        return Finding(
+            "throughput", "warning", f"{told}, in entries of 1 MB: the network, or a busy server",
+            "penstock monitor; redis-cli INFO commandstats",
+        )  # fmt: skip
+    return ok("throughput", told)
+
+
+def login(facts: ServerFacts) -> Finding:
+    """Whoever reaches the server can delete everything on it."""
+    if facts.config is None:
+        return ok("login", "the server does not tell its settings")
+    is_open = facts.user == "default" and not _setting(facts, "requirepass")
+    reached = {"127.0.0.1", "::1", "-::1", "localhost"}.issuperset((_setting(facts, "bind") or "*").split())
+    if is_open and not reached and _setting(facts, "protected-mode") == "no":
+        return Finding(
+            "login", "warning", "anybody who reaches its port may read and delete everything",
+            "redis-cli CONFIG SET requirepass A_LONG_SECRET",
+        )  # fmt: skip
+    return ok("login", "needs a password" if not is_open else "only this host reaches it")
+
+
+def settings(facts: ServerFacts) -> Finding:
+    """Some rules need them."""
+    if facts.config is None:
+        return Finding("settings", "note", "CONFIG GET is forbidden: limits of buffers and timeouts were not checked",
+                       "ask whoever runs the server")  # fmt: skip
+    return ok("settings", f"{len(facts.config)} read")
+
+
+RULES: tuple[Callable[[ServerFacts], Finding], ...] = (
+    product, holes, role, rights, eviction, memory, persistence, allocator, output_buffers, query_buffer, backlog,
+    clients, idle_timeout, latency, throughput, login, settings,
+)  # fmt: skip
+
+
+def check_server(facts: ServerFacts) -> list[Finding]:
+    """Every rule's finding."""
+    return [rule(facts) for rule in RULES]

@@ -1,0 +1,154 @@
+"""What a stream should be like: one small rule for each thing, from facts to a finding. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.checkup.findings import Finding, ok
+from penstock.watching.rates import is_silent, seen
+from penstock_common.stream.durability import Durability
+from penstock_common.stream.glance import Glance
+from penstock_common.stream.suitability import readable_bytes
+
+LONG_WAIT_S = 30.0
+"""One lease: a worker's job that waits longer makes place for another."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """One stream, and of its server what its promises need."""
+
+    glance: Glance
+    durability: str
+    payload: str
+    """``inline``, or ``segments:`` and a folder."""
+    is_aof: bool
+    has_waitaof: bool
+    replicas: int
+    """That follow."""
+    segments_seen: bool | None = None
+    """Whether this host sees the folder of its segments; None where it has none."""
+    segments_free: int = 0
+    """Bytes left there."""
+
+
+def durability(facts: StreamFacts) -> Finding:
+    """A level that the server cannot keep ends the writer in the middle of a run."""
+    wanted = Durability.parse(facts.durability)
+    if wanted.fsync and not facts.has_waitaof:
+        return Finding(
+            "durability", "error", f"the stream wants {facts.durability}, and the server has no WAITAOF",
+            "install Redis 7.2 or Valkey; or make the stream with durability='memory'",
+        )  # fmt: skip
+    if wanted.fsync and not facts.is_aof:
+        return Finding(
+            "durability", "error", f"the stream wants {facts.durability}, and the server writes no append-only file",
+            "redis-cli CONFIG SET appendonly yes",
+        )  # fmt: skip
+    if wanted.replicas > facts.replicas:
+        return Finding(
+            "durability", "error", f"the stream wants {facts.durability}, and {facts.replicas} replicas follow",
+            "redis-cli -h REPLICA REPLICAOF HOST PORT",
+        )  # fmt: skip
+    return ok("durability", facts.durability)
+
+
+def segments(facts: StreamFacts) -> Finding:
+    """Who does not see the folder can neither write nor read a payload."""
+    if facts.segments_seen is None:
+        return ok("segments", "payloads travel in the entries")
+    folder = facts.payload.partition(":")[2]
+    if not facts.segments_seen:
+        return Finding(
+            "segments", "warning",
+            f"this host does not see the stream's segments in {folder}: it can neither write nor read",
+            "export PENSTOCK_SEGMENTS=/where/it/is/mounted",
+        )  # fmt: skip
+    lacking = facts.glance.budget_bytes - facts.glance.held_bytes - facts.segments_free
+    if lacking > 0:
+        return Finding(
+            "segments", "error", f"{folder} has {readable_bytes(facts.segments_free)} left, and the budget allows "
+            f"{readable_bytes(facts.glance.budget_bytes - facts.glance.held_bytes)} more: writers will fail",
+            f"df -h {folder}; mount -o remount,size=... {folder}",
+        )  # fmt: skip
+    return ok("segments", f"{folder}, {readable_bytes(facts.segments_free)} free")
+
+
+def absent_groups(facts: StreamFacts) -> Finding:
+    """They hold the budget for a trainer that may never come."""
+    glance = facts.glance
+    absent = [
+        group for group in glance.groups
+        if group.holds and group.lag_samples and all(is_silent(m) or m.name.startswith("~") for m in group.members)
+    ]  # fmt: skip
+    if not absent:
+        return ok("absent groups", "none holds data")
+    most = max(absent, key=lambda group: group.lag_bytes)
+    return Finding(
+        "absent groups", "error" if glance.waiting else "warning",
+        f"{', '.join(group.name for group in absent)}: nobody reads, and {readable_bytes(most.lag_bytes)} are kept for "
+        f"{most.name}" + ("; writers wait for that room" if glance.waiting else ""),
+        f"penstock groups drop {glance.name} {most.name}",
+    )  # fmt: skip
+
+
+def silent_members(facts: StreamFacts) -> Finding:
+    """What they hold comes to others of their group, if there are any."""
+    silent = [(group.name, one) for group in facts.glance.groups for one in group.members if is_silent(one)]
+    holding = [(name, one) for name, one in silent if one.pending_entries]
+    if holding:
+        named = ", ".join(f"{one.name} of {name} ({one.pending_entries} entries)" for name, one in holding)
+        return Finding(
+            "silent members", "warning", f"not heard of for a lease, and holding entries: {named}",
+            "start a trainer of the group: it takes them over within a lease",
+        )  # fmt: skip
+    return ok("silent members", f"{len(silent)} were not heard of for a lease" if silent else "all were heard of")
+
+
+def waiting_writers(facts: StreamFacts) -> Finding:
+    """Writers that wait are as intended, for a while."""
+    glance = facts.glance
+    if not glance.waiting or glance.waited_s < LONG_WAIT_S:
+        return ok("waiting writers", f"{len(glance.waiting)}")
+    return Finding(
+        "waiting writers", "warning", f"{len(glance.waiting)} wait for room, the longest for {glance.waited_s:.0f} s: "
+        + seen(None, glance)["bottleneck"]["text"], f"penstock monitor {glance.name}",
+    )  # fmt: skip
+
+
+def idle_workers(facts: StreamFacts) -> Finding:
+    """Paused: there, and without jobs, while epochs are not made."""
+    workers = facts.glance.paces.workers
+    idle = [name for name, told in workers.items() if told.shares.get("idle", 0.0) > 0.9]
+    unmade = [epoch.epoch for epoch in facts.glance.epochs if epoch.state in ("open", "sized")]
+    if idle and unmade and len(idle) == len(workers):
+        return Finding(
+            "workers", "warning",
+            f"all {len(idle)} workers have no jobs, and epochs {', '.join(map(str, unmade))} are not made: "
+            "their production ended?", f"penstock produce ... --stream {facts.glance.name}",
+        )  # fmt: skip
+    return ok("workers", f"{len(workers)} at work")
+
+
+def bad_samples(facts: StreamFacts) -> Finding:
+    """Trained without."""
+    bad = sum(epoch.bad for epoch in facts.glance.epochs)
+    dead = sum(group.dead_letters for group in facts.glance.groups)
+    if dead:
+        return Finding("bad samples", "warning", f"{dead} entries could not be read, {bad} samples not made",
+                       f"penstock bad list {facts.glance.name}")  # fmt: skip
+    if bad:
+        return Finding("bad samples", "note", f"{bad} samples could not be made",
+                       f"penstock bad list {facts.glance.name}")  # fmt: skip
+    return ok("bad samples", "none")
+
+
+RULES: tuple[Callable[[StreamFacts], Finding], ...] = (
+    durability, segments, absent_groups, silent_members, waiting_writers, idle_workers, bad_samples,
+)  # fmt: skip
+
+
+def check_stream(facts: StreamFacts) -> list[Finding]:
+    """Every rule's finding."""
+    return [rule(facts) for rule in RULES]

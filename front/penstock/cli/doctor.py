@@ -1,0 +1,112 @@
+"""``penstock doctor``: checks server and streams as an expert would, with the command that mends each finding."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from penstock.cli import add_json, add_url, url_of
+
+if TYPE_CHECKING:
+    from penstock.checkup.findings import Finding
+    from penstock.checkup.stream_rules import StreamFacts
+    from penstock.cli.console import Console
+    from penstock_common.stream.checkup import ServerFacts
+    from penstock_common.stream.commands import Client
+
+NAME = "doctor"
+HELP = "check server and streams as an expert would, and say what mends it"
+
+BAD = 3
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "ok": "green"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("stream", nargs="?", help="left out: all streams")
+    parser.add_argument("--no-probe", action="store_true", help="do not measure throughput (32 MB on a scratch key)")
+    parser.add_argument("--strict", action="store_true", help="warnings count as errors, for the exit code")
+    parser.add_argument("--all", action="store_true", help="show also what is well")
+    add_url(parser)
+    add_json(parser)
+    parser.epilog = (
+        "example:\n  penstock doctor\n  penstock doctor train --all\n"
+        "  penstock doctor --strict --no-probe --json | jq '.findings[] | select(.severity == \"error\")'\n\n"
+        "It changes nothing; the throughput probe writes a scratch key and removes it. error: data or runs will be\n"
+        "lost, or nothing works; warning: it will hurt; note: good to know.\n\n"
+        f"exit codes: 0 no errors, {BAD} at least one error (with --strict: or warning), 1 could not check: no such\n"
+        "stream or no server, 2 wrong usage"
+    )
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Looks, and says what it thinks of it."""
+    from penstock.checkup.findings import ORDER
+    from penstock.checkup.server_rules import check_server
+    from penstock.checkup.stream_rules import check_stream
+    from penstock_common.stream.connection import connect
+
+    with connect(url_of(args)) as client:
+        server, streams = _facts(client, args)
+    found = [("server", one) for one in check_server(server)]
+    found += [(f"stream {facts.glance.name}", one) for facts in streams for one in check_stream(facts)]
+    found.sort(key=lambda each: ORDER.index(each[1].severity))
+    counts: dict[str, int] = {severity: sum(one.severity == severity for _, one in found) for severity in ORDER}
+    if args.json:
+        console.json({"findings": [{"of": of, **asdict(one)} for of, one in found], **counts})
+    else:
+        _print(found, counts, args, console)
+    return BAD if counts["error"] or (args.strict and counts["warning"]) else 0
+
+
+def _facts(client: Client, args: argparse.Namespace) -> tuple[ServerFacts, list[StreamFacts]]:
+    from penstock_common.stream.checkup import missing_rights, read_server
+    from penstock_common.stream.streams import list_streams
+
+    names: list[str] = []
+    if not missing_rights(client):  # else there is nothing to be read
+        names = [args.stream] if args.stream else list_streams(client)
+    streams = [_stream(client, name) for name in names]
+    budgets = {f.glance.name: f.glance.budget_bytes for f in streams if f.payload == "inline"}
+    return read_server(client, probe=not args.no_probe, budgets=budgets), streams
+
+
+def _stream(client: Client, name: str) -> StreamFacts:
+    from penstock.checkup.stream_rules import StreamFacts
+    from penstock_common.errors import SegmentsUnseen
+    from penstock_common.segments.plane import folder_of
+    from penstock_common.settings import Settings
+    from penstock_common.stream.checkup import following, has_waitaof
+    from penstock_common.stream.onlooker import Onlooker
+    from penstock_common.stream.streams import load_stream
+
+    stream = load_stream(client, name)
+    replicas, is_aof = following(client)
+    seen, free = None, 0
+    folder = folder_of(stream.payload, name, stream.id, Settings.from_environment().segments)
+    if folder is not None:
+        try:
+            folder.require()
+            seen, free = True, shutil.disk_usage(folder.path).free
+        except SegmentsUnseen:
+            seen = False
+    return StreamFacts(
+        glance=Onlooker(client, name).look(), durability=stream.durability, payload=stream.payload, is_aof=is_aof,
+        has_waitaof=has_waitaof(client), replicas=replicas, segments_seen=seen, segments_free=free,
+    )  # fmt: skip
+
+
+def _print(
+    found: list[tuple[str, Finding]], counts: dict[str, int], args: argparse.Namespace, console: Console
+) -> None:
+    for of, one in found:
+        if one.severity == "ok" and not args.all:
+            continue
+        word = console.style(f"{one.severity:7}", _COLOURS[one.severity], "bold")
+        console.line(f"{word}  {of}, {one.check}: {one.found}")
+        if one.mend:
+            console.line(f"         mend: {one.mend}")
+    told = [f"{counts[each]} {each}{'' if counts[each] == 1 else 's'}" for each in ("error", "warning", "note")]
+    console.line(f"{', '.join(told)}; {counts['ok']} checks are well" + ("" if args.all else " (--all shows them)"))
