@@ -122,10 +122,11 @@ class Committer:
             except OSError as error:
                 self._bear_full(self._lane, error)
 
-    def drop_reserved(self) -> None:
-        """What was reserved will not be committed."""
+    def drop_reserved(self, block: Block) -> None:
+        """What was reserved will not be committed: its place in the segment is taken for good, and in no index."""
         if self._lane is not None:
-            self._lane.drop_reserved()
+            epoch = self._manifest.epoch
+            self._lane.append(encode(block, stream=self._stream.id, epoch=epoch, shard=self._shard, checksum=False))
 
     def commit(self, block: Block, bad: Mapping[int, str] | None = None) -> None:
         """Sends the block once what was sent before is committed; ``bad`` gives a reason for each of its holes.

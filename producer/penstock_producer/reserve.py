@@ -48,7 +48,7 @@ class Reservation(Mapping[str, NDArray[Any]]):
     """
 
     def __init__(
-        self, spec: Spec, first: int, arrays: dict[str, NDArray[Any]], end: Callable[[Block | None], None]
+        self, spec: Spec, first: int, arrays: dict[str, NDArray[Any]], end: Callable[[Block, bool], None]
     ) -> None:
         self._spec, self._first, self._arrays, self._end = spec, first, arrays, end
         self._is_over = False
@@ -70,12 +70,11 @@ class Reservation(Mapping[str, NDArray[Any]]):
             if column.spec.dtype == BOOL:  # the wire has 0 and 1 only
                 np.not_equal(column.values.view(np.uint8), 0, out=column.values)
             column.values.flags.writeable = False
-        self._end(block)
+        self._end(block, True)
 
     def drop(self) -> None:
         """Forgets them: the shard stands where it stood."""
-        self._over()
-        self._end(None)
+        self._end(self._over(), False)
 
     def _over(self) -> Block:
         if self._is_over:

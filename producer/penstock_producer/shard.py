@@ -107,12 +107,12 @@ class ShardWriter:
         self.flush()
         arrays = arrays_in(self._spec, count, self._committer.reserve(self._spec, count))
 
-        def end(block: Block | None) -> None:
+        def end(block: Block, is_wanted: bool) -> None:
             self._reserved = 0
-            if block is None:
-                self._committer.drop_reserved()
-            else:
+            if is_wanted:
                 self.write_block(block, {})
+            else:
+                self._committer.drop_reserved(block)
 
         self._reserved = count
         return Reservation(self._spec, self._next, arrays, end)
