@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from penstock_common.stream.connection import connect
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.payloads import entry_digest
-from penstock_common.stream.streams import load_stream
+from penstock_common.stream.streams import find_stream, load_stream
 from penstock_consumer.exporting import export_stream
 from penstock_consumer.loader import Loader
 from penstock_consumer.replay import Replay
@@ -204,6 +206,60 @@ class TestBrokenOff:
         assert import_stream(tmp_path / "out", "u", url=any_url, notify=lambda _: None).new[-1] == 1
         for epoch in (0, 1):
             assert all_of(any_url, "u", epoch) == all_of(any_url, "t", epoch)
+
+
+def test_killed_half_way_and_run_again_both_end_with_the_very_epoch(any_url: str, tmp_path: Path) -> None:
+    """SIGKILL wherever it hits: nothing half-written is taken for whole, and nothing is written twice."""
+    spec = {"x": ("uint8", (50_000,)), "y": ("int64", ())}
+    with (
+        Writer("t", url=any_url, spec=spec, block_bytes=100_000, notify=lambda _: None) as writer,
+        writer.epoch() as epoch,
+    ):
+        for number in range(1000):
+            epoch.write({"x": np.full(50_000, number % 251, np.uint8), "y": number})
+    out = tmp_path / "out"
+
+    def part() -> int:
+        return max((path.stat().st_size for path in out.glob(f"*.seg{PART}")), default=0) if out.exists() else 0
+
+    def committed() -> int:
+        with connect(any_url) as client:
+            stream = find_stream(client, "u")
+            if stream is None:
+                return 0
+            index = stream.partitions[0].index(0, 0)
+            return int(client.xlen(index)) * 100_000
+
+    for words, progress in (
+        (["export", "t", str(out)], part),
+        (["import", str(out), "u", "--payload", f"segments:{tmp_path}"], committed),
+    ):
+        assert killed_at(["--url", any_url, *words], progress, 10_000_000)
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", *words, "--url", any_url], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert sorted(path.suffix for path in out.iterdir()) == [".json", ".seg"]
+    assert all_of(any_url, "u", 0)[3:] == all_of(any_url, "t", 0)[3:]
+    files = penstock.Files(out, batch_size=50, notify=lambda _: None)
+    with Replay("u", url=any_url, epoch=0, batch_size=50, notify=lambda _: None) as replay:
+        for one, other in zip(replay, files, strict=True):
+            assert np.array_equal(one["x"], other["x"])
+            assert np.array_equal(one["y"], other["y"])
+
+
+def killed_at(words: list[str], progress: Callable[[], int], wanted: int) -> bool:
+    """Runs the command and kills it once it has come so far; whether it had not ended before."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", words[2], *words[3:], *words[:2]],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        while process.poll() is None and progress() < wanted:
+            time.sleep(0.001)
+    finally:
+        process.kill()
+    return process.wait() < 0
 
 
 def test_an_import_never_mixes_two_datasets(any_url: str, tmp_path: Path) -> None:
