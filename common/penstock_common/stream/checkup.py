@@ -86,9 +86,11 @@ class ServerFacts:
     local: Local | None = None
     budgets: Mapping[str, int] = field(default_factory=dict)
     """Stream -> bytes of the server's memory that it may take."""
+    held_bytes: int = 0
+    """What all of them hold of it now."""
 
 
-def read_server(client: Client, *, probe: bool, budgets: Mapping[str, int]) -> ServerFacts:
+def read_server(client: Client, *, probe: bool, budgets: Mapping[str, int], held_bytes: int) -> ServerFacts:
     """All of it; the probe writes and reads 32 MB on a scratch key, unless that would fill the server."""
     info: dict[str, Any] = client.info("everything")
     version = str(info.get("valkey_version") or info.get("redis_version", "0"))
@@ -106,7 +108,7 @@ def read_server(client: Client, *, probe: bool, budgets: Mapping[str, int]) -> S
         version=tuple(int(part) for part in version.split(".") if part.isdecimal()),
         info=info, config=_config(client), decay_ms=_decay_ms(client), user=_user(client), refused=refused,
         pings_ms=latencies(client), written_per_s=written, read_per_s=read, probe_left_out=left_out,
-        local=_local(host, info), budgets=budgets,
+        local=_local(host, info), budgets=budgets, held_bytes=held_bytes,
     )  # fmt: skip
 
 

@@ -190,7 +190,8 @@ class Onlooker:
         if not epoch.is_new and not epoch.is_looked_at and not is_whole:
             found = read_back(self._client, where, number, {shard: floors[p.number] for shard, p in where.items()})
             for shard, records in found.items():
-                epoch.logs.setdefault(shard, ShardLog()).add(records)
+                if records:
+                    epoch.logs.setdefault(shard, ShardLog()).add(records)
             return {}
         counts = epoch.is_new or epoch.is_looked_at
         ends = {shard: epoch.logs[shard].end if shard in epoch.logs else 0 for shard in due}

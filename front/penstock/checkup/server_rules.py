@@ -86,6 +86,14 @@ def memory(facts: ServerFacts) -> Finding:
             f"the streams' budgets come to {readable_bytes(budgets)}, maxmemory {readable_bytes(limit)} leaves room "
             f"for {readable_bytes(max(0, usable_bytes(limit)))}", _set("maxmemory", int(budgets * 1.25) + (32 << 20)),
         )  # fmt: skip
+    others = max(0, used - facts.held_bytes)
+    if budgets + others > usable_bytes(limit):
+        return Finding(
+            "memory", "warning",
+            f"{readable_bytes(others)} are taken by what is not payload of streams, so budgets of "
+            f"{readable_bytes(budgets)} do not fit under {readable_bytes(limit)}: writers will wait for memory",
+            f"redis-cli --bigkeys; or {_set('maxmemory', int((budgets + others) * 1.25) + (32 << 20))}",
+        )  # fmt: skip
     if host and limit > 0.9 * host:
         return Finding(
             "memory", "warning",

@@ -69,8 +69,9 @@ def _facts(client: Client, args: argparse.Namespace) -> tuple[ServerFacts, list[
     if not missing_rights(client):  # else there is nothing to be read
         names = [args.stream] if args.stream else list_streams(client)
     streams = [_stream(client, name) for name in names]
-    budgets = {f.glance.name: f.glance.budget_bytes for f in streams if f.payload == "inline"}
-    return read_server(client, probe=not args.no_probe, budgets=budgets), streams
+    inline = [facts.glance for facts in streams if facts.payload == "inline"]
+    budgets, held = {one.name: one.budget_bytes for one in inline}, sum(one.held_bytes for one in inline)
+    return read_server(client, probe=not args.no_probe, budgets=budgets, held_bytes=held), streams
 
 
 def _stream(client: Client, name: str) -> StreamFacts:

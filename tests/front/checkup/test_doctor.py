@@ -89,6 +89,13 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
         (server.memory, info(maxmemory=0), "warning", "no maxmemory", f"CONFIG SET maxmemory {8 * GB}"),
         (server.memory, info(used_memory=2 * GB), "error", "are used: writers wait", f"CONFIG SET maxmemory {4 * GB}"),
         (server.memory, replace(WELL, budgets={"a": GB, "b": GB}), "error", "budgets come to 2048 MiB", "maxmemory"),
+        (
+            server.memory,
+            info(used_memory=1200 * MB),
+            "warning",
+            "1200 MiB are taken by what is not payload",
+            "--bigkeys",
+        ),
         (server.memory, info(total_system_memory=2 * GB), "warning", "nearly all of the host's", "maxmemory"),
         (server.allocator, replace(WELL, decay_ms="10000"), "note", "after 10000 ms", "MALLOC_CONF=dirty_decay_ms:-1"),
         (server.allocator, replace(WELL, decay_ms=None), "note", "does not tell", "MALLOC_CONF"),
