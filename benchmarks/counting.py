@@ -1,0 +1,148 @@
+"""Counting samples in processes that are killed: starts peers' programs, hears what they say, and does the sums.
+
+A sample was trained on when the step that had it ended. How the peers are run is ``scenarios``'.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.environments import python_of
+from benchmarks.peers.protocol import Job
+
+ROOT = Path(__file__).parents[1]
+UNCERTAIN = 8
+"""Steps of a trainer before it was killed whose acknowledgements may have been under way: docs/guarantees.md."""
+TICK_S = 0.005
+PATIENCE_S = 120.0
+
+
+class Stuck(Exception):
+    """A run that neither ends nor goes on; says which process, and its last words."""
+
+
+class Process:
+    """A child that speaks the protocol; what it says is kept as it comes."""
+
+    def __init__(self, module: str, environment: str, job: Job) -> None:
+        self.job = job
+        self.began = time.monotonic()
+        self.said: list[dict[str, Any]] = []
+        self.was_killed = False
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by `close`
+        self.popen = subprocess.Popen(
+            [python_of(environment), "-m", f"benchmarks.peers.{module}"], cwd=ROOT, text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(json.dumps(asdict(job)) + "\n")
+        self.popen.stdin.close()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            if line.endswith("\n"):
+                self.said.append(json.loads(line))
+
+    def all(self, what: str) -> list[dict[str, Any]]:
+        """Its lines of one kind."""
+        return [line for line in list(self.said) if line["what"] == what]
+
+    @property
+    def steps(self) -> list[list[int]]:
+        """The numbers of each batch that was handed, also of the one whose step did not end."""
+        return [line["numbers"] for line in self.all("step")]
+
+    @property
+    def ended(self) -> list[list[int]]:
+        """The numbers of each batch whose step ended."""
+        return self.steps[: len(self.all("ended"))]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, by itself or not."""
+        return self.popen.poll() is not None
+
+    def kill(self) -> None:
+        """Kill -9, of this process alone."""
+        self.was_killed = True
+        self.popen.kill()
+        self.popen.wait()
+        self._listener.join(10)  # workers that it leaves behind may hold the pipe for a while
+
+    def close(self) -> None:
+        """Ends it with all its children."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+        self._listener.join(10)
+
+    def last_words(self) -> str:
+        """The end of what it wrote to stderr."""
+        self._errors.seek(0)
+        return " | ".join(self._errors.read().strip().splitlines()[-3:])[-600:]
+
+
+def wait_for(is_so: Callable[[], bool], what: str, among: Iterable[Process] = (), limit_s: float = PATIENCE_S) -> None:
+    """Raises Stuck after a while."""
+    deadline = time.monotonic() + limit_s
+    while not is_so():
+        if time.monotonic() > deadline:
+            words = "; ".join(f"{one.job.role} {one.job.member}: {one.last_words() or 'silent'}" for one in among)
+            raise Stuck(f"waited {limit_s:.0f} s for {what}: {words}")
+        time.sleep(TICK_S)
+
+
+@dataclass(frozen=True)
+class Count:
+    """What became of a run's samples, for one logical trainer."""
+
+    lost: int
+    """Never trained on."""
+    twice: int
+    """Times that a sample was trained on again."""
+    beyond: int
+    """Of these, not excused by a crash: the earlier time was not in the last steps of a trainer that was killed."""
+    damaged: int
+    """Samples whose bytes were not those of any number."""
+
+
+def counted(trainers: Iterable[Process], samples: int) -> Count:
+    """Of all the processes of one logical trainer, in the order of time."""
+    occurrences: list[tuple[float, bool, list[int]]] = []
+    for one in trainers:
+        ended = one.ended
+        for place, (batch, line) in enumerate(zip(ended, one.all("ended"), strict=False)):
+            is_certain = not one.was_killed or place < len(ended) - UNCERTAIN
+            occurrences.append((line["at"], is_certain, batch))
+    return tallied([(is_certain, batch) for _, is_certain, batch in sorted(occurrences)], samples)
+
+
+def tallied(batches: Iterable[tuple[bool, list[int]]], samples: int) -> Count:
+    """``batches``: whether its step was certainly acknowledged, and its numbers; in the order of time."""
+    latest: dict[int, bool] = {}
+    twice = beyond = damaged = 0
+    for is_certain, batch in batches:
+        for number in batch:
+            if not 0 <= number < samples:
+                damaged += number < 0
+                continue
+            if number in latest:
+                twice += 1
+                beyond += latest[number]
+            latest[number] = is_certain
+    return Count(samples - len(latest), twice, beyond, damaged)

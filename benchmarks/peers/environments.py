@@ -1,0 +1,88 @@
+"""A virtual environment for each peer that needs one: made on demand, outside the tree, from pinned requirements.
+
+``python -m benchmarks.peers.environments`` makes all of them and says what cannot be had here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from penstock_common.settings import Settings
+
+REQUIREMENTS = Path(__file__).parent / "requirements"
+OWN = {
+    "penstock": "penstock",
+    "torch": "torch",
+    "torchdata": "torchdata",
+    "tfdata": "tensorflow",
+}
+"""Peers of the development environment -> what must be installed there."""
+PINNED = ("redis", "tensorcom", "mosaic")
+"""Those that have requirements of their own."""
+INSTALL_S = 1200
+STAMP = "installed"
+
+
+class Unavailable(Exception):
+    """A peer cannot be run here; the message says why."""
+
+
+@cache
+def python_of(environment: str) -> Path:
+    """The interpreter of an environment, installed first if it is not there. Raises Unavailable."""
+    if environment in OWN:
+        if importlib.util.find_spec(OWN[environment]) is None:
+            raise Unavailable(f"{OWN[environment]} is not installed: pip install -e '.[dev]'")
+        return Path(sys.executable)
+    requirements = REQUIREMENTS / f"{environment}.txt"
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:8]
+    folder = Settings.from_environment().cache / "peers" / f"{environment}-{digest}"
+    if not (folder / STAMP).exists():
+        _install(folder, requirements)
+    return folder / "bin" / "python"
+
+
+def _install(folder: Path, requirements: Path) -> None:
+    """The lists are complete, so nothing is resolved: what is not on them is not wanted."""
+    print(f"installing {requirements.stem} into {folder} (once; some minutes)", file=sys.stderr, flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    command: list[str | Path] = [
+        folder / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-input",
+        "--no-deps",
+    ]
+    try:
+        done = subprocess.run(
+            [*command, "-r", requirements], capture_output=True, text=True, timeout=INSTALL_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"installing {requirements.stem} took longer than {INSTALL_S} s") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.strip().splitlines() if "ERROR" in line] or ["no reason given"]
+        raise Unavailable(f"pip cannot install {requirements.stem}: {lines[0]}")
+    (folder / STAMP).touch()
+
+
+def main() -> int:
+    """Makes all of them."""
+    for name in (*OWN, *PINNED):
+        try:
+            print(f"{name:12}{python_of(name)}")
+        except Unavailable as reason:
+            print(f"{name:12}not here: {reason}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
