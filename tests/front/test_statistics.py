@@ -96,7 +96,7 @@ def test_a_draw_is_bounded_uniform_and_repeatable() -> None:
     assert drawn(3, halves=False).values.tolist() != drawn(4, halves=False).values.tolist()
 
 
-DTYPES = ["bool", "uint8", "int16", "int64", "uint64", "float16", "bfloat16", "float32", "float64", "complex64"]
+DTYPES = ["bool", "uint8", "int8", "int16", "int64", "uint64", "float16", "bfloat16", "float32", "float64", "complex64"]
 
 
 def made(dtype: str, count: int, shape: tuple[int, ...]) -> list[NDArray[Any]]:
@@ -104,7 +104,8 @@ def made(dtype: str, count: int, shape: tuple[int, ...]) -> list[NDArray[Any]]:
     from penstock_common.format.dtypes import numpy_dtype
 
     rng = np.random.default_rng(5)
-    wide = rng.integers(0, 2 if dtype == "bool" else 200, (count, *shape)).astype(np.float64)
+    low, high = {"bool": (0, 2), "int8": (-128, 128)}.get(dtype, (0, 200))
+    wide = rng.integers(low, high, (count, *shape)).astype(np.float64)
     if dtype.startswith("complex"):
         return list((wide + 1j * rng.normal(size=wide.shape)).astype(numpy_dtype(dtype)))
     return list((wide if "float" not in dtype else rng.normal(size=wide.shape)).astype(numpy_dtype(dtype)))
@@ -160,6 +161,24 @@ def test_many_different_integers_do_not_take_memory() -> None:
     assert summary.distinct is None
     assert summary.bounds() == (0, 19_999)
     assert summary.quantiles((0.5,)) == pytest.approx([9999.5])
+
+
+@pytest.mark.parametrize("values", [[2**62, 2**62 + 1], [0, 2**64 - 1], [5], [2**63, 2**63]])
+def test_the_largest_integers_are_told_exactly(values: list[int]) -> None:
+    """Hashes and ids are integers that no float64 holds; rounding them would name another sample."""
+    told = as_json(summary_of("uint64", (), values))
+    assert (told["min"], told["max"]) == (min(values), max(values))
+    assert sum(told["histogram"]["counts"]) == len(values)
+    assert [one["class"] for one in told["classes"]] == sorted(set(values))
+
+
+@pytest.mark.parametrize("values", [[1e308, -1e308], [1e-320, 0.0], [1.0, 1.0 + 2**-52], [np.inf], [3.0]])
+def test_the_ends_of_float64_do_not_end_the_statistics(values: list[float]) -> None:
+    """One broken sample must not hide what is told of the others."""
+    told = as_json(summary_of("float64", (2,), [np.full(2, value) for value in values]))
+    finite = [value for value in values if np.isfinite(value)]
+    assert (told["min"], told["max"]) == ((min(finite), max(finite)) if finite else (None, None))
+    json.dumps(told, allow_nan=False)
 
 
 def test_what_to_paste_normalises_the_data() -> None:

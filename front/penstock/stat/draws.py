@@ -64,4 +64,5 @@ class Draw:
         """By linear interpolation, as numpy's; NaN of nothing."""
         if not len(self._values):
             return [float("nan")] * len(at)
-        return [float(value) for value in np.quantile(self._values, at)]
+        with np.errstate(over="ignore", invalid="ignore"):  # between the ends of float64 lies more than one
+            return [float(value) for value in np.quantile(self._values, at)]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.stat.counts import BYTE_WIDE, ByteCounts
 from penstock.stat.draws import Draw
 from penstock.stat.moments import Moments
 from penstock.stat.pieces import channel_axis, pieces_of, real, split
@@ -31,11 +32,12 @@ class TensorSummary:
         self.spec = spec
         self.axis = channel_axis(spec)
         self.samples = self.nbytes = 0
-        self.moments = Moments.none((spec.shape[self.axis] or 1) if self.axis is not None else 1)
-        """Of each channel, or of all."""
+        columns = (spec.shape[self.axis] or 1) if self.axis is not None else 1
+        self._bytes = ByteCounts(spec.dtype, columns) if spec.dtype in BYTE_WIDE else None
+        self._moments = Moments.none(columns)
         self.draw = Draw(rng)
-        self.distinct: dict[int, int] | None = {} if self.of == "length" or _is_whole(spec) else None
-        """Integer -> how often; None where they are not integers, or too many different ones."""
+        """Of numbers that are not counted by value."""
+        self._distinct: dict[int, int] | None = {} if self.of == "length" or _is_whole(spec) else None
         self.nan_first = ""
         """The first sample that has a NaN or an infinity."""
         self.least: NDArray[np.int64] | None = None
@@ -50,6 +52,16 @@ class TensorSummary:
         if self.spec.dtype == BYTES:
             return "length"
         return "magnitude" if self.spec.dtype.startswith("complex") else "value"
+
+    @property
+    def moments(self) -> Moments:
+        """Of each channel, or of all."""
+        return self._moments if self._bytes is None else self._bytes.moments()
+
+    @property
+    def distinct(self) -> dict[int, int] | None:
+        """Integer -> how often; None where they are not integers, or too many different ones."""
+        return self._distinct if self._bytes is None else self._bytes.distinct()
 
     def add(self, column: Column, rows: NDArray[np.int64], identity_of: IdentityOf) -> None:
         """Some samples of an entry; ``rows`` rise."""
@@ -70,19 +82,22 @@ class TensorSummary:
 
     @property
     def _lost(self) -> float:
-        return float(self.moments.nan.sum() + self.moments.infinite.sum())
+        return float(self._moments.nan.sum() + self._moments.infinite.sum())
 
     def _add_piece(self, piece: NDArray[Any]) -> None:
+        if self._bytes is not None:
+            self._bytes.add(piece)
+            return
         numbers = real(piece)
-        self.moments = self.moments.merge(Moments.of(numbers))
+        self._moments = self._moments.merge(Moments.of(numbers))
         flat = numbers.reshape(-1)
         self.draw.add(flat if np.isfinite(flat).all() else flat[np.isfinite(flat)])
-        if self.distinct is not None:
+        if self._distinct is not None:
             values, counts = np.unique(piece, return_counts=True)
-            for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-                self.distinct[int(value)] = self.distinct.get(int(value), 0) + count
-            if len(self.distinct) > MOST_DISTINCT:
-                self.distinct = None
+            for value, count in zip(values[: MOST_DISTINCT + 1].tolist(), counts.tolist(), strict=False):
+                self._distinct[value] = self._distinct.get(value, 0) + count
+            if len(self._distinct) > MOST_DISTINCT:
+                self._distinct = None
 
     def _add_shapes(self, shapes: NDArray[np.int64]) -> None:
         least, greatest = shapes.min(axis=0), shapes.max(axis=0)
@@ -111,8 +126,8 @@ class TensorSummary:
 
     def bounds(self) -> tuple[float, float] | None:
         """Least and greatest number, exact integers where integers are counted; None of no finite number."""
-        if self.distinct:
-            return min(self.distinct), max(self.distinct)
+        if distinct := self.distinct:
+            return min(distinct), max(distinct)
         whole = self.whole()
         return (float(whole.low[0]), float(whole.high[0])) if whole.count[0] else None
 
@@ -123,41 +138,42 @@ class TensorSummary:
 
     def quantiles(self, at: tuple[float, ...]) -> list[float]:
         """By counts where there are some (the least value that so many are at or below), else by the draw."""
-        if not self.distinct:
+        distinct = self.distinct
+        if not distinct:
             return self.draw.quantiles(at)
-        values = np.array(sorted(self.distinct))
-        below = np.cumsum([self.distinct[value] for value in values.tolist()])
+        values = sorted(distinct)
+        below = np.cumsum([distinct[value] for value in values])
         ranks = [int(np.searchsorted(below, max(1, np.ceil(q * below[-1])))) for q in at]
         return [float(values[min(rank, len(values) - 1)]) for rank in ranks]
 
     def histogram(self, bins: int = BINS) -> tuple[list[float], list[float]]:
         """Edges (one more) and how many numbers lie between them; both empty of no finite number."""
-        bounds = self.bounds()
-        if bounds is None:
-            return [], []
-        low, high = bounds
-        if self.distinct is not None:
-            values = np.array(list(self.distinct), dtype=np.float64)
-            weights = np.array(list(self.distinct.values()), dtype=np.float64)
-            width = -(-(int(high) - int(low) + 1) // bins)  # whole numbers: else bins of three beside bins of four
-            bins = -(-(int(high) - int(low) + 1) // width)
+        bounds, distinct = self.bounds(), self.distinct
+        if bounds is None or not math.isfinite(float(bounds[1]) - float(bounds[0])):
+            return [], []  # numpy refuses a range wider than a float64
+        low, high = float(bounds[0]), float(bounds[1])
+        if distinct is not None:
+            values = np.array([float(value) for value in distinct])
+            weights = np.array(list(distinct.values()), dtype=np.float64)
+            span = int(bounds[1]) - int(bounds[0]) + 1
+            width = -(-span // bins)  # whole numbers: else bins of three beside bins of four
+            bins = -(-span // width)
             low, high = low - 0.5, low - 0.5 + bins * width
         else:
             values = self.draw.values
             weights = np.full(len(values), self.draw.seen / max(1, len(values)))
-            if not math.isfinite(high - low):  # numpy refuses a range wider than a float64
-                return [], []
-            if high - low < 4 * bins * np.spacing(max(abs(low), abs(high))):
-                pad = max(abs(low), abs(high), 1.0) / 2
-                bins, low, high = 1, low - pad, high + pad
+        if high - low < 4 * bins * np.spacing(max(abs(low), abs(high))):
+            pad = max(abs(low), abs(high), 1.0) / 2
+            bins, low, high = 1, low - pad, high + pad
         counts, edges = np.histogram(values, bins=bins, range=(low, high), weights=weights)
         return edges.tolist(), counts.tolist()
 
     def classes(self) -> dict[int, int] | None:
         """Class -> samples, of a tensor that is one integer for each sample."""
-        if not self.distinct or self.spec.shape != () or self.of != "value":
+        distinct = self.distinct
+        if not distinct or self.spec.shape != () or self.of != "value":
             return None
-        return dict(sorted(self.distinct.items()))
+        return dict(sorted(distinct.items()))
 
 
 def _is_whole(spec: TensorSpec) -> bool:
