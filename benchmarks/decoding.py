@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
+from benchmarks.photographs import cut_photographs
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.images import Images
 from penstock_producer.sources.plan import sample_rng
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each side (default 9)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        paths = cut_photographs(Path(folder))
+        paths = cut_photographs(Path(folder), FILES)
         print(f"{'what':34}{'bare / ours':>12}{'lowest-highest':>18}{'ours':>10}{'bare':>10}")
         for name, options, bare in CASES:
             images = Images(ImagesConfig(path=folder, **options))
@@ -44,20 +44,6 @@ def main() -> int:
             spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
             print(f"{name:34}{statistics.median(ratios):12.2f}{spread:>18}{ours:7.2f} ms{theirs:7.2f} ms")
     return 0
-
-
-def cut_photographs(folder: Path) -> list[Path]:
-    """FILES JPEGs of 500 x 375."""
-    rng = np.random.default_rng(0)
-    photographs = load_sample_images().images
-    (folder / "photo").mkdir()
-    for number in range(FILES):
-        whole = photographs[number % 2]
-        top, left = rng.integers(whole.shape[0] - 374), rng.integers(whole.shape[1] - 499)
-        Image.fromarray(whole[top : top + 375, left : left + 500]).save(
-            folder / "photo" / f"{number:03}.jpg", quality=85
-        )
-    return sorted((folder / "photo").iterdir())
 
 
 def measure(images: Images, paths: list[Path], bare: Bare, rounds: int) -> tuple[list[float], float, float]:

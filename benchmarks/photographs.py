@@ -1,0 +1,73 @@
+"""A folder of JPEGs as a torch user would have it: one object with a length and items, for every side of a comparison.
+
+Files are 500 x 375, cut from scikit-learn's two photographs. Whoever reads the object decodes with the same lines.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+SIDE = 224
+SAMPLE_BYTES = SIDE * SIDE * 3
+FOLDER = "PENSTOCK_BENCH_PHOTOGRAPHS"
+"""Environment variable: where the files lie. Workers that were started elsewhere get it with their environment."""
+WARM_UP = 128
+"""Files that are read before a clock starts."""
+
+
+def cut_photographs(folder: Path, files: int) -> list[Path]:
+    """So many JPEGs in a sub-folder; all other than each other."""
+    from sklearn.datasets import load_sample_images
+
+    rng = np.random.default_rng(0)
+    photographs = load_sample_images().images
+    (folder / "photo").mkdir()
+    for number in range(files):
+        whole = photographs[number % 2]
+        top, left = rng.integers(whole.shape[0] - 374), rng.integers(whole.shape[1] - 499)
+        Image.fromarray(whole[top : top + 375, left : left + 500]).save(
+            folder / "photo" / f"{number:05}.jpg", quality=85
+        )
+    return sorted((folder / "photo").iterdir())
+
+
+class Photographs:
+    """``{"x": uint8 [224, 224, 3], "y": int}`` by index: a random part of the photograph, resized, mirrored or not."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths = [str(path) for path in paths]
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with Image.open(self._paths[index]) as image:
+            part = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR, _random_box(*image.size))
+        if random.random() < 0.5:
+            part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return {"x": np.array(part), "y": index % 2}
+
+
+def _random_box(width: int, height: int) -> tuple[float, float, float, float]:
+    """A quarter to all of the area, its sides at most 3 to 4: torchvision's random-resized crop, but not as small."""
+    area, ratio = width * height * random.uniform(0.25, 1.0), math.exp(random.uniform(-0.28, 0.28))
+    across, down = min(width, math.sqrt(area * ratio)), min(height, math.sqrt(area / ratio))
+    left, top = random.uniform(0, width - across), random.uniform(0, height - down)
+    return left, top, left + across, top + down
+
+
+def photographs() -> Photographs:
+    """All there are."""
+    return Photographs(sorted(Path(os.environ[FOLDER]).glob("photo/*.jpg")))
+
+
+def warm_up() -> Photographs:
+    """The first few."""
+    return Photographs(sorted(Path(os.environ[FOLDER]).glob("photo/*.jpg"))[:WARM_UP])
