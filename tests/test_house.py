@@ -30,7 +30,17 @@ PACKAGES = (
     "consumer/penstock_consumer",
     "front/penstock",
 )
-PUBLIC_NAMES = {"EmbeddedServer", "Files", "Loader", "PenstockError", "Replay", "Writer", "__version__", "mix", "produce"}
+PUBLIC_NAMES = {
+    "EmbeddedServer",
+    "Files",
+    "Loader",
+    "PenstockError",
+    "Replay",
+    "Writer",
+    "__version__",
+    "mix",
+    "produce",
+}
 HEAVY = {"tensorflow", "keras", "torch", "jax", "rq", "PIL", "sklearn"}
 CEILING, MEDIAN = 400, 150
 """Lines of a file, lines of the middle file: what one reading holds."""

@@ -22,7 +22,7 @@ from penstock_common.stream.manifest import (
 from penstock_common.stream.roster import Roster, load_roster, server_ms
 from penstock_common.stream.streams import Stream
 from penstock_common.stream.suitability import largest_block, readable_bytes
-from penstock_common.stream.waiters import RENEW_S, end_wait, note_wait
+from penstock_common.stream.waiters import RENEW_S, Why, end_wait, note_wait
 from penstock_common.waiting import Notify
 from penstock_producer.alarm import explain_holds, idle_groups
 from penstock_producer.backpressure import Room, pause_s, reason_of_memory, reason_to_wait
@@ -160,7 +160,7 @@ class RoomKeeper:
         return True
 
     @property
-    def _lacking(self) -> str:
+    def _lacking(self) -> Why:
         if self._lacking_folder:
             return "folder"
         return "memory" if self._is_memory_short else "budget"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, get_args
 
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.keys import PartitionKeys
@@ -19,8 +19,9 @@ RENEW_S = 1.0
 STALE_MS = 10_000
 """A note unseen for so long is of a writer that died, or of a server that stood still: it is not counted."""
 
-Why = Literal["budget", "memory"]
-"""What is full: the stream's budget, or the server's memory, by other keys than the stream's."""
+Why = Literal["budget", "memory", "folder"]
+"""What is full: the stream's budget, the server's memory by other keys than the stream's, or the folder of segments."""
+WHYS: Final[tuple[Why, ...]] = get_args(Why)
 
 
 @dataclass(frozen=True, slots=True)

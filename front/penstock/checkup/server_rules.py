@@ -75,10 +75,12 @@ def memory(facts: ServerFacts) -> Finding:
             f"no maxmemory: {readable_bytes(used)} are used, and nothing stops the server before the host's "
             f"{readable_bytes(host)} are gone", _set("maxmemory", max(host // 2, 2 * budgets) or "2gb"),
         )  # fmt: skip
+    others = max(0, used - facts.held_bytes)
     if used > usable_bytes(limit):
         return Finding(
-            "memory", "error", f"{readable_bytes(used)} of {readable_bytes(limit)} are used: writers wait, rq fails",
-            _set("maxmemory", 2 * limit),
+            "memory", "error",
+            f"{readable_bytes(used)} of {readable_bytes(limit)} are used, {readable_bytes(others)} by what is not "
+            "payload of streams: writers wait, rq fails", f"redis-cli --bigkeys; or {_set('maxmemory', 2 * limit)}",
         )  # fmt: skip
     if budgets > usable_bytes(limit):
         return Finding(
@@ -86,7 +88,6 @@ def memory(facts: ServerFacts) -> Finding:
             f"the streams' budgets come to {readable_bytes(budgets)}, maxmemory {readable_bytes(limit)} leaves room "
             f"for {readable_bytes(max(0, usable_bytes(limit)))}", _set("maxmemory", int(budgets * 1.25) + (32 << 20)),
         )  # fmt: skip
-    others = max(0, used - facts.held_bytes)
     if budgets + others > usable_bytes(limit):
         return Finding(
             "memory", "warning",

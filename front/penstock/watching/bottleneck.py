@@ -15,8 +15,8 @@ READY_S = 1.0
 """A group that has so many seconds of its own pace before it does not wait for producers."""
 
 Cause = Literal[
-    "memory", "dead member", "absent group", "trainers", "reading", "no workers", "jobs", "producers", "no trainers",
-    "balanced", "done", "unknown",
+    "memory", "folder", "dead member", "absent group", "trainers", "reading", "no workers", "jobs", "producers",
+    "no trainers", "balanced", "done", "unknown",
 ]  # fmt: skip
 
 
@@ -52,9 +52,12 @@ class Situation:
     memory_left: int | None = None
     """Bytes that writers may still take of the server's memory; None where nothing limits it."""
     memory_limit: int = 0
+    memory_used: int = 0
     waiting: int = 0
     """Writers that wait for room."""
     waits_for_memory: bool = False
+    waits_for_folder: bool = False
+    """The file system of its segments is full."""
     waited_s: float = 0.0
     workers: int = 0
     worker_rate: float | None = None
@@ -82,7 +85,17 @@ class Verdict:
 
 def judge(now: Situation) -> Verdict:
     """The first of these that holds: what stops everyone comes before what slows somebody."""
-    for rule in (_memory, _dead_member, _absent_group, _slow_trainers, _starving, _nobody_reads, _done, _balanced):
+    for rule in (
+        _memory,
+        _folder,
+        _dead_member,
+        _absent_group,
+        _slow_trainers,
+        _starving,
+        _nobody_reads,
+        _done,
+        _balanced,
+    ):
         if (found := rule(now)) is not None:
             return found
     return Verdict("unknown", "not enough is known yet: nobody has said how fast he is")
@@ -93,13 +106,25 @@ def _memory(now: Situation) -> Verdict | None:
     if not now.waits_for_memory and not (full and now.waiting):
         return None
     limit = readable_bytes(now.memory_limit)
-    others = readable_bytes(max(0, now.memory_limit - now.held_bytes))
+    used = readable_bytes(now.memory_used)
     return Verdict(
         "memory",
         f"the server's memory is full: {now.waiting} writer{_s(now.waiting)} wait{_es(now.waiting)} "
-        f"({now.waited_s:.0f} s by now), and of its {limit} this stream holds {readable_bytes(now.held_bytes)}, so up "
-        f"to {others} are other keys and buffers",
+        f"({now.waited_s:.0f} s by now); {used} of {limit} are used, and this stream holds "
+        f"{readable_bytes(now.held_bytes)} of it",
         "penstock doctor",
+    )
+
+
+def _folder(now: Situation) -> Verdict | None:
+    if not now.waits_for_folder:
+        return None
+    return Verdict(
+        "folder",
+        f"the file system of the segments is full: {now.waiting} writer{_s(now.waiting)} wait{_es(now.waiting)} "
+        f"({now.waited_s:.0f} s by now), and this stream holds {readable_bytes(now.held_bytes)} of it: free some, or "
+        "move the stream to a larger one",
+        "df -h; penstock delete --segments DIR",
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from penstock.watching.rates import hosts, is_silent, waits
 from penstock_common.errors import PenstockError
 from penstock_common.stream.glance import Glance, GroupGlance
+from penstock_common.stream.waiters import WHYS
 from penstock_producer.staffing import load_of, shown
 
 try:
@@ -56,7 +57,7 @@ def _hosts(kind: str) -> Callable[[Glance], Found]:
 
 def _reasons(glance: Glance) -> Found:
     whys = [waiter.why for waiter in glance.waiting.values()]
-    return [((why,), whys.count(why)) for why in ("budget", "memory")]
+    return [((why,), whys.count(why)) for why in WHYS]
 
 
 def _wished(glance: Glance) -> float | None:

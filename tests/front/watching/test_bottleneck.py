@@ -43,6 +43,7 @@ NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=T
             "memory",
             "the server's memory is full: 2 writers wait (42 s by now)",
         ),
+        (replace(NOW, waiting=1, waits_for_folder=True), "folder", "file system of the segments is full: 1 writer"),
         (replace(NOW, waiting=1, memory_left=-5, memory_limit=100 * MB), "memory", "1 writer waits"),
         (
             replace(NOW, trainers=(replace(HUNGRY, silent=(("gpu-1", 41.0, 12),)),)),
@@ -151,6 +152,7 @@ def test_a_writer_that_waits_and_a_full_server_are_told_apart() -> None:
     now = situation(glance(waiting={(0, 3): waiter}), 20.0, 3)
     assert (now.waiting, now.waits_for_memory) == (1, False)
     assert situation(glance(waiting={(0, 3): replace(waiter, why="memory")}), 20.0, 3).waits_for_memory
+    assert situation(glance(waiting={(0, 3): replace(waiter, why="folder")}), 20.0, 3).waits_for_folder
 
 
 def test_the_share_of_waiting_is_what_a_training_loop_says_of_itself() -> None:

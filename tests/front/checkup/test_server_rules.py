@@ -1,0 +1,193 @@
+"""Each rule of the doctor for servers, on a table of situations; and which versions have which holes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.checkup import server_rules as server
+from penstock.checkup.findings import Finding
+from penstock.checkup.holes import HOLES, is_open, open_holes
+from penstock.checkup.server_rules import check_server
+from penstock_common.stream.checkup import Local, ServerFacts
+from penstock_common.stream.server import ALLOCATOR_ENVIRONMENT
+
+GB, MB = 1 << 30, 1 << 20
+INFO: dict[str, Any] = {
+    "maxmemory": 2 * GB, "used_memory": 100 * MB, "total_system_memory": 16 * GB, "maxmemory_policy": "noeviction",
+    "mem_allocator": "jemalloc-5.2.1", "aof_enabled": 1, "role": "master", "connected_clients": 10,
+    "maxclients": 10_000,
+}  # fmt: skip
+CONFIG = {
+    "save": "", "client-output-buffer-limit": "normal 0 0 0 slave 268435456 67108864 60 pubsub 0 0 0", "timeout": "0",
+    "client-query-buffer-limit": str(GB), "bind": "* -::*", "protected-mode": "yes", "requirepass": "",
+}  # fmt: skip
+LOCAL = Local(ALLOCATOR_ENVIRONMENT, 65_000, "1")
+WELL = ServerFacts(
+    "redis", (8, 6, 6), INFO, CONFIG, "-1", "default", (), tuple([0.1] * 100), 1e9, 2e9, "", LOCAL, {"train": GB}
+)
+
+
+def info(**changes: Any) -> ServerFacts:
+    """A server whose INFO says something else."""
+    return replace(WELL, info={**INFO, **changes})
+
+
+def config(**changes: str) -> ServerFacts:
+    """A server whose settings are others."""
+    return replace(WELL, config={**CONFIG, **{name.replace("_", "-"): value for name, value in changes.items()}})
+
+
+def test_a_server_as_it_should_be_has_no_findings() -> None:
+    """A doctor who always finds something is not listened to."""
+    assert [finding for finding in check_server(WELL) if finding.severity != "ok"] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "facts", "severity", "found", "mend"),
+    [
+        (server.product, replace(WELL, version=(6, 0, 16)), "error", "older than 6.2", "install a newer server"),
+        (server.product, replace(WELL, product="valkey", version=(7, 0)), "error", "older than 7.2", "install"),
+        (server.holes, replace(WELL, version=(7, 0, 15)), "warning", "CVE-2025-49844", "redis 7.2.11 or newer"),
+        (server.role, info(role="slave", master_host="a", master_port=1), "error", "replica", "use --url redis://a:1"),
+        (server.role, info(cluster_enabled=1), "warning", "node of a cluster", "server of its own"),
+        (
+            server.rights,
+            replace(WELL, user="bob", refused=("xadd", "xgroup create")),
+            "error",
+            "bob may not use xadd",
+            "redis-cli ACL SETUSER bob +xadd +xgroup|create",
+        ),
+        (
+            server.rights,
+            replace(WELL, user="bob", refused=("get (keys penstock:*)",)),
+            "error",
+            "get",
+            "ACL SETUSER bob ~penstock:* +get",
+        ),
+        (
+            server.eviction,
+            info(maxmemory_policy="allkeys-lru"),
+            "error",
+            "allkeys-lru",
+            "redis-cli CONFIG SET maxmemory-policy noeviction",
+        ),
+        (server.memory, info(maxmemory=0), "warning", "no maxmemory", f"CONFIG SET maxmemory {8 * GB}"),
+        (
+            server.memory,
+            info(used_memory=2 * GB),
+            "error",
+            "not payload of streams: writers wait",
+            f"CONFIG SET maxmemory {4 * GB}",
+        ),
+        (server.memory, replace(WELL, budgets={"a": GB, "b": GB}), "error", "budgets come to 2048 MiB", "maxmemory"),
+        (
+            server.memory,
+            info(used_memory=1200 * MB),
+            "warning",
+            "1200 MiB are taken by what is not payload",
+            "--bigkeys",
+        ),
+        (server.memory, info(total_system_memory=2 * GB), "warning", "nearly all of the host's", "maxmemory"),
+        (server.allocator, replace(WELL, decay_ms="10000"), "note", "after 10000 ms", "MALLOC_CONF=dirty_decay_ms:-1"),
+        (server.allocator, replace(WELL, decay_ms=None), "note", "does not tell", "MALLOC_CONF"),
+        (
+            server.allocator,
+            replace(info(mem_allocator="libc"), local=Local({}, None, "1")),
+            "note",
+            "is not told",
+            "MALLOC_TRIM_THRESHOLD_=",
+        ),
+        (
+            server.allocator,
+            replace(info(mem_allocator="libc"), local=None),
+            "note",
+            "may give freed",
+            "MALLOC_TOP_PAD_",
+        ),
+        (server.persistence, info(aof_last_write_status="err"), "error", "append-only file failed", "df -h"),
+        (server.persistence, info(rdb_last_bgsave_status="err"), "error", "snapshot failed", "df -h"),
+        (server.persistence, config(save="3600 1"), "note", "fork the server", 'CONFIG SET save ""'),
+        (server.persistence, info(aof_enabled=0), "note", "loses every stream", "CONFIG SET appendonly yes"),
+        (server.persistence, replace(WELL, local=Local({}, None, "0")), "warning", "overcommit_memory is 0", "sysctl"),
+        (
+            server.output_buffers,
+            config(client_output_buffer_limit="normal 1000 0 0 slave 0 0 0"),
+            "warning",
+            "cut off at 1000 bytes",
+            "normal 0 0 0",
+        ),
+        (server.output_buffers, info(connected_slaves=1), "warning", "a replica is cut off", "replica 4gb"),
+        (
+            server.query_buffer,
+            config(client_query_buffer_limit="1000000"),
+            "warning",
+            "cut off",
+            f"client-query-buffer-limit {GB}",
+        ),
+        (
+            server.backlog,
+            info(connected_slaves=2, repl_backlog_size=MB),
+            "warning",
+            "1.0 MiB for 2 replicas",
+            "repl-backlog-size 1gb",
+        ),
+        (server.clients, info(connected_clients=9000), "warning", "9000 of 10000", "maxclients 20000"),
+        (
+            server.clients,
+            replace(WELL, local=Local({}, 4096, "1")),
+            "warning",
+            "may open 4096 files",
+            "ulimit -n 11000",
+        ),
+        (server.idle_timeout, config(timeout="300"), "warning", "silent for 300 s", "CONFIG SET timeout 0"),
+        (
+            server.latency,
+            replace(WELL, pings_ms=tuple([0.1] * 90 + [80.0] * 10)),
+            "warning",
+            "1 of 100 80.00 ms",
+            "SLOWLOG",
+        ),
+        (server.latency, replace(WELL, pings_ms=tuple([9.0] * 100)), "warning", "PING takes 9.00 ms", "--latency"),
+        (server.throughput, replace(WELL, written_per_s=5e6), "warning", "5 MB/s written", "penstock monitor"),
+        (server.throughput, replace(WELL, written_per_s=None, probe_left_out="not wanted"), "ok", "not wanted", ""),
+        (server.login, config(protected_mode="no"), "warning", "anybody who reaches its port", "requirepass"),
+        (server.login, config(protected_mode="no", requirepass="x"), "ok", "needs a password", ""),
+        (server.login, config(protected_mode="no", bind="127.0.0.1 -::1"), "ok", "only this host", ""),
+        (server.settings, replace(WELL, config=None), "note", "CONFIG GET is forbidden", "ask"),
+        (server.output_buffers, replace(WELL, config=None), "ok", "does not tell", ""),
+    ],
+)
+def test_what_is_wrong_with_a_server_is_named_with_its_command(
+    rule: Callable[[ServerFacts], Finding], facts: ServerFacts, severity: str, found: str, mend: str
+) -> None:
+    """A finding without what to do about it is a worry."""
+    finding = rule(facts)
+    assert finding.severity == severity
+    assert found in finding.found
+    assert mend in finding.mend
+    assert bool(finding.mend) == (severity != "ok")
+
+
+@pytest.mark.parametrize(
+    ("product", "version", "names"),
+    [
+        ("redis", (7, 2, 10), {"CVE-2025-49844", "CVE-2026-23479"}),
+        ("redis", (7, 2, 14), set()),
+        ("redis", (7, 0, 4), {"CVE-2025-49844", "CVE-2025-21605", "CVE-2022-35951"}),
+        ("redis", (6, 2, 20), set()),
+        ("redis", (8, 4, 3), {"CVE-2026-81934"}),
+        ("redis", (9, 0, 0), set()),
+        ("valkey", (8, 1, 3), {"CVE-2025-49844", "CVE-2026-63639"}),
+        ("valkey", (9, 1, 1), set()),
+    ],
+)
+def test_a_hole_is_told_of_just_the_versions_that_have_it(
+    product: str, version: tuple[int, ...], names: set[str]
+) -> None:
+    """Each line of versions gets a mended one of its own, or none."""
+    assert {hole.name for hole in open_holes(product, version)} == names
+    assert all(not is_open(hole, hole.product, closed) for hole in HOLES for closed in hole.closed)

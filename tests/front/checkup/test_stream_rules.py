@@ -1,0 +1,144 @@
+"""Each rule of the doctor for streams, on a table of situations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.checkup import stream_rules as stream
+from penstock.checkup.findings import Finding
+from penstock.checkup.stream_rules import StreamFacts
+from penstock_common.stream.glance import EpochGlance, Glance, GroupGlance, MemberGlance
+from penstock_common.stream.paces import Paces, Told
+from penstock_common.stream.suitability import ServerMemory
+from penstock_common.stream.waiters import Waiter
+
+GB, MB = 1 << 30, 1 << 20
+GROUP = GroupGlance(
+    "resnet", "shared", False, True, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, (MemberGlance("gpu-0", 1.0, 0, None),)
+)  # fmt: skip
+GLANCE = Glance(
+    "train", "id", 0.0, budget_bytes=GB, held_bytes=MB, next_epoch=1, final=None, made_entries=0, made_samples=0,
+    made_bytes=0, epochs=(EpochGlance(0, "sized", "epoch", 10, 5, 0, MB, {}),), groups=(GROUP,),
+    waiting={}, waited_s=0.0,
+    paces=Paces({"host.1": Told(10.0, {"busy": 1.0})}, {}, {}), memory=ServerMemory(0, 0, "noeviction"),
+)  # fmt: skip
+FINE = StreamFacts(GLANCE, "memory", "inline", is_aof=False, has_waitaof=True, replicas=0)
+WAITS = {(0, 0): Waiter(0, 0, 1, 1, "budget", is_next=True)}
+
+
+def glance(**changes: Any) -> StreamFacts:
+    """A stream that looks otherwise."""
+    return replace(FINE, glance=replace(GLANCE, **changes))
+
+
+def test_a_stream_as_it_should_be_has_none_either() -> None:
+    """As of servers."""
+    assert [finding for finding in stream.check_stream(FINE) if finding.severity != "ok"] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "facts", "severity", "found", "mend"),
+    [
+        (stream.durability, replace(FINE, durability="fsync"), "error", "no append-only file", "appendonly yes"),
+        (
+            stream.durability,
+            replace(FINE, durability="fsync", has_waitaof=False),
+            "error",
+            "no WAITAOF",
+            "install Redis 7.2",
+        ),
+        (
+            stream.durability,
+            replace(FINE, durability="replicas=2", replicas=1),
+            "error",
+            "1 replicas follow",
+            "REPLICAOF",
+        ),
+        (stream.durability, replace(FINE, durability="fsync", is_aof=True), "ok", "fsync", ""),
+        (
+            stream.segments,
+            replace(FINE, payload="segments:/dev/shm/p", segments_seen=False),
+            "warning",
+            "/dev/shm/p",
+            "PENSTOCK_SEGMENTS",
+        ),
+        (
+            stream.segments,
+            replace(FINE, payload="segments:/dev/shm/p", segments_seen=True, segments_free=MB),
+            "error",
+            "1.0 MiB left",
+            "df -h /dev/shm/p",
+        ),
+        (stream.segments, replace(FINE, payload="segments:/d", segments_seen=True, segments_free=GB), "ok", "/d", ""),
+        (
+            stream.absent_groups,
+            glance(groups=(replace(GROUP, members=(), lag_samples=5, lag_bytes=MB),)),
+            "warning",
+            "1.0 MiB are kept for resnet",
+            "penstock groups drop train resnet",
+        ),
+        (
+            stream.absent_groups,
+            glance(groups=(replace(GROUP, members=(), lag_samples=5),), waiting=WAITS),
+            "error",
+            "writers wait for that room",
+            "groups drop",
+        ),
+        (
+            stream.absent_groups,
+            glance(groups=(replace(GROUP, members=(), lag_samples=5, holds=False),)),
+            "ok",
+            "none",
+            "",
+        ),
+        (
+            stream.silent_members,
+            glance(groups=(replace(GROUP, members=(MemberGlance("gpu-1", 50.0, 3, None),)),)),
+            "warning",
+            "gpu-1 of resnet (3 entries)",
+            "start a trainer",
+        ),
+        (
+            stream.waiting_writers,
+            glance(waiting=WAITS, waited_s=45.0),
+            "warning",
+            "the longest for 45 s",
+            "penstock monitor train",
+        ),
+        (stream.waiting_writers, glance(waiting=WAITS, waited_s=5.0), "ok", "1", ""),
+        (
+            stream.idle_workers,
+            glance(paces=Paces({"h.1": Told(1.0, {"idle": 0.99})}, {}, {})),
+            "warning",
+            "epochs 0 are not made",
+            "penstock produce",
+        ),
+        (
+            stream.bad_samples,
+            glance(epochs=(EpochGlance(0, "produced", "epoch", 10, 5, 2, MB, {}),)),
+            "note",
+            "2 samples could not be made",
+            "penstock bad list train",
+        ),
+        (
+            stream.bad_samples,
+            glance(groups=(replace(GROUP, dead_letters=1),)),
+            "warning",
+            "1 entries could not be read",
+            "penstock bad list train",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_stream_is_named_with_its_command(
+    rule: Callable[[StreamFacts], Finding], facts: StreamFacts, severity: str, found: str, mend: str
+) -> None:
+    """As of servers."""
+    finding = rule(facts)
+    assert finding.severity == severity
+    assert found in finding.found
+    assert mend in finding.mend
+    assert bool(finding.mend) == (severity != "ok")
