@@ -1,4 +1,4 @@
-"""A run whose payloads lie in segments: who takes the files of the dead at once; what is left over or missing in the end.
+"""A run whose payloads lie in segments: who takes the files of the dead at once, and what is left or missing.
 
 It goes by redis-py and the headers, not by what recycling believes of itself.
 """

@@ -86,12 +86,18 @@ def is_contiguous(spans: list[tuple[int, int]], size: int) -> bool:
 
 def payload_bytes(client: Client, name: str, epoch: int) -> int:
     """Payload bytes of the entries that are really there, shapes not counted."""
-    return sum(
-        len(value)
-        for _, fields in entries(client, name, epoch)
-        for field, value in fields.items()
-        if field != b"meta" and not field.endswith(b".shapes")
-    )
+    total = 0
+    for _, fields in entries(client, name, epoch):
+        meta = json.loads(fields[b"meta"])
+        named = dict(zip(_fields_of(meta), meta["ref"][2], strict=True)) if "ref" in meta else {}
+        named |= {field.decode(): len(value) for field, value in fields.items()}
+        total += sum(size for field, size in named.items() if field != "meta" and not field.endswith(".shapes"))
+    return total
+
+
+def _fields_of(meta: dict[str, Any]) -> list[str]:
+    """Of tensors of fixed shapes, which is what the samples here have."""
+    return list(meta["tensors"])
 
 
 def accounted_bytes(client: Client, name: str) -> tuple[int, dict[int, int]]:

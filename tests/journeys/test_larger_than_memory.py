@@ -26,7 +26,9 @@ def resident():
 
 url = sys.argv[1]
 told = []
-with penstock.Replay("t", url=url, epoch=0, batch_size=50, shuffle=1, window=100, prefetch_bytes=8 << 20, notify=str) as replay:
+with penstock.Replay(
+    "t", url=url, epoch=0, batch_size=50, shuffle=1, window=100, prefetch_bytes=8 << 20, notify=str
+) as replay:
     before = resident()
     for _ in range(3):
         seen, most = [], 0

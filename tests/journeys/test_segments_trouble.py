@@ -109,7 +109,8 @@ def test_a_commit_that_comes_after_its_file_was_used_again_is_refused(any_url: s
             connection.send_command(*command)
             connection.read_response()
         assert recycle(client, stream, grace_s=0.0).kept == 1
-        assert folder is not None and name not in folder.names()
+        assert folder is not None
+        assert name not in folder.names()
         connection.send_command(*commands[-1])
         outcome = connection.read_response()
         assert any("its segment is sealed" in str(one) for one in outcome)

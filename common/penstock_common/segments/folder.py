@@ -82,7 +82,7 @@ class SegmentFolder:
 
     def __init__(self, root: str | Path, stream: str, stream_id: str) -> None:
         self.path = Path(root).expanduser().absolute() / f"{stream}.{stream_id}"
-        self._stream, self._id = stream, stream_id
+        self.stream, self.stream_id = stream, stream_id
 
     def make(self) -> None:
         """Makes the folder, for those who write; raises SegmentsUnseen where that is not possible."""
@@ -90,11 +90,11 @@ class SegmentFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             mark, own = self.path / MARK, self.path / f"{MARK}.{new_token()}"
             if not mark.exists():
-                own.write_text(f"{self._id}\n")
+                own.write_text(f"{self.stream_id}\n")
                 own.rename(mark)  # nobody reads half of it
         except OSError as error:
             raise SegmentsUnseen(
-                f"segments of {self._stream!r} cannot be kept in {self.path}: {error.strerror}"
+                f"segments of {self.stream!r} cannot be kept in {self.path}: {error.strerror}"
             ) from None
 
     def require(self) -> None:
@@ -103,9 +103,9 @@ class SegmentFolder:
             found = (self.path / MARK).read_text().strip()
         except OSError as error:
             found = error.strerror or "unreadable"
-        if found != self._id:
+        if found != self.stream_id:
             raise SegmentsUnseen(
-                f"stream {self._stream!r} keeps its payloads in {self.path}, which this process does not see "
+                f"stream {self.stream!r} keeps its payloads in {self.path}, which this process does not see "
                 f"({found}): run it on that host, mount the same file system there, or say where it is mounted with "
                 "PENSTOCK_SEGMENTS; over a network alone, produce with payload='inline'"
             )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_stream, url_of
+from penstock.cli import add_json, add_url, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -18,21 +19,32 @@ HELP = "remove a stream with all its epochs and groups"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    add_stream(parser)
+    parser.add_argument("stream", nargs="?", help="its name; `penstock inspect` lists them")
+    add_url(parser)
+    add_json(parser)
+    what = "instead of a stream: the folders of segments in DIR whose streams are not on this server any more"
+    parser.add_argument("--segments", metavar="DIR", help=what)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--force", action="store_true", help="also under readers and writers; they stop with an error")
     parser.epilog = (
         "example:\n  penstock delete train --yes\n\n"
-        "Nothing of it stays on the server, and nothing brings it back. A deletion that was interrupted is run again."
+        "Nothing of it stays on the server, and nothing brings it back. A deletion that was interrupted is run again.\n"
+        "Its segments go along, where this host sees them. --segments DIR is for what a server left that was\n"
+        "emptied or killed. It knows this server alone: see that no other has streams there. What is in use stays."
     )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Refuses while somebody is at work, asks, deletes, and says what is gone."""
+    from penstock_common.errors import PenstockError
     from penstock_common.stream.connection import connect
     from penstock_common.stream.deletion import delete_stream
     from penstock_common.stream.suitability import readable_bytes
 
+    if args.segments is not None:
+        return _delete_strays(args, console)
+    if args.stream is None:
+        raise PenstockError("say which stream: `penstock inspect` lists them")
     with connect(url_of(args)) as client:
         _refuse_busy(client, args)
         if not (args.yes or _is_sure(client, args, console)):
@@ -50,6 +62,32 @@ def run(args: argparse.Namespace, console: Console) -> int:
         )
         if gone.left:
             console.notice(f"its segments in {gone.left} cannot be removed from here: remove that folder on its host")
+    return 0
+
+
+def _delete_strays(args: argparse.Namespace, console: Console) -> int:
+    """Lists them, and with --yes removes those that nobody has in use."""
+    from penstock_common.errors import PenstockError
+    from penstock_common.stream.connection import connect
+    from penstock_common.stream.strays import find_strays
+    from penstock_common.stream.suitability import readable_bytes
+
+    if args.stream is not None:
+        raise PenstockError("give a stream or --segments DIR, not both: a stream's own segments go with it")
+    with connect(url_of(args)) as client:
+        strays = find_strays(client, Path(args.segments))
+    told = []
+    for stray in strays:
+        is_gone = args.yes and not stray.is_in_use and stray.folder.remove()
+        what = "removed" if is_gone else "in use" if stray.is_in_use else "left: give --yes to remove it"
+        told.append({"folder": str(stray.folder.path), "bytes": stray.nbytes, "removed": is_gone})
+        if not args.json:
+            size, age = readable_bytes(stray.nbytes), f"written to {stray.quiet_s / 60:.0f} min ago"
+            console.line(f"{stray.folder.path}: {size}, {age}: {what}")
+    if args.json:
+        console.json(told)
+    elif not strays:
+        console.line(f"every folder of segments in {args.segments} is that of a stream on this server")
     return 0
 
 

@@ -1,0 +1,84 @@
+"""The contracts of writers, readers and adapters once more, on streams with payloads in segments: the same promises.
+
+Tests are taken from their modules as they are; only where a new stream keeps its payloads differs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from penstock_common.stream import streams
+from penstock_common.stream.server import EmbeddedServer
+from penstock_producer import writer as writing
+from tests.consumer import test_ordered, test_replay, test_restart, test_state
+from tests.consumer.adapters import test_torch
+from tests.producer import test_commit, test_retention
+
+CONTRACTS: tuple[ModuleType, ...] = (
+    test_commit, test_ordered, test_replay, test_restart, test_state, test_retention, test_torch,
+)  # fmt: skip
+LEFT_OUT = {
+    "TestSteps.test_a_bad_entry_is_filled_alike_for_every_rank",  # damages a payload in the entry
+    "TestDataLoader",  # worker processes: slow, and nothing of them knows of payloads
+    "test_a_replay_goes_on_beside_production", "test_a_replay_keeps_its_epoch",  # slow
+    "TestTorch.test_what_a_killed_trainer_had_not_trained_on_is_handed_out_again",  # slow; the chaos suite kills
+    "TestWaits.test_a_step_is_handed_out_as_soon_as_it_is_committed",  # slow, and of waiting alone
+    "test_a_writer_killed_in_its_shard_is_gone_on_from",  # slow; test_segments_crashes kills writers
+}  # fmt: skip
+
+
+@pytest.fixture
+def server(any_server: EmbeddedServer) -> EmbeddedServer:
+    """One version is enough: what differs between planes is not the server's."""
+    return any_server
+
+
+@pytest.fixture(autouse=True)
+def on_segments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Streams that are made without a word about payloads get them in segments."""
+    real = streams.create_stream
+
+    def create(*args: Any, payload: str | None = None, **settings: Any) -> Any:
+        return real(*args, payload=payload or f"segments:{tmp_path / 'segments'}", **settings)
+
+    monkeypatch.setattr(writing, "create_stream", create)
+
+
+def taken(module: ModuleType) -> dict[str, Any]:
+    """A module's own tests, under names that tell where they are from, and its fixtures."""
+    mark = module.__name__.rpartition(".")[2].removeprefix("test_")
+    found: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if name in LEFT_OUT or (getattr(value, "__module__", None) != module.__name__ and not _is_fixture(value)):
+            continue
+        if _is_fixture(value):
+            found[name] = value
+        elif name.startswith("test_") and inspect.isfunction(value):
+            found[f"{name}_in_{mark}"] = value
+        elif name.startswith("Test") and inspect.isclass(value):
+            unwanted = {one.partition(".")[2]: None for one in LEFT_OUT if one.startswith(f"{name}.")}
+            found[f"{name}In{mark.title()}"] = type(name, (value,), unwanted)
+    return found
+
+
+def _is_fixture(value: Any) -> bool:
+    return type(value).__name__ == "FixtureFunctionDefinition" or hasattr(value, "_pytestfixturefunction")
+
+
+for _module in CONTRACTS:
+    _taken = taken(_module)
+    assert not _taken.keys() & globals().keys(), "two contracts have a fixture of one name"
+    globals().update(_taken)
+
+
+def test_these_contracts_are_run_on_segments(any_url: str, tmp_path: Path) -> None:
+    """A rename must not make this file run nothing, or on entries after all."""
+    for module in CONTRACTS:
+        assert taken(module), module.__name__
+    with writing.Writer("t", url=any_url, spec={"x": ("int64", ())}) as writer:
+        assert writer.stream.payload == f"segments:{tmp_path / 'segments'}"

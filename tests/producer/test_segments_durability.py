@@ -1,0 +1,116 @@
+"""What is promised to be on disk is on it before the entry that refers to it is sent; a restart goes on from there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from penstock_common.stream.durability import Durability
+from penstock_common.stream.server import EmbeddedServer
+from penstock_consumer.replay import Replay
+from penstock_producer import recycling
+from penstock_producer.commit import Committer
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, sample, writer_of
+
+
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happened to files and to the server, in order; levels ask nothing of a server that could not keep them."""
+    seen: list[str] = []
+
+    def record(where: Any, name: str, word: str) -> None:
+        real: Callable[..., Any] = getattr(where, name)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            seen.append(word)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(where, name, called)
+
+    record(os, "pwritev", "written")
+    record(os, "fdatasync", "synced")
+    record(os, "fsync", "names synced")
+    record(Committer, "_execute", "sent")
+    monkeypatch.setattr(Durability, "commands", lambda self: [])
+    monkeypatch.setattr(Durability, "shortfall", lambda self, replies, where: "")
+    monkeypatch.setattr("penstock_producer.writer.require_durable", lambda client, level: None)
+    return seen
+
+
+@pytest.mark.parametrize("level", ["fsync", "memory"])
+def test_a_payload_is_on_the_disk_before_its_entry_is_sent(
+    any_url: str, tmp_path: Path, order: list[str], level: str
+) -> None:
+    """A power cut in between would leave an entry that refers to nothing."""
+    with (
+        writer_of(any_url, spec=SPEC, payload=f"segments:{tmp_path}", durability=level,
+                  block_bytes=10 * SAMPLE_BYTES, budget_bytes=500_000) as writer,
+        writer.epoch() as epoch,
+    ):  # fmt: skip
+        for number in range(2000):
+            epoch.write(sample(number))
+    assert order.count("sent") >= 200
+    assert order.count("written") >= order.count("sent")
+    if level == "memory":
+        assert "synced" not in order
+        assert "names synced" not in order
+        return
+    assert order.count("names synced") >= 2, "of each file that was made"
+    unsafe = 0
+    for word in order:
+        unsafe += {"written": 1, "synced": -1}.get(word, 0)
+        if word == "sent":
+            assert unsafe == 0
+    assert order.index("names synced") < order.index("sent")
+
+
+def test_a_server_that_may_forget_what_was_removed_gets_its_files_kept(
+    any_url: str, tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fsync a file is used again once the server has on its disk that nothing refers to it; not before."""
+    with writer_of(
+        any_url, spec=SPEC, payload=f"segments:{tmp_path}", durability="fsync", block_bytes=10 * SAMPLE_BYTES
+    ) as writer:
+        with writer.epoch() as epoch:
+            for number in range(100):
+                epoch.write(sample(number))
+        from penstock_common.stream.release import release_epoch
+
+        assert release_epoch(writer.client, writer.stream, 0)
+        monkeypatch.setattr(Durability, "shortfall", lambda self, replies, where: "not yet")
+        assert recycling.recycle(writer.client, writer.stream) == recycling.Recycled()
+        monkeypatch.setattr(Durability, "shortfall", lambda self, replies, where: "")
+        assert recycling.recycle(writer.client, writer.stream).kept == 1
+
+
+def test_a_restarted_server_finds_what_its_append_only_file_and_the_folder_hold(
+    tmp_path: Path, fresh_server: Callable[..., EmbeddedServer]
+) -> None:
+    """The host went down in an epoch: the writer goes on behind what is committed, readers read it all."""
+    settings: dict[str, Any] = {
+        "appendonly": True,
+        "directory": tmp_path / "server",
+        "extra": {"appendfsync": "always"},
+    }
+    server = fresh_server(**settings)
+    writer = writer_of(server.url, spec=SPEC, payload=f"segments:{tmp_path / 'disk'}", block_bytes=10 * SAMPLE_BYTES)
+    shard = writer.epoch(0, sizes=[300]).shard(0)
+    for number in range(150):
+        shard.write(sample(number))
+    shard.flush()
+    server.kill()
+    del shard, writer
+    again = fresh_server(**settings)
+    with writer_of(again.url) as writer, writer.epoch(0, sizes=[300]).shard(0) as shard:
+        assert shard.position == 150
+        for number in range(150, 300):
+            shard.write(sample(number))
+    with Replay("t", url=again.url, epoch=0, batch_size=16, notify=lambda _: None) as replay:
+        assert numbers(replay) == list(range(300))
+    with redis.Redis(port=again.port) as client:
+        assert open_stream(client, "t").payload.startswith("segments:")
