@@ -91,7 +91,7 @@ def test_an_image_installs_its_role_only(dockerfile: str) -> None:
     """A worker's host does not pull TensorFlow, and a trainer's no queue and no image library."""
     targets = dict(re.findall(r"^FROM role AS (\w+)\n(.*?)(?=^FROM |\Z)", dockerfile, re.MULTILINE | re.DOTALL))
     extras = {name: re.findall(r"\.whl\)\[([\w,]+)\]", text) for name, text in targets.items()}
-    assert extras == {"producer": ["producer"], "trainer": ["tensorflow"], "data": []}
+    assert extras == {"producer": ["producer"], "trainer": ["tensorflow"], "exporter": ["metrics"], "data": []}
 
 
 def test_the_builder_is_sent_all_that_is_copied_and_nothing_else(dockerfile: str) -> None:

@@ -1,0 +1,200 @@
+"""Metrics: what Prometheus reads of a real run, and that rules and dashboard ask for what there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+import penstock
+from penstock.watching.exposition import TABLE
+from penstock_common.stream.server import EmbeddedServer
+
+ROOT = Path(penstock.__file__).parents[2]
+MONITORING = ROOT / "docker" / "monitoring"
+_PATHS = os.pathsep.join(str(ROOT / folder) for folder in ("common", "producer", "consumer", "front"))
+PATIENCE_S = 60.0
+Key = tuple[str, frozenset[tuple[str, str]]]
+
+
+@contextmanager
+def exporting(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running ``penstock exporter`` on a free port, and where its metrics are."""
+    command = [sys.executable, "-m", "penstock", "exporter", "--port", "0", *arguments]
+    environment = {**os.environ, "PYTHONPATH": _PATHS}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as ran:
+        try:
+            assert ran.stdout is not None
+            told = re.search(r"http://\S+/metrics", ran.stdout.readline())
+            assert told is not None
+            yield ran, told[0]
+        finally:
+            ran.kill()
+
+
+def scraped(where: str) -> dict[Key, float]:
+    """All samples, as the library's own parser reads them."""
+    with urllib.request.urlopen(where, timeout=30) as answer:
+        text = answer.read().decode()
+    families = list(text_string_to_metric_families(text))
+    assert all(family.documentation for family in families)
+    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+def of(name: str, **labels: str) -> Key:
+    """One time series."""
+    return name, frozenset(labels.items())
+
+
+def until(where: str, holds: Callable[[dict[Key, float]], bool]) -> dict[Key, float]:
+    """Scrapes until that holds."""
+    end = time.monotonic() + PATIENCE_S
+    while not holds(found := scraped(where)):
+        assert time.monotonic() < end, found
+        time.sleep(0.1)
+    return found
+
+
+def write(writer: penstock.Writer, count: int) -> None:
+    """An epoch of one sample an entry."""
+    with writer.epoch(sizes=[count]) as epoch, epoch.shard(0) as part:
+        for number in range(count):
+            part.write({"x": np.full(1000, number % 251, dtype=np.uint8)})
+
+
+def test_metrics_say_what_the_stream_is_and_outlive_its_server(fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """A dashboard that shows the last good numbers of a dead server is worse than none."""
+    server = fresh_server(maxmemory_bytes=256 << 20)
+    url = server.url
+    spec = {"x": ("uint8", (1000,))}
+    with penstock.Writer("train", url=url, spec=spec, block_bytes=1, budget_bytes=1 << 20) as writer:
+        write(writer, 20)
+    with exporting("--url", url) as (ran, where):
+        with penstock.Loader("train", group="resnet", batch_size=4, url=url, member="gpu-0") as loader:
+            assert sum(batch.size for batch in loader) == 20
+            members = of("penstock_group_members", stream="train", group="resnet")
+            found = until(where, lambda now: now.get(members) == 1)
+        assert found[of("penstock_up")] == 1
+        assert found[of("penstock_server_limit_bytes")] == 256 << 20
+        assert found[of("penstock_stream_held_bytes", stream="train")] == 20_000
+        assert found[of("penstock_stream_budget_bytes", stream="train")] == 1 << 20
+        assert found[of("penstock_stream_epochs", stream="train", state="produced")] == 1
+        assert found[of("penstock_group_lag_samples", stream="train", group="resnet")] == 0
+        assert found[of("penstock_stream_written_samples_total", stream="train")] == 0
+        with penstock.Writer("train", url=url) as writer:
+            write(writer, 7)
+        written = of("penstock_stream_written_samples_total", stream="train")
+        found = until(where, lambda now: now[written] == 7)
+        assert found[of("penstock_stream_written_bytes_total", stream="train")] == 7000
+        server.kill()
+        found = until(where, lambda now: now[of("penstock_up")] == 0)
+        assert {name for name, _ in found} == {"penstock_up"}
+        ran.send_signal(signal.SIGTERM)
+        assert (ran.wait(timeout=30), ran.stderr.read() if ran.stderr else "") == (0, "")
+
+
+def queries() -> Iterator[str]:
+    """Every expression that a rule or a panel asks."""
+    for group in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]:
+        yield from (rule["expr"] for rule in group["rules"])
+    for panel in json.loads((MONITORING / "grafana" / "penstock.json").read_text())["panels"]:
+        yield from (target["expr"] for target in panel["targets"])
+
+
+def test_rules_and_panels_ask_for_metrics_that_there_are() -> None:
+    """A misspelt metric makes an alert that never fires, and a panel that is empty for ever."""
+    there = {line.name + ("_total" if line.is_counter else "") for line in TABLE}
+    there |= {"penstock_up", "penstock_server_used_bytes", "penstock_server_limit_bytes"}
+    asked = [(query, set(re.findall(r"penstock_\w+", query))) for query in queries()]
+    assert [query for query, names in asked if not names or names - there] == []
+    labels = {"stream", *(label for line in TABLE for label in line.labels)}
+    used = {label for query, _ in asked for label in re.findall(r"[{,]\s*(\w+)\s*=", query)}
+    assert used <= labels
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    assert [name for name in sorted(there) if f"`{name}`" not in page] == []
+
+
+def test_the_monitoring_services_follow_the_compose_specification() -> None:
+    """A file that is mounted and does not exist becomes an empty folder in the container."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*command, "compose.monitoring.yaml"], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = yaml.safe_load((ROOT / "compose.monitoring.yaml").read_text())
+    for service in document["services"].values():
+        assert not {"container_name", "ports", "hostname"} & set(service)
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert (ROOT / source).exists() if source.startswith("./") else source in document["volumes"]
+
+
+def tool(name: str) -> str:
+    """Prometheus' own program; what its absence leaves untested is tested with the library's parser above."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def test_prometheus_takes_the_rules_and_they_fire_when_they_should() -> None:
+    """docker/monitoring/alerts_test.yml plays a dead member, a starving trainer, an absent group and a full server."""
+    promtool = tool("promtool")
+    for arguments in (["check", "config", "prometheus.yml"], ["test", "rules", "alerts_test.yml"]):
+        done = subprocess.run([promtool, *arguments], capture_output=True, text=True, check=False, cwd=MONITORING)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_real_prometheus_scrapes_a_real_run(any_url: str, tmp_path: Path) -> None:
+    """What our parser accepts Prometheus must accept as well."""
+    prometheus = tool("prometheus")
+    with penstock.Writer("train", url=any_url, spec={"x": ("uint8", (1000,))}, block_bytes=1) as writer:
+        write(writer, 5)
+        with exporting("--url", any_url) as (_, where):
+            config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+            config["global"]["scrape_interval"] = "1s"
+            config["rule_files"] = [str(MONITORING / "alerts.yml")]
+            config["scrape_configs"][0]["static_configs"] = [{"targets": [re.sub(r"^http://|/metrics$", "", where)]}]
+            (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            command = [
+                prometheus, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ]  # fmt: skip
+            with subprocess.Popen(command, stderr=subprocess.DEVNULL) as ran:
+                try:
+                    assert asked(port, 'penstock_stream_held_bytes{stream="train"}') == "5000"
+                finally:
+                    ran.kill()
+
+
+def asked(port: int, query: str) -> Any:
+    """The value of one series, as soon as Prometheus has it."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?query={quote(query)}") as got:
+                result = json.load(got)["data"]["result"]
+        except OSError:  # it says that it listens before it does
+            result = []
+        if result:
+            return result[0]["value"][1]
+        time.sleep(0.2)
+    raise AssertionError("Prometheus has not scraped it")
