@@ -36,7 +36,8 @@ class Pace:
     ) -> None:
         self._work, self._clock, self._half_life_s = work, clock, half_life_s
         self._lock = threading.Lock()
-        self._kind: str | None = None
+        self.kind: str | None = None
+        """What it does."""
         self._since = 0.0
         self._uncounted_s = 0.0
         """Work since the last count: samples are counted in lumps, and seconds with them."""
@@ -46,11 +47,13 @@ class Pace:
 
     def enter(self, kind: str | None) -> None:
         """From now on it does this: work, a kind of waiting by its name, or (None) nothing that should count."""
+        if kind == self.kind:  # said again and again; what has passed meanwhile is added by the next one to ask
+            return
         with self._lock:
             self._pass()
             if kind is None:
                 self._uncounted_s = 0.0
-            self._kind = kind
+            self.kind = kind
 
     def count(self, samples: int) -> None:
         """So many samples are done; the work since the last count went into them."""
@@ -76,13 +79,13 @@ class Pace:
     def _pass(self) -> None:
         now = self._clock()
         gone, self._since = max(0.0, now - self._since), now
-        if self._kind is None:
+        if self.kind is None:
             return
-        if self._kind == self._work:
+        if self.kind == self._work:
             self._uncounted_s += gone
         fade = self._fade(gone)
         self._spent = {kind: spent * fade for kind, spent in self._spent.items()}
-        self._spent[self._kind] = self._spent.get(self._kind, 0.0) + gone
+        self._spent[self.kind] = self._spent.get(self.kind, 0.0) + gone
 
     def _fade(self, seconds: float) -> float:
         return float(0.5 ** (seconds / self._half_life_s))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from penstock_producer.oversight import SAMPLE_LIMIT_S, Making, Suspicion
 from penstock_producer.shard import ShardWriter
 from penstock_producer.sources.chance import seed_globals
 from penstock_producer.sources.plan import sample_rng
-from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source
+from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source, draws
 from penstock_producer.task import OnError
 
 T = TypeVar("T")
@@ -130,9 +130,18 @@ class Seed:
 
     def of(self, shard: int, offset: int) -> np.random.Generator:
         """The generator of one sample, which is made next: the process's global ones are set for it, too."""
+        self.set_globals(shard, offset)
+        return sample_rng(self.seed, self.epoch, shard, offset)
+
+    def set_globals(self, shard: int, offset: int) -> None:
+        """The process's generators for one sample, which is made next."""
         if self.sets_globals:
             seed_globals(self.seed, self.epoch, shard, offset)
-        return sample_rng(self.seed, self.epoch, shard, offset)
+
+    def undrawn(self, shard: int, offset: int) -> np.random.Generator:
+        """As `of`, for a source that leaves its generator alone (`protocol.draws`): None, whatever the type says."""
+        self.set_globals(shard, offset)
+        return cast("np.random.Generator", None)
 
 
 def fill_samples(
@@ -140,6 +149,7 @@ def fill_samples(
 ) -> None:
     """One item is one sample; those below the writer's position are not read again."""
     done = writer.position
+    seeded = seed.of if draws(source) else seed.undrawn
     for offset, item in enumerate(items):
         if offset < done:
             continue
@@ -147,7 +157,7 @@ def fill_samples(
         number, key = int(item), source.key(int(item))
         made: Sample | SampleError
         try:
-            made = watch.make(offset, key, partial(source.read, number, seed.of(shard, offset)), writer.settle)
+            made = watch.make(offset, key, partial(source.read, number, seeded(shard, offset)), writer.settle)
         except SampleError as error:
             made = error
         put(writer, watch, key, made)
@@ -159,10 +169,9 @@ def put(writer: ShardWriter, watch: Watch, key: str, made: Sample | SampleError)
         writer.quarantine(watch.saw_bad(made))
         return
     try:
-        with Naming(key):
-            writer.write(made)
+        writer.write(made)
     except SpecMismatch as error:
-        writer.quarantine(watch.saw_misfit(error))
+        writer.quarantine(watch.saw_misfit(named(error, key)))
         return
     watch.good += 1
 
@@ -303,8 +312,14 @@ class ItemFiller:
         self._writer = None
 
 
+def named(error: SpecMismatch, key: str) -> SpecMismatch:
+    """A mismatch with the spec, with the sample's name and what to do."""
+    remedy = "make samples alike (--resize, a transform), or declare a spec in which None is a free dimension"
+    return SpecMismatch(error.tensor, error.found, error.expected, f"in sample {key}; {remedy}")
+
+
 class Naming:
-    """Adds the sample's name and what to do to a mismatch with the spec."""
+    """Says it of what happens inside."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -314,10 +329,4 @@ class Naming:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         if isinstance(error, SpecMismatch):
-            raise SpecMismatch(
-                error.tensor,
-                error.found,
-                error.expected,
-                f"in sample {self._key}; make samples alike (--resize, a transform), or declare a spec in which None "
-                "is a free dimension",
-            ) from None
+            raise named(error, self._key) from None

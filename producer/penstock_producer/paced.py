@@ -44,17 +44,22 @@ class PacedBench(Workbench):
         is_at: Callable[[int], None] = lambda committed: None,
     ) -> None:
         """See Workbench."""
-        begun: list[int] = []
-        """What was committed when this run began, and what is counted of it by now."""
+        began: int | None = None
+        """What was committed when this run began."""
+        seen = 0
+        """And at the last sample."""
 
         def at(committed: int) -> None:
+            nonlocal began, seen
+            if committed == seen and began is not None and self.pace.kind == BUSY:
+                return  # as before nearly every sample
             self.pace.enter(BUSY)
-            if not begun:
-                begun.extend((committed, 0))
+            if began is None:
+                began = seen = committed
                 self._begin_telling()
-            elif (new := committed - sum(begun)) > 0:
-                self.pace.count(new)
-                begun[1] += new
+            elif committed > seen:
+                self.pace.count(committed - seen)
+                seen = committed
             is_at(committed)
 
         def asked_in_vain() -> bool:  # asked while it waits for room, and only then
@@ -65,7 +70,7 @@ class PacedBench(Workbench):
         try:
             super().produce(task, made, notify, before_finish, asked_in_vain, at)
         finally:
-            counted = begun[1] if begun else 0
+            counted = seen - (began or 0)
             if (rest := made.good + made.bad - counted) > 0:
                 self.pace.enter(BUSY)
                 self.pace.count(rest)

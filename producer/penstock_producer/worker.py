@@ -36,6 +36,7 @@ from rq.timeouts import BaseDeathPenalty
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.fill import Stopped
 from penstock_producer.jobs import ShardJob, set_workbench
+from penstock_producer.memory import keep_freed
 from penstock_producer.oversight import Death, Making
 from penstock_producer.paced import PacedBench
 from penstock_producer.sources.names import allow_only
@@ -95,6 +96,7 @@ def work(options: WorkerOptions, cells: Any = None) -> None:
     ``cells`` are those of its supervisor's `Making`.
     """
     _forget_owners_handlers()
+    keep_freed()
     try:
         if options.allow:
             allow_only(options.allow)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import random
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import redis
+from PIL import Image
 
 from penstock_producer.fill import Seed
 from penstock_producer.plan import ProductionPlan
 from penstock_producer.production import Production
 from penstock_producer.sources.chance import seed_globals
-from penstock_producer.sources.config import DatasetConfig
+from penstock_producer.sources.config import DatasetConfig, ImagesConfig
+from penstock_producer.sources.dataset import Dataset
+from penstock_producer.sources.images import Images
+from penstock_producer.sources.protocol import draws
+from penstock_producer.sources.transform import Transform, Transformed
 from penstock_producer.worker import WorkerOptions
 from tests.producer.reading import read_epoch
 
@@ -80,3 +86,23 @@ def test_a_users_own_process_keeps_its_generators() -> None:
     random.seed(7)
     Seed(0, 0, sets_globals=False).of(0, 0)
     assert random.random() == expected
+
+
+def test_only_a_source_that_says_it_draws_nothing_is_given_no_generator(tmp_path: Path) -> None:
+    """Making one takes as long as a small transform; but a source that knows nothing of this must get its own."""
+
+    def with_rng(item: Any, rng: np.random.Generator) -> Any:
+        return {"x": rng.random()}
+
+    class Written:
+        """As others write theirs."""
+
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    plain, drawing = Dataset([1], "plain"), Dataset([1], "drawing", Transform.of(with_rng))
+    images, flipped = (Images(ImagesConfig(path=str(tmp_path), flip=flip)) for flip in (False, True))
+    found = [
+        draws(cast(Any, source))
+        for source in (plain, drawing, images, flipped, Transformed(plain, Transform.of(with_rng)), Written())
+    ]
+    assert found == [False, True, False, True, True, True]
+    assert Seed(1, 0, sets_globals=False).undrawn(0, 0) is None

@@ -5,6 +5,7 @@ redis-py does addresses, TLS and login. No channel retries a command: a repeated
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -98,6 +99,7 @@ def _client(url: str, timeout_s: float, client_name: str | None) -> ControlClien
             client_name=client_name,
             retry=Retry(NoBackoff(), 0),
             **_without_maintenance(),
+            **_driver(),
         )
         pool = client.connection_pool
         if pool.connection_kwargs.get("decode_responses") or pool.connection_kwargs.get("protocol") != 2:
@@ -137,3 +139,13 @@ def _without_maintenance() -> dict[str, Any]:
     except ImportError:
         return {}
     return {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
+
+
+@cache
+def _driver() -> dict[str, Any]:
+    """What connections say of themselves: found out once, else each reads it from disk (2 ms)."""
+    try:
+        from redis.driver_info import DriverInfo
+    except ImportError:
+        return {}
+    return {"driver_info": DriverInfo()}

@@ -29,6 +29,8 @@ class Dataset:
         self._length = _length(self._items, name)
         self.fingerprint = fingerprint(["dataset", name, self._length, transform and transform.name])
         self.info: dict[str, Any] = {"source": "dataset", "name": name}
+        self.draws = transform is not None and transform.takes_rng
+        """See `protocol.draws`."""
 
     def __len__(self) -> int:
         return self._length

@@ -37,6 +37,8 @@ class Images:
         self._labels = _labels(config, paths)
         self._kept = range(len(paths)) if self._labels.kept is None else self._labels.kept
         self._decoder = Decoder.of(config)
+        self.draws = self._decoder.is_random
+        """See `protocol.draws`."""
         left_out = {"path", "labels"} if config.files is not None else {"path", "labels", "files"}
         options = config.model_dump(mode="json", exclude=left_out) | {"labels": self._labels.digest}
         # of files that were named the names count: one that changes or goes is a bad sample, and not another source

@@ -6,6 +6,7 @@ Rests on Philox's raw output, which numpy keeps stable across versions; ``Genera
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,20 @@ def in_order(n: int) -> NDArray[np.int64]:
 
 def sample_rng(seed: int, epoch: int, shard: int, offset: int) -> np.random.Generator:
     """The generator of one identity's random augmentation: the same whenever and wherever it is made (again)."""
-    return np.random.Generator(_philox(seed, epoch, (0, offset, shard, _SAMPLE)))
+    # made from a seed and then set, as numpy asks the system for entropy first where only key and counter are given;
+    # the seed is what `spawn` goes by
+    seed &= 0xFFFF_FFFF_FFFF_FFFF
+    philox = np.random.Philox(np.random.SeedSequence((seed, epoch, shard, offset)))
+    state: Any = {
+        "bit_generator": "Philox",
+        "state": {"counter": (0, offset, shard, _SAMPLE), "key": (seed, epoch)},
+        "buffer": (0, 0, 0, 0),
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    philox.state = state
+    return np.random.Generator(philox)
 
 
 def _philox(seed: int, epoch: int, counter: tuple[int, int, int, int]) -> np.random.Philox:

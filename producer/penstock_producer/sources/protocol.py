@@ -56,6 +56,14 @@ class Source(_Described, Protocol):
         """The sample's name in messages, like ``cat/0012.jpg``."""
 
 
+def draws(source: Source) -> bool:
+    """Whether the source's samples depend on the generator `read` is given: all do that do not say ``draws = False``.
+
+    Those are given None: making a generator takes as long as a small transform.
+    """
+    return bool(getattr(source, "draws", True))
+
+
 @runtime_checkable
 class Labelled(Protocol):
     """A source that knows some values of its samples without making them; what balancing classes needs."""

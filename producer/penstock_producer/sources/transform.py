@@ -13,7 +13,7 @@ from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.items import as_sample
 from penstock_producer.sources.names import blame, resolve_callable
-from penstock_producer.sources.protocol import Labelled, Sample, Source
+from penstock_producer.sources.protocol import Labelled, Sample, Source, draws
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Transformed:
         self.fingerprint = source.fingerprint
         self.repeatable = source.repeatable
         self.info: dict[str, Any] = {**source.info, "transform": transform.name}
+        self.draws = transform.takes_rng or draws(source)
+        """See `protocol.draws`."""
 
     def __len__(self) -> int:
         return len(self._source)

@@ -108,3 +108,9 @@ def test_impossible_shards_are_refused() -> None:
             cut(10, shard_samples)
     with pytest.raises(ValueError, match="batch 1 holds 1048577 samples"):
         cut_batches([1, MAX_SHARD_SAMPLES + 1], 10)
+
+
+def test_generators_spawned_from_a_samples_own_are_the_same_again() -> None:
+    """A transform may split its generator; a retried job that drew otherwise would make other bytes."""
+    first, again, other = (sample_rng(1, 2, 3, offset).spawn(2)[1].random(4).tolist() for offset in (4, 4, 5))
+    assert first == again != other
