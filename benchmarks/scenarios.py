@@ -64,6 +64,8 @@ class Stage:
         self._stack = ExitStack()
         self._extra: dict[str, str] = {}
         self._place = ""
+        self.servers: list[int] = []
+        """Process ids."""
 
     def __enter__(self) -> Stage:
         folder = tempfile.mkdtemp(prefix="penstock-bench-", dir=SHARED_MEMORY if self.peer.segments else None)
@@ -72,7 +74,8 @@ class Stage:
         if self.peer.segments:
             self._extra["segments"] = folder
         if self.peer.backing == "server":
-            self._place = self._stack.enter_context(EmbeddedServer()).url
+            server = self._stack.enter_context(EmbeddedServer())
+            self._place, self.servers = server.url, [server.pid]
         elif self.peer.backing == "socket":
             self._place = f"{folder}/socket"
         elif self.peer.backing == "folder":
