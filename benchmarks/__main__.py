@@ -22,7 +22,7 @@ import redis
 from benchmarks.cases import CASES, Case
 from benchmarks.rounds import SIDES, Round, run_round
 from benchmarks.tfdata import measure_tfdata
-from penstock_common.stream.server import find_servers, server_label
+from penstock_common.stream.servers.embedded import find_servers, server_label
 
 OURS, THEIRS = SIDES
 TFDATA = "tf.data / numpy, 150 kB"

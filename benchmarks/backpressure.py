@@ -21,9 +21,9 @@ import numpy as np
 import redis
 
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.connection import connect
-from penstock_common.stream.roster import load_roster
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import find_stream
 
 STREAM = "soak"
@@ -239,7 +239,7 @@ def _settings(soak: Soak) -> dict[str, Any]:
 
 def _write(url: str, soak: Soak, place: int) -> None:
     """Every writer takes each ``writers``-th shard of each epoch."""
-    from penstock_producer.writer import Writer
+    from penstock_producer.writing.writer import Writer
 
     pool = _pool(soak)
     spec = {"x": ("uint8", (soak.entry_bytes,))}
@@ -265,10 +265,10 @@ def sample_of(number: int) -> dict[str, Any]:
 
 def _fleet(url: str, soak: Soak, place: int) -> None:
     """A dispatcher with its workers, the jobs on the stream's own server."""
-    from penstock_producer.plan import ProductionPlan
-    from penstock_producer.production import Production
+    from penstock_producer.planning.plan import ProductionPlan
+    from penstock_producer.planning.production import Production
     from penstock_producer.sources.config import DatasetConfig
-    from penstock_producer.worker import WorkerOptions
+    from penstock_producer.working.worker import WorkerOptions
 
     os.environ["PENSTOCK_SOAK_SAMPLES"] = str(soak.shard_samples * soak.shards)
     os.environ["PENSTOCK_SOAK_ENTRY"] = str(soak.entry_bytes)

@@ -18,9 +18,9 @@ import redis
 from redis._parsers import _RESP2Parser
 from redis.connection import PythonRespSerializer
 
-from penstock_common.stream.channel import Channel, Command, PlainChannel, Skip
-from penstock_common.stream.connection import _dedicated, connect, open_channel
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.link.channel import Channel, Command, PlainChannel, Skip
+from penstock_common.stream.link.connection import _dedicated, connect, open_channel
+from penstock_common.stream.servers.embedded import EmbeddedServer
 
 READ_BYTES = 512_000
 """COUNT of a read is sized by bytes, as the reader's is."""

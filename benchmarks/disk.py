@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 import penstock
-from penstock_common.stream.connection import connect
-from penstock_common.stream.server import EmbeddedServer
-from penstock_consumer.exporting import export_stream
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_consumer.replaying.exporting import export_stream
 
 SAMPLE_BYTES, BATCH = 150_528, 64
 

@@ -28,7 +28,7 @@ from benchmarks.memory import Resident, children, resident
 from benchmarks.peers.catalogue import EVERYONE, RESUME, Peer
 from benchmarks.peers.environments import Unavailable, python_of
 from benchmarks.scenarios import Size, Stage, handed, resumed
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer
 
 IMPORTS = {
     "import penstock": ("penstock", "import penstock"),

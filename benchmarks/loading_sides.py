@@ -196,10 +196,10 @@ def _torch(job: Job) -> Round:
 
 def _penstock(job: Job) -> Round:
     """One server, one fleet, one stream; a group for each trainer. The epoch is planned and queued on the clock."""
-    from penstock_common.stream.server import EmbeddedServer
-    from penstock_producer.fleet import Fleet
-    from penstock_producer.worker import WorkerOptions
-    from penstock_producer.writer import Writer
+    from penstock_common.stream.servers.embedded import EmbeddedServer
+    from penstock_producer.working.fleet import Fleet
+    from penstock_producer.working.worker import WorkerOptions
+    from penstock_producer.writing.writer import Writer
 
     spec = {"x": ("uint8", (SIDE, SIDE, 3)), "y": ("int64", ())}
     with EmbeddedServer() as server:
@@ -242,8 +242,8 @@ def _fed(job: Job, server: Any, options: Any, fleet: Any) -> Round:
 
 def _produce(options: Any, name: str, epochs: int) -> int:
     """So many, as ``penstock produce --workers 0`` makes them beside workers that are there."""
-    from penstock_producer.plan import ProductionPlan
-    from penstock_producer.production import Production
+    from penstock_producer.planning.plan import ProductionPlan
+    from penstock_producer.planning.production import Production
     from penstock_producer.sources.config import DatasetConfig
 
     plan = ProductionPlan(stream=STREAM, source=DatasetConfig(name=f"benchmarks.photographs:{name}"), epochs=epochs)
@@ -255,7 +255,7 @@ def _produce(options: Any, name: str, epochs: int) -> int:
 
 def _expect_more(url: str) -> None:
     """A production announced its last epoch, and trainers would wait for no other."""
-    from penstock_common.stream.connection import connect
+    from penstock_common.stream.link.connection import connect
     from penstock_common.stream.streams import load_stream, set_plan
 
     client = connect(url)

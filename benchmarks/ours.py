@@ -10,9 +10,9 @@ BUDGET_BYTES = 256 << 20
 
 def prepare(url: str, case: Case) -> None:
     """Makes stream and group before the clock starts."""
-    from penstock_common.stream.connection import connect
-    from penstock_common.stream.roster import Membership, join_group
-    from penstock_producer.writer import Writer
+    from penstock_common.stream.groups.roster import Membership, join_group
+    from penstock_common.stream.link.connection import connect
+    from penstock_producer.writing.writer import Writer
 
     with Writer(STREAM, url=url, spec={"x": (case.dtype, case.shape)}, budget_bytes=BUDGET_BYTES) as writer:
         client = connect(url)
@@ -21,7 +21,7 @@ def prepare(url: str, case: Case) -> None:
 
 def write(url: str, case: Case) -> None:
     """The writer's process."""
-    from penstock_producer.writer import Writer
+    from penstock_producer.writing.writer import Writer
 
     with Writer(STREAM, url=url) as writer, writer.epoch() as epoch:
         if case.by_batch:

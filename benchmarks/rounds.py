@@ -13,7 +13,7 @@ import redis
 
 from benchmarks import ours, plain
 from benchmarks.cases import Case
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer
 
 SIDES = {"penstock": ours, "plain redis-py + hiredis": plain}
 
@@ -55,7 +55,7 @@ def run_round(side: str, case: Case) -> Round:
 def _role(role: str, side: str, url: str, case: Case, barrier: Any, results: Any) -> None:
     module = SIDES[side]
     importlib.import_module("penstock_consumer.loader")  # importing is not what is measured
-    importlib.import_module("penstock_producer.writer")
+    importlib.import_module("penstock_producer.writing.writer")
     case.pool()
     barrier.wait(60)
     before = _own_cpu()

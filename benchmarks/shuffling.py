@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.format.spec import Spec
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.again import Shuffle
 from penstock_consumer.pipeline.arena import Arena
@@ -24,7 +24,7 @@ from penstock_consumer.pipeline.batch import Batch, Lease, Span
 from penstock_consumer.pipeline.stage import Setting
 from penstock_consumer.pipeline.window import Window
 from penstock_producer.sources.plan import permutation
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 
 SAMPLES, BATCH, CLASSES, ENTRY = 100_000, 64, 100, 128
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.loader import Loader
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 
 SHAPE, SAMPLES, BATCH_SIZE = (224, 224, 3), 4000, 64
 

@@ -16,8 +16,8 @@ from chaos.options import Options
 from chaos.schedule import Fault, faults
 from chaos.stage import Stage
 from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import PRODUCED, retained_epochs
-from penstock_common.stream.roster import load_roster
 from penstock_common.stream.streams import load_stream
 
 TICK_S = 0.05

@@ -16,7 +16,7 @@ from chaos.options import FEED, Options, from_environment
 from chaos.payload import feed_nonce, sample
 from chaos.process import prepare
 from penstock_common.errors import PenstockError
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 
 FLUSH_EVERY = 40
 LARGE_FLUSH_EVERY = 4

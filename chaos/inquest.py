@@ -19,10 +19,10 @@ from chaos.rule import Rule
 from chaos.stage import Stage
 from chaos.verdict import Expected, GroupVerdict, expect, judge
 from penstock.__main__ import main as penstock
+from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import PRODUCED, retained_epochs
-from penstock_common.stream.roster import load_roster
 from penstock_common.stream.streams import load_stream, read_counters
-from penstock_producer.order import EpochOrder
+from penstock_producer.planning.order import EpochOrder
 from penstock_producer.sources.dataset import Dataset
 from penstock_producer.sources.plan import sample_rng
 

@@ -11,7 +11,7 @@ import pytest
 import redis
 from hypothesis import settings
 
-from penstock_common.stream.server import EmbeddedServer, find_servers, server_label
+from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 
 # A shell without job control ignores SIGINT for what it starts in the background, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,10 +11,10 @@ from typing import Any
 
 from benchmarks.peers.protocol import BLOCK, SAMPLE_BYTES, Job, Report, begin, sample
 from penstock_common.errors import GroupFinished
-from penstock_common.stream.connection import connect
+from penstock_common.stream.link.connection import connect
 from penstock_common.stream.streams import set_plan
 from penstock_consumer.loader import Loader
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 
 STREAM = "counted"
 

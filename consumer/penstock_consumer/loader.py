@@ -14,22 +14,22 @@ from typing import Any, Literal
 from penstock_common.errors import GroupFinished
 from penstock_common.format.spec import Spec
 from penstock_common.settings import Settings
-from penstock_common.stream.commands import Client
-from penstock_common.stream.connection import connect
 from penstock_common.stream.feeds import FEED
+from penstock_common.stream.groups.roster import Membership, rank_member
 from penstock_common.stream.keys import checked_name
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import ABANDONED, find_manifest
-from penstock_common.stream.roster import Membership, rank_member
 from penstock_common.stream.streams import Stream, await_event, find_stream, last_event
 from penstock_common.waiting import OUTAGE_S, Notify, Wait, to_stderr
-from penstock_consumer.arrival import EVENT_MS, await_stream
+from penstock_consumer.counting.stats import Stats
+from penstock_consumer.counting.tally import Tally
+from penstock_consumer.membership.arrival import EVENT_MS, await_stream
+from penstock_consumer.membership.reading import Options, OrderedReading, Reading, open_reading, rank_options
+from penstock_consumer.membership.session import Session, default_member, end_session
 from penstock_consumer.pipeline.batch import Batch
-from penstock_consumer.reading import Options, OrderedReading, Reading, open_reading, rank_options
-from penstock_consumer.session import Session, default_member, end_session
-from penstock_consumer.settlement import Acknowledge, Adapter, Settlement
+from penstock_consumer.settling.settlement import Acknowledge, Adapter, Settlement
 from penstock_consumer.state import VERSION, State, check_state, spec_digest
-from penstock_consumer.stats import Stats
-from penstock_consumer.tally import Tally
 from penstock_consumer.verbs import Verbs
 
 PREFETCH_BYTES = 64 << 20

@@ -13,12 +13,12 @@ import numpy as np
 
 from penstock_common.errors import SpecMismatch, StateMismatch
 from penstock_common.format.spec import Spec
+from penstock_consumer.counting.stats import Stats, mixed
+from penstock_consumer.counting.tally import Tally
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.batch import Batch
-from penstock_consumer.settlement import Acknowledge, Adapter
+from penstock_consumer.settling.settlement import Acknowledge, Adapter
 from penstock_consumer.state import State, check_state
-from penstock_consumer.stats import Stats, mixed
-from penstock_consumer.tally import Tally
 from penstock_consumer.view import View
 
 VERSION = 1

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock_common.errors import StateMismatch
-from penstock_common.stream.connection import connect
 from penstock_common.stream.feeds import FEED
+from penstock_common.stream.groups.roster import Membership, Order, rank_member
+from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import find_manifest
-from penstock_common.stream.roster import Membership, Order, rank_member
 from penstock_common.stream.streams import load_stream
 from penstock_common.waiting import Notify, Wait, to_stderr
 from penstock_consumer.loader import POLL_S, Loader
+from penstock_consumer.membership.pulse import Pulse
+from penstock_consumer.membership.reading import Options, OrderedReading
 from penstock_consumer.ordered.canonical import Steps
 from penstock_consumer.ordered.ranks import OrderedPlace
 from penstock_consumer.ordered.reader import OrderedReader
 from penstock_consumer.pipeline.batch import Batch, Lease, Span
 from penstock_consumer.pipeline.prefetch import Prefetch
-from penstock_consumer.pulse import Pulse
-from penstock_consumer.reading import Options, OrderedReading
 from penstock_consumer.state import State
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
+from penstock_consumer.membership.reading import Options, Reading
 from penstock_consumer.pipeline.filter import Filter, Keep
 from penstock_consumer.pipeline.window import Window
-from penstock_consumer.reading import Options, Reading
 
 if TYPE_CHECKING:
     from penstock_consumer.view import View

@@ -10,9 +10,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from penstock_consumer.adapters.selection import chosen, nested, shaped
+from penstock_consumer.counting.stats import Stats
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.state import State
-from penstock_consumer.stats import Stats
 
 if TYPE_CHECKING:
     from penstock_consumer.loader import Loader

@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock_common.errors import PenstockError
-    from penstock_common.stream.server import EmbeddedServer
-    from penstock_consumer.files import Files
+    from penstock_common.stream.servers.embedded import EmbeddedServer
     from penstock_consumer.loader import Loader
     from penstock_consumer.mixture import mix
-    from penstock_consumer.replay import Replay
+    from penstock_consumer.replaying.files import Files
+    from penstock_consumer.replaying.replay import Replay
     from penstock_producer.notebook import produce
-    from penstock_producer.writer import Writer
+    from penstock_producer.writing.writer import Writer
 
     __version__: str
 
 __all__ = ["EmbeddedServer", "Files", "Loader", "PenstockError", "Replay", "Writer", "__version__", "mix", "produce"]
 
 _HOMES = {
-    "EmbeddedServer": "penstock_common.stream.server",
-    "Files": "penstock_consumer.files",
+    "EmbeddedServer": "penstock_common.stream.servers.embedded",
+    "Files": "penstock_consumer.replaying.files",
     "Loader": "penstock_consumer.loader",
     "PenstockError": "penstock_common.errors",
-    "Replay": "penstock_consumer.replay",
-    "Writer": "penstock_producer.writer",
+    "Replay": "penstock_consumer.replaying.replay",
+    "Writer": "penstock_producer.writing.writer",
     "mix": "penstock_consumer.mixture",
     "produce": "penstock_producer.notebook",
 }

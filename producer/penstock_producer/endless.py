@@ -21,13 +21,13 @@ from typing import Any, Self
 
 from penstock_common.errors import BudgetFull, PenstockError, SampleError, SourceError, SpecMismatch
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.fill import Seed, Stopped, TooManyBad, Watch
-from penstock_producer.plan import ProductionPlan
-from penstock_producer.progress import EpochProgress, Progress, Summary
+from penstock_producer.planning.plan import ProductionPlan
+from penstock_producer.planning.progress import EpochProgress, Progress, Summary
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource, Sample
-from penstock_producer.worker import WorkerOptions
-from penstock_producer.writer import Writer
+from penstock_producer.working.fill import Seed, Stopped, TooManyBad, Watch
+from penstock_producer.working.worker import WorkerOptions
+from penstock_producer.writing.writer import Writer
 
 TELL_S = 0.2
 """How often the process that feeds says how far it is."""

@@ -23,14 +23,14 @@ from penstock_common.segments.reading import SegmentReader
 from penstock_common.segments.scanning import Found
 from penstock_common.segments.whole import whole_epoch
 from penstock_common.settings import Settings
-from penstock_common.stream.connection import connect
 from penstock_common.stream.entries import Record, index_records
+from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, begun_shards, find_manifest, open_epoch
 from penstock_common.stream.payloads import entry_digest
 from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, find_stream
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.shard import ShardWriter
-from penstock_producer.writer import Writer
+from penstock_producer.writing.shard import ShardWriter
+from penstock_producer.writing.writer import Writer
 
 SPARE = 1.3
 """A new stream's budget, in times of what is imported: a writer goes on below its mark only."""

@@ -14,16 +14,16 @@ from typing import Any, Self
 from penstock_common.errors import PenstockError, WaitTimeout
 from penstock_common.settings import Settings, child_environment
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.oversight import SAMPLE_LIMIT_S
-from penstock_producer.plan import ProductionPlan
-from penstock_producer.production import Production as Loop
-from penstock_producer.production import refuse_path
-from penstock_producer.progress import Progress, Summary
+from penstock_producer.planning.plan import ProductionPlan
+from penstock_producer.planning.production import Production as Loop
+from penstock_producer.planning.production import refuse_path
+from penstock_producer.planning.progress import Progress, Summary
 from penstock_producer.sources.blocks import BLOCK_SAMPLES
 from penstock_producer.sources.config import LocalConfig
 from penstock_producer.sources.local import forget, register
-from penstock_producer.task import OnError
-from penstock_producer.worker import WorkerOptions
+from penstock_producer.working.oversight import SAMPLE_LIMIT_S
+from penstock_producer.working.task import OnError
+from penstock_producer.working.worker import WorkerOptions
 
 
 class Production:

@@ -1,6 +1,6 @@
 """Repair: makes again exactly the samples that an audit found missing, from the source they were made of.
 
-What is missing is the audit's finding, the transaction is ``penstock_common.stream.repairs``'s.
+What is missing is the audit's finding, the transaction is ``penstock_common.stream.mending.repairs``'s.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from penstock_common.format.limits import MAX_HOLES
 from penstock_common.format.wire import encode
 from penstock_common.stream.audit import audit_stream, survey_epoch
 from penstock_common.stream.audit.accounts import EpochAudit, MissingRange
-from penstock_common.stream.commands import Client
 from penstock_common.stream.feeds import FEED
+from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, load_manifest
-from penstock_common.stream.repairs import Patch, balance_bytes, commit_patch, find_patch, holder_of
-from penstock_common.stream.roster import load_roster
+from penstock_common.stream.mending.repairs import Patch, balance_bytes, commit_patch, find_patch, holder_of
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.fill import Seed
-from penstock_producer.order import EpochOrder
-from penstock_producer.plan import plan_fingerprint
-from penstock_producer.shard import MAX_BLOCK_SAMPLES
+from penstock_producer.planning.order import EpochOrder
+from penstock_producer.planning.plan import plan_fingerprint
 from penstock_producer.sources.protocol import AnySource, BatchSource, Sample, Source
+from penstock_producer.working.fill import Seed
+from penstock_producer.writing.shard import MAX_BLOCK_SAMPLES
 
 WHOLE = 1 << 62
 """Bytes of a block that must not be cut: it takes the place of one entry."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock_common.format.block import Column
 from penstock_common.format.ragged import Ragged
 from penstock_common.format.spec import Spec
-from penstock_common.stream.ledger import runs
+from penstock_common.stream.groups.ledger import runs
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler, Batch, Lease, Span
 from penstock_consumer.shared.holdings import Holdings, plan_acknowledgement

@@ -12,14 +12,14 @@ import pytest
 
 from penstock_common.errors import TooManyDeadLetters
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.bad import list_bad
-from penstock_common.stream.commands import Client
-from penstock_common.stream.drop import drop_bad
-from penstock_common.stream.roster import Membership, join_group
+from penstock_common.stream.groups.roster import Membership, join_group
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.mending.bad import list_bad
+from penstock_common.stream.mending.drop import drop_bad
 from penstock_consumer.loader import Loader
 from penstock_consumer.shared.burials import HOPELESS_ENTRIES
 from penstock_consumer.shared.keeper import MANY_DELIVERIES
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, loader_of, numbers, open_stream, produce, sample
 from tests.contracts.processes import child
 
@@ -33,7 +33,7 @@ def refuse_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def verify(header: Any, buffers: Any) -> None:
         raise ChecksumMismatch("this reader has a bug")
 
-    monkeypatch.setattr("penstock_consumer.receive.verify", verify)
+    monkeypatch.setattr("penstock_consumer.receiving.receive.verify", verify)
 
 
 def dead(client: Client) -> int:

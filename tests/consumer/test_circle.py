@@ -13,11 +13,11 @@ import pytest
 
 from penstock_common.errors import BudgetFull, CheckpointOverdue, PenstockError, TooLarge
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.commands import Client
-from penstock_common.stream.waiters import Waiter
-from penstock_consumer.circle import Circle
-from penstock_consumer.overdue import SETTLED_MS, Jam, is_circle
-from penstock_producer.writer import Writer
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.watching.waiters import Waiter
+from penstock_consumer.settling.circle import Circle
+from penstock_consumer.settling.overdue import SETTLED_MS, Jam, is_circle
+from penstock_producer.writing.writer import Writer
 from tests.consumer.test_policies import BLOCK, BUDGET, writing
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, sample
 
@@ -30,7 +30,7 @@ AHEAD = 300
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a minute is long for a test."""
-    monkeypatch.setattr("penstock_consumer.settlement.ELSEWHERE_S", 6.0)
+    monkeypatch.setattr("penstock_consumer.settling.settlement.ELSEWHERE_S", 6.0)
 
 
 class Group(threading.Thread):

@@ -16,10 +16,10 @@ from penstock_common.errors import (
     GroupFinished,
     WaitTimeout,
 )
-from penstock_common.stream.commands import Client
+from penstock_common.stream.link.commands import Client
 from penstock_common.stream.streams import set_plan
 from penstock_consumer.loader import Loader
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, produce, sample
 
 

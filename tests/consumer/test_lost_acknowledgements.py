@@ -9,7 +9,7 @@ import pytest
 
 from penstock_common.errors import ServerUnavailable
 from penstock_consumer.shared.keeper import Keeper
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import loader_of, numbers, open_stream, produce
 
 COUNT, BLOCK, BATCH = 40, 4, 5

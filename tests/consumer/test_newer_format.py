@@ -9,13 +9,13 @@ import pytest
 
 from penstock_common.errors import UnsupportedVersion
 from penstock_common.format import header, wire
-from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import list_pending
+from penstock_common.stream.groups.ledger import dead_letters
 from penstock_common.stream.keys import RELEASED
-from penstock_common.stream.ledger import dead_letters
-from penstock_consumer.replay import Replay
-from penstock_producer import commit
-from penstock_producer.writer import Writer
+from penstock_common.stream.link.commands import Client
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.writing import commit
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, sample
 
 NEWER: dict[str, dict[str, Any]] = {

@@ -8,8 +8,8 @@ import pytest
 
 from penstock_common.errors import EpochIncomplete
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.bad import list_bad
-from penstock_common.stream.drop import drop_bad
+from penstock_common.stream.mending.bad import list_bad
+from penstock_common.stream.mending.drop import drop_bad
 from tests.contracts.feed import entries, loader_of, numbers, open_stream
 from tests.contracts.ordered import expected, plan, rank_of, read_ranks
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_common.stream.waiters import Waiter
-from penstock_consumer.holds import GroupHold
-from penstock_consumer.overdue import SETTLED_MS, Jam, is_group_overdue, is_overdue
+from penstock_common.stream.watching.waiters import Waiter
+from penstock_consumer.settling.holds import GroupHold
+from penstock_consumer.settling.overdue import SETTLED_MS, Jam, is_group_overdue, is_overdue
 
 
 def jam(*, held: int = 80, need: int = 10, is_next: bool = True, waited: int = SETTLED_MS, others: bool = False) -> Jam:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_common.stream.connection import connect
-from penstock_consumer.exporting import export_stream
-from penstock_consumer.files import Files
-from penstock_consumer.replay import Replay
+from penstock_common.stream.link.connection import connect
+from penstock_consumer.replaying.exporting import export_stream
+from penstock_consumer.replaying.files import Files
+from penstock_consumer.replaying.replay import Replay
 from tests.contracts.feed import numbers, produce
 
 COUNT = 2000

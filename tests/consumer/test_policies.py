@@ -13,9 +13,9 @@ import redis
 
 from penstock_common.errors import BudgetFull, CheckpointOverdue, WaitTimeout
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.commands import Client
-from penstock_common.stream.roster import load_roster
-from penstock_producer.writer import Writer
+from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.link.commands import Client
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, open_stream, produce, sample
 
 BLOCK = 10 * SAMPLE_BYTES
@@ -231,7 +231,7 @@ class TestOverdue:
         self, any_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The same circle; but another thread might be about to acknowledge, so it is given more time."""
-        monkeypatch.setattr("penstock_consumer.settlement.ELSEWHERE_S", 5.0)
+        monkeypatch.setattr("penstock_consumer.settling.settlement.ELSEWHERE_S", 5.0)
         began = time.monotonic()
         with (
             writing(any_url, 1000),
@@ -280,7 +280,7 @@ class TestOverdue:
         self, any_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each waits for batches before its checkpoint, and what all hold leaves no room for any."""
-        monkeypatch.setattr("penstock_consumer.settlement.ELSEWHERE_S", 4.0)
+        monkeypatch.setattr("penstock_consumer.settling.settlement.ELSEWHERE_S", 4.0)
         caught: list[CheckpointOverdue] = []
         said: list[str] = []
 

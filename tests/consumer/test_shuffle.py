@@ -14,14 +14,14 @@ import pytest
 from benchmarks.shuffling import interleaved, measured, windowed
 from penstock_common.format.spec import Spec
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.commands import Client
+from penstock_common.stream.link.commands import Client
 from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease, Span
 from penstock_consumer.pipeline.stage import Setting
 from penstock_consumer.pipeline.window import Window
 from penstock_producer.sources.plan import permutation
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, loader_of, numbers, produce
 from tests.contracts.ordered import plan
 from tests.contracts.processes import child

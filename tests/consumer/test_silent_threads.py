@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import penstock_consumer.pulse
+import penstock_consumer.membership.pulse
 import penstock_consumer.shared.keeper
 from penstock_consumer.loader import Loader
 from tests.contracts.feed import loader_of, produce
@@ -36,7 +36,7 @@ def train_until_told(loader: Loader) -> None:
     ("module", "opened", "made"),
     [
         (penstock_consumer.shared.keeper, lambda url: loader_of(url, lease_s=0.6, batch_size=1), produce),
-        (penstock_consumer.pulse, lambda url: rank_of(url, batch=1, lease_s=0.6), None),
+        (penstock_consumer.membership.pulse, lambda url: rank_of(url, batch=1, lease_s=0.6), None),
     ],
     ids=["keeper", "pulse"],
 )

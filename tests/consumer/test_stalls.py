@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock_consumer.counting.stats import Stats
 from penstock_consumer.loader import Loader
-from penstock_consumer.replay import Replay
-from penstock_consumer.stats import Stats
-from penstock_producer.writer import Writer
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import loader_of, produce
 
 WIDE = {"x": ("uint8", (20_000,)), "y": ("int64", ())}

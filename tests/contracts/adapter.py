@@ -15,10 +15,10 @@ import pytest
 from penstock_common.errors import StateMismatch
 from penstock_common.format.spec import SpecLike
 from penstock_common.stream.audit import AuditReport, audit_stream
-from penstock_common.stream.connection import connect
+from penstock_common.stream.link.connection import connect
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture, mix
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import produce
 from tests.contracts.processes import child
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock_common.stream.commands import Client
+from penstock_common.stream.link.commands import Client
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.batch import Batch
-from penstock_consumer.replay import Replay
-from penstock_producer.writer import Writer
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.writing.writer import Writer
 
 SPEC = {"x": ("float32", (4,)), "y": ("int64", ())}
 SAMPLE_BYTES = 24

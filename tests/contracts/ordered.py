@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from penstock_consumer.loader import Loader
-from penstock_producer.writer import EpochWriter, Writer
+from penstock_producer.writing.writer import EpochWriter, Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
 
 

@@ -22,7 +22,7 @@ from penstock import __main__ as command_line
 from penstock.cli import COMMANDS, Entry, byte_size, load_command, url_of
 from penstock.cli.console import Console
 from penstock_common.settings import BadSettings
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer
 
 _ROOT = Path(penstock.__file__).parents[2]
 _PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front"))

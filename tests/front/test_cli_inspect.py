@@ -16,9 +16,9 @@ import redis
 
 import penstock
 from penstock.__main__ import main
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
-from penstock_producer.writer import EpochWriter
+from penstock_producer.writing.writer import EpochWriter
 
 _ROOT = Path(penstock.__file__).parents[2]
 _PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front"))

@@ -20,7 +20,7 @@ from PIL import Image
 
 import penstock
 from penstock import __main__ as command_line
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.producer.reading import read_epoch
 
 _ROOT = Path(penstock.__file__).parents[2]
@@ -196,7 +196,7 @@ def test_sigterm_ends_workers_in_moments(any_url: str, tmp_path: Path) -> None:
 
 TRAINER = """
     import os, sys, time
-    from penstock_common.stream.connection import connect
+    from penstock_common.stream.link.connection import connect
     from penstock_common.stream.manifest import retained_epochs
     from penstock_common.stream.streams import load_stream
 

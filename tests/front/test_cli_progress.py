@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cli.console import Console
 from penstock.cli.production import ProductionView, duration
-from penstock_producer.progress import EpochProgress, Progress
+from penstock_producer.planning.progress import EpochProgress, Progress
 
 
 class Terminal(io.StringIO):

@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 from penstock_common.errors import PenstockError
-from penstock_common.stream.connection import connect
-from penstock_common.stream.inspection import StreamView, inspect_stream
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.watching.inspection import StreamView, inspect_stream
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "fleet.md").read_text()

@@ -17,12 +17,12 @@ from penstock_common.format.header import Header
 from penstock_common.format.ragged import Ragged
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import decode, encode, ragged_rows
-from penstock_common.stream.channel import SKIP
+from penstock_common.stream.link.channel import SKIP
 from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.streams import Stream, find_stream
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
-from penstock_consumer.receive import Received, Receiver, check_identity
+from penstock_consumer.receiving.receive import Received, Receiver, check_identity
 from tests.common.format import independent
 from tests.fuzz.entries import SETTLED, SMALL_BATCHES, SPECS, Entry, Fields, unpacked
 from tests.fuzz.making import made_entry

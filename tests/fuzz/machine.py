@@ -11,11 +11,11 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from penstock_common.errors import EpochsReleased, ReplayTruncated, WaitTimeout
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.forgetting import drop_group
-from penstock_common.stream.roster import Membership, join_group, load_roster
+from penstock_common.stream.groups.forgetting import drop_group
+from penstock_common.stream.groups.roster import Membership, join_group, load_roster
 from penstock_consumer.loader import Loader
-from penstock_consumer.replay import Replay
-from penstock_producer.janitor import Janitor
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.keeping.janitor import Janitor
 from tests.contracts.feed import stored
 from tests.fuzz.model import ModelGroup, ModelMember
 from tests.fuzz.writing import SIZES, Writing, quiet

@@ -15,9 +15,9 @@ from unittest.mock import patch
 import hiredis
 from redis.exceptions import InvalidResponse, ResponseError
 
-from penstock_common.stream import resp
-from penstock_common.stream.channel import SKIP, Skip, _deliver, _entries
-from penstock_common.stream.failure import translate
+from penstock_common.stream.link import resp
+from penstock_common.stream.link.channel import SKIP, Skip, _deliver, _entries
+from penstock_common.stream.link.failure import translate
 from tests.contracts.sink import RecordingSink
 
 BUFFER, THROUGH, BEHIND, LARGEST = 256, 64, 16, 4096

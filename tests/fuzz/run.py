@@ -60,7 +60,7 @@ def _walk(seconds: float) -> None:
     from hypothesis import HealthCheck, settings
     from hypothesis.stateful import run_state_machine_as_test
 
-    from penstock_common.stream.server import EmbeddedServer
+    from penstock_common.stream.servers.embedded import EmbeddedServer
     from tests.fuzz.machine import Machine
 
     ends, walks = time.monotonic() + seconds, 0

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from penstock_common.errors import EpochAbandoned, ShardMismatch
-from penstock_common.stream.connection import connect
+from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import load_manifest, size_epoch
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.batch import Batch
-from penstock_producer.shard import ShardWriter
-from penstock_producer.writer import EpochWriter, Writer
+from penstock_producer.writing.shard import ShardWriter
+from penstock_producer.writing.writer import EpochWriter, Writer
 from tests.fuzz.model import Model, ModelEpoch
 
 SPEC = {"x": ("int64", (3,)), "y": ("int64", ())}

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from penstock_common.stream.server import find_servers
+from penstock_common.stream.servers.embedded import find_servers
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 300.0

@@ -13,10 +13,10 @@ import pytest
 import redis
 from PIL import Image
 
-from penstock_producer.plan import ProductionPlan
-from penstock_producer.production import Production
+from penstock_producer.planning.plan import ProductionPlan
+from penstock_producer.planning.production import Production
 from penstock_producer.sources.config import ImagesConfig
-from penstock_producer.worker import WorkerOptions
+from penstock_producer.working.worker import WorkerOptions
 from tests.producer.reading import read_epoch
 
 IMAGES = 24

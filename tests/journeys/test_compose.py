@@ -16,7 +16,7 @@ import redis
 import yaml
 
 from penstock import Writer
-from penstock_common.stream.server import ALLOCATOR_ENVIRONMENT, find_servers, server_label
+from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT, find_servers, server_label
 from tests.journeys.compose_services import ROOT, Stack, copied_files, load_services, running
 
 SAMPLES = 5 * 1438

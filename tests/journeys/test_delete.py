@@ -12,19 +12,19 @@ import redis
 
 from penstock.__main__ import main
 from penstock_common.errors import EpochNotFound, PenstockError, StreamDeleted, StreamNotFound
-from penstock_common.stream import deletion, release
-from penstock_common.stream.commands import Client, run_script
-from penstock_common.stream.deletion import delete_stream
+from penstock_common.stream.groups.pins import pin_epoch
+from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import is_of_stream
+from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, open_epoch
-from penstock_common.stream.pins import pin_epoch
-from penstock_common.stream.roster import Membership, join_group
+from penstock_common.stream.removal import deletion, release
+from penstock_common.stream.removal.deletion import delete_stream
+from penstock_common.stream.servers.suitability import require_suitable
 from penstock_common.stream.streams import Stream, create_stream, load_stream, set_field, set_plan
-from penstock_common.stream.suitability import require_suitable
 from penstock_consumer.loader import Loader
-from penstock_consumer.replay import Replay
-from penstock_producer.writer import Writer
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SPEC, loader_of, numbers, produce, sample, writer_of
 from tests.contracts.processes import child
 

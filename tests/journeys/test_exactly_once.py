@@ -10,12 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from penstock_common.errors import GroupFinished
-from penstock_common.stream.commands import Client
+from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.streams import create_stream, set_plan
 from penstock_consumer.loader import Loader
-from penstock_consumer.replay import Replay
-from penstock_producer.writer import Writer
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, sample, stored
 from tests.contracts.processes import Child, child
 

@@ -22,19 +22,19 @@ from penstock_common.errors import BadExport, EpochIncomplete, EpochNotFound, St
 from penstock_common.format.block import Block
 from penstock_common.segments.exports import PART, ExportFolder, ExportWriter
 from penstock_common.segments.scanning import scan
-from penstock_common.stream.bad import list_bad
-from penstock_common.stream.commands import Client
-from penstock_common.stream.connection import connect
 from penstock_common.stream.entries import index_records
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import load_manifest
+from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.payloads import entry_digest
 from penstock_common.stream.streams import find_stream, load_stream
-from penstock_consumer.exporting import export_stream
 from penstock_consumer.loader import Loader
-from penstock_consumer.replay import Replay
+from penstock_consumer.replaying.exporting import export_stream
+from penstock_consumer.replaying.replay import Replay
 from penstock_producer.importing import import_stream
-from penstock_producer.shard import ShardWriter
-from penstock_producer.writer import Writer
+from penstock_producer.writing.shard import ShardWriter
+from penstock_producer.writing.writer import Writer
 
 SPEC: dict[str, Any] = {
     "f": ("float32", (3,)), "b": ("bool", (2,)), "h": ("bfloat16", (2,)), "r": ("float16", (None, 2)),

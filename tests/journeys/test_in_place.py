@@ -12,16 +12,16 @@ import pytest
 from penstock_common.errors import BudgetFull, PenstockError, ShardMismatch, TooLarge
 from penstock_common.segments.folder import SegmentFolder
 from penstock_common.segments.writing import SegmentWriter
-from penstock_common.stream.connection import connect
+from penstock_common.stream.link.connection import connect
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.registry import registered_segments
-from penstock_consumer.exporting import export_stream
-from penstock_consumer.files import Files
 from penstock_consumer.loader import Loader
-from penstock_consumer.replay import Replay
-from penstock_producer.recycling import recycle
-from penstock_producer.reserve import Reservation
-from penstock_producer.writer import Writer
+from penstock_consumer.replaying.exporting import export_stream
+from penstock_consumer.replaying.files import Files
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.keeping.recycling import recycle
+from penstock_producer.writing.reserve import Reservation
+from penstock_producer.writing.writer import Writer
 
 SPEC: dict[str, Any] = {"x": ("uint8", (30, 5)), "b": ("bool", (3,)), "y": ("int64", ())}
 QUIET: dict[str, Any] = {"notify": lambda _: None}

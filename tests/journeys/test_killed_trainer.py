@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.lua.epochs import OPEN_EPOCH
 from penstock_common.stream.streams import set_plan
 from penstock_consumer.loader import Loader
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, produce, sample
 from tests.contracts.processes import Child, child
 

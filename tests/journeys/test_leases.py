@@ -14,7 +14,7 @@ import redis
 
 from penstock_common.errors import PenstockError
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.connection import connect
+from penstock_common.stream.link.connection import connect
 from penstock_consumer.loader import Loader
 from penstock_consumer.shared.keeper import LOOKS_PER_LEASE
 from tests.contracts.feed import open_stream, produce

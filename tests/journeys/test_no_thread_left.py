@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock_common.stream.commands import Client
-from penstock_common.stream.roster import load_roster
+from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.link.commands import Client
 from penstock_consumer.loader import Loader
-from penstock_consumer.replay import Replay
+from penstock_consumer.replaying.replay import Replay
 from tests.contracts.feed import open_stream, produce
 from tests.contracts.processes import child
 

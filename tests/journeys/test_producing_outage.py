@@ -12,11 +12,11 @@ import pytest
 
 from penstock.__main__ import main
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.connection import connect
-from penstock_common.stream.server import EmbeddedServer
-from penstock_producer import production
-from penstock_producer.plan import EpochFailed, ProductionPlan
-from penstock_producer.production import Production
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_producer.planning import production
+from penstock_producer.planning.plan import EpochFailed, ProductionPlan
+from penstock_producer.planning.production import Production
 from tests.contracts.processes import Child, child
 from tests.journeys.trouble import _bear_outages_for
 from tests.producer.made import SAMPLES

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "redis-keys.md"
 BLOCKS: list[str] = re.findall(r"^```sh\n(.*?)^```$", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import ReplayTruncated
-from penstock_common.stream.commands import Client
+from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream
-from penstock_consumer.replay import Replay
-from penstock_producer.janitor import tidy
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.keeping.janitor import tidy
 from tests.contracts.feed import loader_of, writer_of
 from tests.contracts.processes import child
 

@@ -19,20 +19,20 @@ import redis
 from rq.registry import FailedJobRegistry, StartedJobRegistry
 
 from penstock_common.errors import CheckpointOverdue
-from penstock_common.stream.commands import Client
-from penstock_common.stream.connection import connect
+from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import find_manifest
-from penstock_common.stream.roster import load_roster
 from penstock_common.stream.streams import load_stream
-from penstock_common.stream.waiters import Waiter
+from penstock_common.stream.watching.waiters import Waiter
 from penstock_consumer.loader import Loader
-from penstock_producer.fleet import Fleet
-from penstock_producer.plan import ProductionPlan
-from penstock_producer.production import Production
+from penstock_producer.planning.plan import ProductionPlan
+from penstock_producer.planning.production import Production
 from penstock_producer.sources.config import DatasetConfig
 from penstock_producer.sources.plan import cut
-from penstock_producer.worker import QUEUE, WorkerOptions, open_queue
-from penstock_producer.writer import Writer
+from penstock_producer.working.fleet import Fleet
+from penstock_producer.working.worker import QUEUE, WorkerOptions, open_queue
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
 from tests.contracts.processes import child
 from tests.producer.made import SAMPLES

@@ -12,10 +12,10 @@ import pytest
 
 from chaos.leftovers import leftovers
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.connection import connect
-from penstock_common.stream.roster import Membership, join_group
-from penstock_common.stream.server import EmbeddedServer
-from penstock_producer.writer import Writer
+from penstock_common.stream.groups.roster import Membership, join_group
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_producer.writing.writer import Writer
 from tests.contracts.processes import child
 from tests.journeys import turnover
 from tests.journeys.trouble import Lines

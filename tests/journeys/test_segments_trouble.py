@@ -30,17 +30,17 @@ from penstock_common.format.block import BlockBuilder
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import encode
 from penstock_common.segments.folder import SegmentFolder
-from penstock_common.stream.connection import connect
-from penstock_common.stream.deletion import delete_stream
 from penstock_common.stream.entries import look_commands, payload_commands, record_commands
+from penstock_common.stream.groups.roster import Membership, join_group, load_roster
+from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.registry import registered_segments, seal_segments
-from penstock_common.stream.roster import Membership, join_group, load_roster
-from penstock_consumer.replay import Replay
-from penstock_producer.lane import open_lane
-from penstock_producer.recycling import recycle
-from penstock_producer.writer import Writer
+from penstock_common.stream.removal.deletion import delete_stream
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.keeping.recycling import recycle
+from penstock_producer.writing.lane import open_lane
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, produce, sample, writer_of
 from tests.producer import repaired
 
@@ -281,7 +281,7 @@ def test_a_reader_that_stood_still_buries_nothing_that_others_have_settled(
     with connect(any_url) as client:
         stream = repaired.stream_of(client)
         manifest = load_manifest(client, stream, 0)
-        from penstock_common.stream.ledger import acknowledge
+        from penstock_common.stream.groups.ledger import acknowledge
 
         folder = segments_of(stream)
         assert folder is not None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.contracts.processes import child
 from tests.journeys.trouble import Lines, train, write
 

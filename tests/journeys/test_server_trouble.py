@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import redis
 
-from penstock_common.stream.server import EmbeddedServer
-from penstock_producer.writer import Writer
+from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import stored
 from tests.contracts.processes import child
 from tests.journeys.trouble import (

@@ -9,7 +9,7 @@ import redis
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.fuzz.machine import Machine
 
 SEEN = ("written", "delivered", "killed", "removed", "replayed")

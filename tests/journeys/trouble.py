@@ -18,9 +18,9 @@ import numpy as np
 
 from penstock_common.errors import PenstockError
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.connection import connect
+from penstock_common.stream.link.connection import connect
 from penstock_consumer.loader import Loader
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 from tests.contracts.processes import Child
 
 SPEC = {"x": ("uint32", (64,)), "epoch": ("int64", ()), "y": ("int64", ())}

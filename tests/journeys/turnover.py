@@ -16,12 +16,12 @@ import numpy as np
 from penstock_common.errors import PenstockError
 from penstock_common.segments.folder import OpenSegment, SegmentFolder
 from penstock_common.segments.writing import SegmentWriter
-from penstock_common.stream.connection import connect
+from penstock_common.stream.link.connection import connect
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.loader import Loader
-from penstock_producer import recycling
-from penstock_producer.commit import Committer
-from penstock_producer.writer import Writer
+from penstock_producer.keeping import recycling
+from penstock_producer.writing.commit import Committer
+from penstock_producer.writing.writer import Writer
 
 SPEC = {"x": ("uint32", (500,)), "y": ("int64", ())}
 SAMPLE_BYTES = 2008

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from penstock_common.stream import streams
-from penstock_common.stream.server import EmbeddedServer
-from penstock_producer import writer as writing
+from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_producer.writing import writer as writing
 from tests.consumer import test_ordered, test_replay, test_restart, test_state
 from tests.consumer.adapters import test_torch
 from tests.producer import test_commit, test_retention

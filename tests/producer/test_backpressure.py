@@ -15,17 +15,17 @@ import pytest
 import redis
 
 from penstock_common.errors import BudgetFull, TooLarge
-from penstock_common.stream.commands import Client
-from penstock_common.stream.inspection import inspect_stream
-from penstock_common.stream.release import release_epoch
-from penstock_common.stream.roster import expire_silent, load_roster, server_ms
+from penstock_common.stream.groups.roster import expire_silent, load_roster, server_ms
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.removal.release import release_epoch
+from penstock_common.stream.servers.suitability import largest_block, require_step_fits
 from penstock_common.stream.streams import Stream, find_stream, load_stream
-from penstock_common.stream.suitability import largest_block, require_step_fits
-from penstock_common.stream.waiters import STALE_MS, Waiter
+from penstock_common.stream.watching.inspection import inspect_stream
+from penstock_common.stream.watching.waiters import STALE_MS, Waiter
 from penstock_consumer.loader import Loader
-from penstock_producer.backpressure import GIVE_WAY_S, LOW_SHARE, Room, pause_s, reason_to_wait
-from penstock_producer.janitor import SLACK_SHARE
-from penstock_producer.writer import Writer
+from penstock_producer.keeping.janitor import SLACK_SHARE
+from penstock_producer.writing.backpressure import GIVE_WAY_S, LOW_SHARE, Room, pause_s, reason_to_wait
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import accounted_bytes, payload_bytes, stored
 
 WIDE = {"x": ("uint8", (1000,))}

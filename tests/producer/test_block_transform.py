@@ -14,13 +14,13 @@ import redis
 
 import penstock
 from penstock_common.errors import SampleError, SourceError
-from penstock_producer.plan import ProductionPlan
-from penstock_producer.production import Production
-from penstock_producer.progress import Summary
+from penstock_producer.planning.plan import ProductionPlan
+from penstock_producer.planning.production import Production
+from penstock_producer.planning.progress import Summary
 from penstock_producer.sources.blocks import BlockTransform, Unequal
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, SourceConfig
 from penstock_producer.sources.transform import Transform
-from penstock_producer.worker import WorkerOptions
+from penstock_producer.working.worker import WorkerOptions
 from tests.producer.reading import read_epoch
 
 SAMPLES, BLOCK = 50, 8

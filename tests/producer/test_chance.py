@@ -13,16 +13,16 @@ import pytest
 import redis
 from PIL import Image
 
-from penstock_producer.fill import Seed
-from penstock_producer.plan import ProductionPlan
-from penstock_producer.production import Production
+from penstock_producer.planning.plan import ProductionPlan
+from penstock_producer.planning.production import Production
 from penstock_producer.sources.chance import seed_globals
 from penstock_producer.sources.config import DatasetConfig, ImagesConfig
 from penstock_producer.sources.dataset import Dataset
 from penstock_producer.sources.images import Images
 from penstock_producer.sources.protocol import draws
 from penstock_producer.sources.transform import Transform, Transformed
-from penstock_producer.worker import WorkerOptions
+from penstock_producer.working.fill import Seed
+from penstock_producer.working.worker import WorkerOptions
 from tests.producer.reading import read_epoch
 
 

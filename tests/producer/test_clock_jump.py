@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from penstock_common.stream.roster import Membership, join_group, load_roster
-from penstock_producer.janitor import tidy
+from penstock_common.stream.groups.roster import Membership, join_group, load_roster
+from penstock_producer.keeping.janitor import tidy
 from tests.contracts.feed import loader_of, open_stream, produce
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from penstock_common.errors import EpochAbandoned, ServerUnavailable, ShardMismatch
-from penstock_common.stream.commands import Client
-from penstock_common.stream.connection import open_channel
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.connection import open_channel
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
-from penstock_consumer.replay import Replay
-from penstock_producer.writer import Writer
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import (
     SAMPLE_BYTES,
     SPEC,
@@ -224,7 +224,7 @@ def test_a_server_that_is_away_just_when_a_shard_is_opened_is_waited_for(
             raise ServerUnavailable("it restarts")
         return open_channel(*arguments, **options)
 
-    monkeypatch.setattr("penstock_producer.commit.open_channel", opened)
+    monkeypatch.setattr("penstock_producer.writing.commit.open_channel", opened)
     with writer_of(any_url) as writer, writer.epoch() as epoch:
         epoch.write(sample(0))
     require_exactly_once(any_url, any_client, size=1)

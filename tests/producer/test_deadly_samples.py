@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import redis
 
-from penstock_producer import oversight
-from penstock_producer.fill import TooManyBad
-from penstock_producer.plan import EpochFailed, ProductionPlan
-from penstock_producer.production import Production
-from penstock_producer.progress import Summary
+from penstock_producer.planning.plan import EpochFailed, ProductionPlan
+from penstock_producer.planning.production import Production
+from penstock_producer.planning.progress import Summary
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig
-from penstock_producer.worker import WorkerOptions
+from penstock_producer.working import oversight
+from penstock_producer.working.fill import TooManyBad
+from penstock_producer.working.worker import WorkerOptions
 from tests.producer.deadly import DEEDS, SAMPLES
 from tests.producer.reading import read_epoch
 

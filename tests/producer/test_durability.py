@@ -15,8 +15,8 @@ import pytest
 import redis
 
 from penstock_common.errors import BadDurability, DurabilityLost, ServerUnsuitable
-from penstock_common.stream.durability import Durability
-from penstock_common.stream.server import EmbeddedServer, find_servers, server_label
+from penstock_common.stream.servers.durability import Durability
+from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, replayed, sample, stored, writer_of
 
 Fresh = Callable[..., EmbeddedServer]
@@ -125,7 +125,7 @@ def test_a_replica_that_does_not_come_back_ends_the_writer_by_name(
     pair: tuple[EmbeddedServer, EmbeddedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a wait without end nor a promise broken in silence: also where only the epoch's end is not safe."""
-    monkeypatch.setattr("penstock_common.stream.durability.SAFE_S", 1.5)
+    monkeypatch.setattr("penstock_common.stream.servers.durability.SAFE_S", 1.5)
     primary, replica = pair
     with durable_writer(primary.url, "replicas=1") as writer:
         epoch = writer.epoch()

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import BudgetFull
-from penstock_common.stream.commands import Client
+from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_consumer.loader import Loader
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import (
     SPEC,
     loader_of,

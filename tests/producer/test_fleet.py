@@ -17,18 +17,18 @@ import pytest
 import redis
 
 import penstock
-from penstock_common.stream.connection import connect
-from penstock_common.stream.inspection import inspect_stream
+from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import retained_epochs
-from penstock_common.stream.paces import load_paces
 from penstock_common.stream.streams import load_stream, read_counters
-from penstock_producer.ahead import fewest_unread
-from penstock_producer.dispatch import Dispatcher
-from penstock_producer.fleet import Fleet
-from penstock_producer.plan import ProductionPlan
-from penstock_producer.production import Production
+from penstock_common.stream.watching.inspection import inspect_stream
+from penstock_common.stream.watching.paces import load_paces
+from penstock_producer.planning.ahead import fewest_unread
+from penstock_producer.planning.dispatch import Dispatcher
+from penstock_producer.planning.plan import ProductionPlan
+from penstock_producer.planning.production import Production
 from penstock_producer.sources.config import DatasetConfig
-from penstock_producer.worker import QUEUE, WorkerOptions
+from penstock_producer.working.fleet import Fleet
+from penstock_producer.working.worker import QUEUE, WorkerOptions
 from tests.contracts.processes import ROOT
 from tests.producer.reading import read_epoch
 

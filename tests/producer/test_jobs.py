@@ -17,16 +17,16 @@ from rq import Callback, Queue
 from rq.serializers import JSONSerializer
 
 from penstock_common.errors import PenstockError, SourceError
-from penstock_common.stream.server import EmbeddedServer
-from penstock_producer.dispatch import Dispatcher
-from penstock_producer.fleet import Fleet
-from penstock_producer.plan import EpochFailed, ProductionPlan
-from penstock_producer.production import Production
-from penstock_producer.progress import Progress, Summary
+from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_producer.planning.dispatch import Dispatcher
+from penstock_producer.planning.plan import EpochFailed, ProductionPlan
+from penstock_producer.planning.production import Production
+from penstock_producer.planning.progress import Progress, Summary
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig, SourceConfig
 from penstock_producer.sources.local import register
-from penstock_producer.task import ShardTask
-from penstock_producer.worker import QUEUE, WorkerOptions
+from penstock_producer.working.fleet import Fleet
+from penstock_producer.working.task import ShardTask
+from penstock_producer.working.worker import QUEUE, WorkerOptions
 from tests.producer.made import SAMPLES, Batches
 from tests.producer.reading import bad_count, read_epoch
 
@@ -292,8 +292,8 @@ def test_forged_jobs_are_refused_and_others_still_done(
         queue.enqueue("os.mkdir", str(trap))
         pickled = Queue(QUEUE, connection=client).enqueue("os.mkdir", str(trap))
         client.hset(pickled.key, "data", pickle.dumps(("os.mkdir", None, (str(trap),), {})))
-        queue.enqueue("penstock_producer.jobs.produce_shard", x=1, on_failure=Callback("os.abort"))
-        broken = queue.enqueue("penstock_producer.jobs.produce_shard")
+        queue.enqueue("penstock_producer.working.jobs.produce_shard", x=1, on_failure=Callback("os.abort"))
+        broken = queue.enqueue("penstock_producer.working.jobs.produce_shard")
         client.hset(broken.key, "timeout", "never")
     produce(any_url, dataset(), workers=1)
     told = capfd.readouterr().err

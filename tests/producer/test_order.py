@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock_producer.order import EpochOrder
+from penstock_producer.planning.order import EpochOrder
 from penstock_producer.sources.protocol import BatchSource, Source
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock_producer import oversight
-from penstock_producer.memory import held_bytes, machine_bytes
-from penstock_producer.oversight import (
+from penstock_producer.working import oversight
+from penstock_producer.working.memory import held_bytes, machine_bytes
+from penstock_producer.working.oversight import (
     ENOUGH,
     GROWN_S,
     LOOK_S,
@@ -54,7 +54,7 @@ class Process:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Of worker and supervisor alike."""
     clock = Clock()
-    monkeypatch.setattr("penstock_producer.oversight.time.monotonic", clock)
+    monkeypatch.setattr("penstock_producer.working.oversight.time.monotonic", clock)
     return clock
 
 

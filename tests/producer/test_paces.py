@@ -14,11 +14,11 @@ import penstock
 from penstock.__main__ import main
 from penstock_common.errors import DamagedKey
 from penstock_common.pace import Pace
-from penstock_common.stream.connection import connect
-from penstock_common.stream.deletion import delete_stream
-from penstock_common.stream.paces import SILENT_MS, Teller, load_paces, trainer_field, worker_field
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.streams import Stream, load_stream
-from penstock_producer.autoscale import Autoscale
+from penstock_common.stream.watching.paces import SILENT_MS, Teller, load_paces, trainer_field, worker_field
+from penstock_producer.working.autoscale import Autoscale
 from tests.contracts.feed import produce
 
 PATIENCE_S = 60.0

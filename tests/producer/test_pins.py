@@ -10,16 +10,16 @@ import pytest
 
 from penstock.__main__ import main
 from penstock_common.errors import BudgetFull, EpochNotFound, EpochsReleased, ReplayTruncated
-from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_records, trim_entries
+from penstock_common.stream.groups.pins import pin_epoch, unpin_epoch
+from penstock_common.stream.groups.roster import Membership, Roster, join_group, load_roster
+from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import retained_epochs
-from penstock_common.stream.pins import pin_epoch, unpin_epoch
-from penstock_common.stream.release import release_epoch
-from penstock_common.stream.roster import Membership, Roster, join_group, load_roster
+from penstock_common.stream.removal.release import release_epoch
 from penstock_common.stream.streams import load_stream
-from penstock_producer import janitor
-from penstock_producer.alarm import explain_holds
-from penstock_producer.janitor import tidy
+from penstock_producer.keeping import janitor
+from penstock_producer.keeping.alarm import explain_holds
+from penstock_producer.keeping.janitor import tidy
 from tests.contracts.processes import child
 from tests.producer.test_policy import settled_epochs
 from tests.producer.test_retention import group, loader_of, read, roster_of, write_epoch, writer_of
@@ -180,7 +180,7 @@ def test_a_trainer_killed_for_good_is_named_while_it_holds_data_and_then_lets_go
     """Production must not stop for ever because of a machine that was switched off, nor go on without a word."""
     monkeypatch.setattr(janitor, "SILENT_MS", 10**9)
     monkeypatch.setattr(janitor, "TIDY_EVERY_S", 0.05)
-    monkeypatch.setattr("penstock_producer.alarm.ALIVE_MS", 300)
+    monkeypatch.setattr("penstock_producer.keeping.alarm.ALIVE_MS", 300)
     told: list[str] = []
     with writer_of(any_url, room_wait_s=1.0) as writer:
         write_epoch(writer, 20)

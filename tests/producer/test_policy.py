@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_common.errors import BadRetention, GroupFinished, PenstockError, StreamDeleted
-from penstock_common.stream.commands import Client
-from penstock_common.stream.deletion import delete_stream
+from penstock_common.stream.groups.roster import Membership, Roster, join_group, load_roster
+from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, retained_epochs
-from penstock_common.stream.roster import Membership, Roster, join_group, load_roster
+from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.streams import load_stream, read_counters, set_plan
-from penstock_producer import tidying
-from penstock_producer.janitor import make_fit, tidy
-from penstock_producer.policy import Policy, parse_policy
-from penstock_producer.retention import MOST_KEPT, EpochFacts, is_settled, plan_policy
-from penstock_producer.writer import Writer
+from penstock_producer.keeping import tidying
+from penstock_producer.keeping.janitor import make_fit, tidy
+from penstock_producer.keeping.policy import Policy, parse_policy
+from penstock_producer.keeping.retention import MOST_KEPT, EpochFacts, is_settled, plan_policy
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, produce, sample, writer_of
 from tests.producer.test_retention import group, roster_of
 

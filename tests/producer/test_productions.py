@@ -10,10 +10,10 @@ import redis
 import penstock
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream
-from penstock_producer.plan import EpochFailed, ProductionPlan
-from penstock_producer.productions import Productions
+from penstock_producer.planning.plan import EpochFailed, ProductionPlan
+from penstock_producer.planning.productions import Productions
 from penstock_producer.sources.config import DatasetConfig
-from penstock_producer.worker import WorkerOptions
+from penstock_producer.working.worker import WorkerOptions
 
 
 def plan(part: str, transform: str, **options: object) -> ProductionPlan:

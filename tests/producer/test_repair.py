@@ -12,12 +12,12 @@ import redis
 
 from penstock_common.errors import EpochIncomplete, SampleError
 from penstock_common.stream.entries import index_records
-from penstock_common.stream.release import release_epoch
-from penstock_common.stream.roster import Membership, join_group
+from penstock_common.stream.groups.roster import Membership, join_group
+from penstock_common.stream.removal.release import release_epoch
 from penstock_consumer.loader import Loader
-from penstock_consumer.replay import Replay
+from penstock_consumer.replaying.replay import Replay
 from penstock_producer.repair import NotRepairable
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 from tests.contracts.processes import child
 from tests.producer import repaired
 from tests.producer.repaired import (

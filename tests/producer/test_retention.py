@@ -13,18 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_common.errors import EpochNotFound, EpochsReleased, ReplayTruncated
-from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import Record
-from penstock_common.stream.ledger import acknowledge
+from penstock_common.stream.groups.ledger import acknowledge
+from penstock_common.stream.groups.roster import GroupRecord, Membership, Roster, expire_silent, join_group, load_roster
+from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.ranges import add_to_ranges, format_ranges, parse_ranges
-from penstock_common.stream.roster import GroupRecord, Membership, Roster, expire_silent, join_group, load_roster
 from penstock_consumer.loader import Loader
-from penstock_consumer.replay import Replay
-from penstock_producer.janitor import Janitor
-from penstock_producer.retention import EpochFacts, is_settled, owing_groups, plan_release, plan_trim, trimming_groups
-from penstock_producer.writer import Writer
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.keeping.janitor import Janitor
+from penstock_producer.keeping.retention import (
+    EpochFacts,
+    is_settled,
+    owing_groups,
+    plan_release,
+    plan_trim,
+    trimming_groups,
+)
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import accounted_bytes, open_stream, payload_bytes
 
 WIDE = {"x": ("uint8", (1000,)), "y": ("int64", ())}

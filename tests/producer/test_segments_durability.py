@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import redis
 
-from penstock_common.stream.durability import Durability
-from penstock_common.stream.server import EmbeddedServer
-from penstock_consumer.replay import Replay
-from penstock_producer import recycling
-from penstock_producer.commit import Committer
+from penstock_common.stream.servers.durability import Durability
+from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.keeping import recycling
+from penstock_producer.writing.commit import Committer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, sample, writer_of
 
 
@@ -38,7 +38,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     record(Committer, "_execute", "sent")
     monkeypatch.setattr(Durability, "commands", lambda self: [])
     monkeypatch.setattr(Durability, "shortfall", lambda self, replies, where: "")
-    monkeypatch.setattr("penstock_producer.writer.require_durable", lambda client, level: None)
+    monkeypatch.setattr("penstock_producer.writing.writer.require_durable", lambda client, level: None)
     return seen
 
 
@@ -79,7 +79,7 @@ def test_a_server_that_may_forget_what_was_removed_gets_its_files_kept(
         with writer.epoch() as epoch:
             for number in range(100):
                 epoch.write(sample(number))
-        from penstock_common.stream.release import release_epoch
+        from penstock_common.stream.removal.release import release_epoch
 
         assert release_epoch(writer.client, writer.stream, 0)
         monkeypatch.setattr(Durability, "shortfall", lambda self, replies, where: "not yet")

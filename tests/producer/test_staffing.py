@@ -12,8 +12,8 @@ from itertools import pairwise
 import pytest
 
 from penstock_common.pace import Look, Pace
-from penstock_common.stream.paces import Fleet, Paces, Told
-from penstock_producer.staffing import Load, Staffing, load_of, part_of, shown, wish
+from penstock_common.stream.watching.paces import Fleet, Paces, Told
+from penstock_producer.working.staffing import Load, Staffing, load_of, part_of, shown, wish
 
 STEADY_S, AFTER_S = 60.0, 600.0
 LOOK_S = 2.0

@@ -10,14 +10,14 @@ import pytest
 import redis
 
 from penstock_common.errors import SpecMismatch
-from penstock_producer.fill import bad_limit
-from penstock_producer.plan import EpochFailed, ProductionPlan
-from penstock_producer.production import Production
-from penstock_producer.progress import Summary
+from penstock_producer.planning.plan import EpochFailed, ProductionPlan
+from penstock_producer.planning.production import Production
+from penstock_producer.planning.progress import Summary
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig, SourceConfig
 from penstock_producer.sources.local import register
-from penstock_producer.worker import WorkerOptions
-from penstock_producer.writer import Writer
+from penstock_producer.working.fill import bad_limit
+from penstock_producer.working.worker import WorkerOptions
+from penstock_producer.writing.writer import Writer
 from tests.producer.made import SAMPLES
 from tests.producer.reading import read_epoch
 

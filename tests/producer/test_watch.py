@@ -15,15 +15,15 @@ from PIL import Image
 
 from penstock_common.errors import SourceError
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.connection import connect
+from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import retained_epochs, take_number
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watched import load_watched, note_made, take_files
-from penstock_producer.plan import ProductionPlan
+from penstock_producer.planning.plan import ProductionPlan
+from penstock_producer.planning.watch import Sightings, Watch
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.files import File
-from penstock_producer.watch import Sightings, Watch
-from penstock_producer.worker import WorkerOptions
+from penstock_producer.working.worker import WorkerOptions
 from tests.producer.reading import read_epoch
 
 PATIENCE_S = 120.0

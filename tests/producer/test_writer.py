@@ -20,11 +20,11 @@ from penstock_common.errors import (
     StreamConflict,
     TooLarge,
 )
-from penstock_common.stream.commands import Client
+from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import load_manifest
 from penstock_consumer.loader import Loader
-from penstock_consumer.replay import Replay
-from penstock_producer.writer import Writer
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import (
     SAMPLE_BYTES,
     SPEC,

@@ -14,10 +14,10 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from penstock_common.format.block import Block
 from penstock_common.format.wire import Fields
-from penstock_common.stream.channel import Command, Reply
-from penstock_common.stream.commands import Client, is_script_error, readable, run_script
-from penstock_common.stream.failure import translate_reply
 from penstock_common.stream.keys import LAST, PartitionKeys
+from penstock_common.stream.link.channel import Command, Reply
+from penstock_common.stream.link.commands import Client, is_script_error, readable, run_script
+from penstock_common.stream.link.failure import translate_reply
 from penstock_common.stream.lua.entries import CLAIM, COMMIT, TRIM
 
 _COMMIT = COMMIT.encode()

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import EpochAbandoned, EpochNotFound, StreamConflict
 from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
-from penstock_common.stream.commands import Client, decoded, is_script_error, readable, run_script
+from penstock_common.stream.link.commands import Client, decoded, is_script_error, readable, run_script
 from penstock_common.stream.lua.epochs import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH, UNMAKE_EPOCH
 from penstock_common.stream.lua.streams import BEGIN_MANIFEST, RESERVE_EPOCH
 from penstock_common.stream.ranges import parse_ranges

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Client, readable, run_script
 from penstock_common.stream.lua.entries import FREE_SEGMENTS, SEAL
 from penstock_common.stream.manifest import Manifest
 

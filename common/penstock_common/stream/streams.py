@@ -15,8 +15,8 @@ from typing import Any
 
 from penstock_common.errors import StreamConflict, StreamDeleted, StreamNotFound
 from penstock_common.format.spec import Spec
-from penstock_common.stream.commands import Client, decoded, readable, run_script
 from penstock_common.stream.keys import ANY_META, PartitionKeys, StreamKeys, checked_name, name_in_meta_key, search_tags
+from penstock_common.stream.link.commands import Client, decoded, readable, run_script
 from penstock_common.stream.lua.streams import FIX_SPEC, SET_IF_THERE
 
 DEFAULT_BUDGET_BYTES = 1 << 30

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry
 from penstock_common.format.header import Header
-from penstock_common.stream.channel import SKIP, Skip
+from penstock_common.stream.link.channel import SKIP, Skip
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
 from penstock_consumer.ordered.canonical import Take
-from penstock_consumer.receive import check_identity
+from penstock_consumer.receiving.receive import check_identity
 
 
 @dataclass(slots=True)

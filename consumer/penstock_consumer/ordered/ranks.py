@@ -17,17 +17,17 @@ from penstock_common.errors import (
     WaitTimeout,
 )
 from penstock_common.stream.entries import index_records
-from penstock_common.stream.failure import ReplyError
+from penstock_common.stream.groups.ledger import behind
+from penstock_common.stream.groups.positions import known_positions, refusal_of, report, report_arguments, rewind
+from penstock_common.stream.groups.roster import QUIET_MS, Order, close_for_group, join_group, load_roster
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.ledger import behind
+from penstock_common.stream.link.failure import ReplyError
 from penstock_common.stream.lua.positions import REPORT
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
-from penstock_common.stream.positions import known_positions, refusal_of, report, report_arguments, rewind
-from penstock_common.stream.roster import QUIET_MS, Order, close_for_group, join_group, load_roster
 from penstock_common.stream.streams import read_counters
 from penstock_common.waiting import Wait
-from penstock_consumer.overdue import Jam
 from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.settling.overdue import Jam
 from penstock_consumer.shared.place import Place
 
 JOIN_EVERY_S = 0.2

@@ -18,19 +18,17 @@ from penstock_common.errors import (
     ServerUnavailable,
     UnsupportedVersion,
 )
-from penstock_common.stream.dead import DeadNote, skipped
 from penstock_common.stream.entries import fetch_command
+from penstock_common.stream.groups.ledger import bury
+from penstock_common.stream.groups.positions import HEAD_STEPS
+from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.ledger import bury
 from penstock_common.stream.manifest import ABANDONED, Manifest, load_manifest
+from penstock_common.stream.mending.dead import DeadNote, skipped
 from penstock_common.stream.payloads import reader_of
-from penstock_common.stream.positions import HEAD_STEPS
-from penstock_common.stream.roster import load_roster
-from penstock_common.stream.suitability import require_step_fits
+from penstock_common.stream.servers.suitability import require_step_fits
 from penstock_common.waiting import Notify
-from penstock_consumer.holds import why_no_room
-from penstock_consumer.line import Line
-from penstock_consumer.newer import too_old
+from penstock_consumer.membership.pulse import Pulse
 from penstock_consumer.ordered.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
 from penstock_consumer.ordered.expected import Discard, Expected
 from penstock_consumer.ordered.ranks import OrderedPlace
@@ -38,9 +36,11 @@ from penstock_consumer.ordered.walk import Walk, shards_in_order
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
-from penstock_consumer.pulse import Pulse
-from penstock_consumer.receive import Received, Receiver, read_by_id
-from penstock_consumer.stale import cause_of, is_removed
+from penstock_consumer.receiving.line import Line
+from penstock_consumer.receiving.newer import too_old
+from penstock_consumer.receiving.receive import Received, Receiver, read_by_id
+from penstock_consumer.receiving.stale import cause_of, is_removed
+from penstock_consumer.settling.holds import why_no_room
 
 AHEAD_BYTES = 4_000_000
 """Payload asked for before the first of it arrives: it hides round trips."""

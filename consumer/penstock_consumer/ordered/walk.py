@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from penstock_common.errors import EpochIncomplete, OrderNeedsSizes
-from penstock_common.stream.commands import Client
-from penstock_common.stream.dead import DeadNote
 from penstock_common.stream.entries import Record, await_record, index_records
+from penstock_common.stream.groups.positions import starts_of
+from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards
-from penstock_common.stream.positions import starts_of
+from penstock_common.stream.mending.dead import DeadNote
 from penstock_common.stream.streams import Stream
 from penstock_consumer.ordered.canonical import Piece
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from penstock_common.stream.commands import Client
-from penstock_common.stream.roster import server_ms
-from penstock_consumer.receive import Received
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.groups.roster import server_ms
+from penstock_consumer.receiving.receive import Received
 
 
 class Arrivals:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from penstock_common.errors import TooManyDeadLetters
 from penstock_common.format.header import Header
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.ledger import bury, uncovered
+from penstock_common.stream.groups.ledger import bury, uncovered
 from penstock_common.stream.manifest import Manifest
 from penstock_common.waiting import Notify
 from penstock_consumer.shared.place import Place

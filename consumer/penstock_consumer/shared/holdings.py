@@ -1,6 +1,6 @@
 """What this member holds and owes: leases by epoch, and the plan of an acknowledgement. No Redis here.
 
-The ledger proper, one bit per sample, lives on the server (``penstock_common.stream.ledger``).
+The ledger proper, one bit per sample, lives on the server (``penstock_common.stream.groups.ledger``).
 """
 
 from __future__ import annotations

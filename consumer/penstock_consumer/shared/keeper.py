@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock_common.stream.commands import Client
+from penstock_common.stream.link.commands import Client
 from penstock_common.stream.entries import Pending, claim, list_pending
 from penstock_common.stream.manifest import ABANDONED, retained_epochs
-from penstock_common.stream.roster import Membership, beat, load_roster
+from penstock_common.stream.groups.roster import Membership, beat, load_roster
 from penstock_common.waiting import Notify
-from penstock_consumer.parts import said_of
+from penstock_consumer.membership.parts import said_of
 from penstock_consumer.pipeline.batch import Lease
-from penstock_consumer.pulse import Pulse
+from penstock_consumer.membership.pulse import Pulse
 from penstock_consumer.shared.holdings import Holdings
 from penstock_consumer.shared.reclaim import Key, Sighting, plan_reclaim
 

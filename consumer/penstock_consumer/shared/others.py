@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock_common.stream.entries import list_pending
-from penstock_common.stream.roster import load_roster
+from penstock_common.stream.groups.roster import load_roster
 from penstock_consumer.shared.place import Place
 
 

@@ -10,29 +10,29 @@ from collections import deque
 
 from penstock_common import errors
 from penstock_common.errors import EpochNotFound, PenstockError, SegmentsUnseen, ServerUnavailable
-from penstock_common.stream.channel import ReplyError
+from penstock_common.stream.link.channel import ReplyError
 from penstock_common.stream.entries import fetch_command, read_group_command
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.ledger import acknowledge
+from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, load_manifest
 from penstock_common.stream.payloads import reader_of
-from penstock_common.stream.roster import load_roster, server_ms
+from penstock_common.stream.groups.roster import load_roster, server_ms
 from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify
-from penstock_consumer.holds import why_no_room
-from penstock_consumer.line import Line
-from penstock_consumer.newer import is_newer, refuse_newer
+from penstock_consumer.settling.holds import why_no_room
+from penstock_consumer.receiving.line import Line
+from penstock_consumer.receiving.newer import is_newer, refuse_newer
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
-from penstock_consumer.receive import Received, Receiver, read_by_id
+from penstock_consumer.receiving.receive import Received, Receiver, read_by_id
 from penstock_consumer.shared.arrivals import Arrivals
 from penstock_consumer.shared.burials import Burials, suspicion
 from penstock_consumer.shared.keeper import Claimed, Keeper
 from penstock_consumer.shared.others import holders, living
 from penstock_consumer.shared.place import Place
 from penstock_consumer.shared.where import Where
-from penstock_consumer.stale import cause_of, is_settled
+from penstock_consumer.receiving.stale import cause_of, is_settled
 
 AHEAD = 2
 """Requests under way at once: the server prepares the next reply while this one is received."""

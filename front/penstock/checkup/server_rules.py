@@ -7,9 +7,9 @@ from collections.abc import Callable
 from penstock.checkup.findings import Finding, ok
 from penstock.checkup.holes import mended_by, open_holes
 from penstock_common.format.limits import MAX_ENTRY_BYTES
-from penstock_common.stream.checkup import ServerFacts
-from penstock_common.stream.server import ALLOCATOR_ENVIRONMENT
-from penstock_common.stream.suitability import readable_bytes, usable_bytes
+from penstock_common.stream.servers.checkup import ServerFacts
+from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT
+from penstock_common.stream.servers.suitability import readable_bytes, usable_bytes
 
 FLOOR = {"redis": (6, 2), "valkey": (7, 2)}
 SLOW_PING_MS, VERY_SLOW_PING_MS = 5.0, 50.0

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from penstock.checkup.findings import Finding, ok
 from penstock.watching.rates import is_silent, seen
-from penstock_common.stream.durability import Durability
-from penstock_common.stream.glance import Glance
-from penstock_common.stream.suitability import readable_bytes
+from penstock_common.stream.servers.durability import Durability
+from penstock_common.stream.servers.suitability import readable_bytes
+from penstock_common.stream.watching.glance import Glance
 
 LONG_WAIT_S = 30.0
 """One lease: a worker's job that waits longer makes place for another."""

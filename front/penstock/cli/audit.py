@@ -11,7 +11,7 @@ from penstock.cli import Parser, add_stream, url_of
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.audit.accounts import AuditReport, EpochAudit
-    from penstock_common.stream.commands import Client
+    from penstock_common.stream.link.commands import Client
     from penstock_producer.sources.config import SourceConfig
 
 NAME = "audit"
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """0 if clean, 1 if not."""
     from penstock_common.stream.audit import audit_stream
-    from penstock_common.stream.connection import connect
+    from penstock_common.stream.link.connection import connect
 
     source = None if args.repair is None else _parse_source(args.repair)
     with connect(url_of(args)) as client:

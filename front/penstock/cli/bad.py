@@ -10,8 +10,8 @@ from penstock.cli import add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.bad import Bad, DeadLetter
-    from penstock_common.stream.commands import Client
+    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.mending.bad import Bad, DeadLetter
     from penstock_common.stream.streams import Stream
 
 NAME = "bad"
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Does one of the four and says what it did."""
-    from penstock_common.stream.connection import connect
+    from penstock_common.stream.link.connection import connect
     from penstock_common.stream.streams import load_stream
 
     with connect(url_of(args)) as client:
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _list(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
     from dataclasses import asdict
 
-    from penstock_common.stream.bad import list_bad
+    from penstock_common.stream.mending.bad import list_bad
 
     bad = list_bad(client, stream, epoch=args.epoch, group=args.group)
     if args.json:
@@ -104,7 +104,7 @@ def _print(bad: Bad, console: Console) -> None:
 def _show(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
     from dataclasses import asdict
 
-    from penstock_common.stream.bad import show_entry
+    from penstock_common.stream.mending.bad import show_entry
 
     view = show_entry(client, stream, args.epoch, args.entry)
     if args.json:
@@ -124,14 +124,14 @@ def _show(client: Client, stream: Stream, args: argparse.Namespace, console: Con
 
 
 def _retry(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
-    from penstock_common.stream.bad import retry_dead
+    from penstock_common.stream.mending.bad import retry_dead
 
     done = retry_dead(client, stream, epoch=args.epoch, group=args.group, entry=args.entry)
     return _tell(done, "is pending again: the next free member of its group takes it", args, console)
 
 
 def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
-    from penstock_common.stream.drop import drop_bad
+    from penstock_common.stream.mending.drop import drop_bad
 
     done = drop_bad(client, stream, args.epoch, group=args.group, reason=args.reason, entry=args.entry)
     return _tell(done, "is given up: nothing of it is owed to the group any more", args, console)

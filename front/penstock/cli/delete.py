@@ -11,7 +11,7 @@ from penstock.cli import add_json, add_url, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.commands import Client
+    from penstock_common.stream.link.commands import Client
 
 NAME = "delete"
 HELP = "remove a stream with all its epochs and groups"
@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Refuses while somebody is at work, asks, deletes, and says what is gone."""
     from penstock_common.errors import PenstockError
-    from penstock_common.stream.connection import connect
-    from penstock_common.stream.deletion import delete_stream
-    from penstock_common.stream.suitability import readable_bytes
+    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.removal.deletion import delete_stream
+    from penstock_common.stream.servers.suitability import readable_bytes
 
     if args.segments is not None:
         return _delete_strays(args, console)
@@ -68,9 +68,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _delete_strays(args: argparse.Namespace, console: Console) -> int:
     """Lists them, and with --yes removes those that nobody has in use."""
     from penstock_common.errors import PenstockError
-    from penstock_common.stream.connection import connect
-    from penstock_common.stream.strays import find_strays
-    from penstock_common.stream.suitability import readable_bytes
+    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.removal.strays import find_strays
+    from penstock_common.stream.servers.suitability import readable_bytes
 
     if args.stream is not None:
         raise PenstockError("give a stream or --segments DIR, not both: a stream's own segments go with it")
@@ -93,7 +93,7 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
 
 def _refuse_busy(client: Client, args: argparse.Namespace) -> None:
     from penstock_common.errors import StreamBusy
-    from penstock_common.stream.deletion import users_of
+    from penstock_common.stream.removal.deletion import users_of
     from penstock_common.stream.streams import find_stream
 
     stream = find_stream(client, args.stream)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from penstock.checkup.findings import Finding
     from penstock.checkup.stream_rules import StreamFacts
     from penstock.cli.console import Console
-    from penstock_common.stream.checkup import ServerFacts
-    from penstock_common.stream.commands import Client
+    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.servers.checkup import ServerFacts
 
 NAME = "doctor"
 HELP = "check server and streams as an expert would, and say what mends it"
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock.checkup.findings import ORDER
     from penstock.checkup.server_rules import check_server
     from penstock.checkup.stream_rules import check_stream
-    from penstock_common.stream.connection import connect
+    from penstock_common.stream.link.connection import connect
 
     with connect(url_of(args)) as client:
         server, streams = _facts(client, args)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _facts(client: Client, args: argparse.Namespace) -> tuple[ServerFacts, list[StreamFacts]]:
-    from penstock_common.stream.checkup import missing_rights, read_server
+    from penstock_common.stream.servers.checkup import missing_rights, read_server
     from penstock_common.stream.streams import list_streams
 
     names: list[str] = []
@@ -79,9 +79,9 @@ def _stream(client: Client, name: str) -> StreamFacts:
     from penstock_common.errors import SegmentsUnseen
     from penstock_common.segments.plane import folder_of
     from penstock_common.settings import Settings
-    from penstock_common.stream.checkup import following, has_waitaof
-    from penstock_common.stream.onlooker import Onlooker
+    from penstock_common.stream.servers.checkup import following, has_waitaof
     from penstock_common.stream.streams import load_stream
+    from penstock_common.stream.watching.onlooker import Onlooker
 
     stream = load_stream(client, name)
     replicas, is_aof = following(client)

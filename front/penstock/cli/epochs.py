@@ -9,7 +9,7 @@ from penstock.cli import add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.commands import Client
+    from penstock_common.stream.link.commands import Client
 
 NAME = "epochs"
 HELP = "list a stream's epochs; close, abandon or pin one; say how many are kept"
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Does one of these and says what it did."""
-    from penstock_common.stream.connection import connect
+    from penstock_common.stream.link.connection import connect
 
     actions = {"list": _list, "close": _close, "abandon": _abandon, "pin": _pin, "unpin": _pin, "retain": _retain}
     with connect(url_of(args)) as client:
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
     from dataclasses import asdict
 
-    from penstock_common.stream.inspection import inspect_stream
+    from penstock_common.stream.watching.inspection import inspect_stream
 
     view = inspect_stream(client, args.stream)
     if args.json:
@@ -79,7 +79,7 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
 
 
 def _pin(client: Client, args: argparse.Namespace, console: Console) -> int:
-    from penstock_common.stream.pins import pin_epoch, unpin_epoch
+    from penstock_common.stream.groups.pins import pin_epoch, unpin_epoch
     from penstock_common.stream.streams import load_stream
 
     stream = load_stream(client, args.stream)
@@ -98,7 +98,7 @@ def _pin(client: Client, args: argparse.Namespace, console: Console) -> int:
 
 def _retain(client: Client, args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.streams import load_stream, set_field
-    from penstock_producer.policy import parse_policy
+    from penstock_producer.keeping.policy import parse_policy
 
     policy = parse_policy(args.policy)
     stream = load_stream(client, args.stream)

@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Copies and says what is there."""
-    from penstock_common.stream.connection import connect
-    from penstock_common.stream.suitability import readable_bytes
-    from penstock_consumer.exporting import export_stream
+    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.servers.suitability import readable_bytes
+    from penstock_consumer.replaying.exporting import export_stream
 
     with connect(url_of(args)) as client, console.progress() as bars:
         done = export_stream(client, args.stream, args.directory, epochs=args.epoch, progress=shown(bars, "export"))

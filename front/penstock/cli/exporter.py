@@ -13,8 +13,8 @@ from penstock.cli import add_url, url_of
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock.watching.exposition import Streams
-    from penstock_common.stream.commands import Client
-    from penstock_common.stream.onlooker import Onlooker
+    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.watching.onlooker import Onlooker
 
 NAME = "exporter"
 HELP = "serve metrics of streams for Prometheus"
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     from penstock.watching.exposition import Streams
     from penstock_common.errors import PenstockError
-    from penstock_common.stream.connection import connect
+    from penstock_common.stream.link.connection import connect
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     streams, registry = Streams(), CollectorRegistry()
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def look(client: Client, wanted: Sequence[str], onlookers: dict[str, Onlooker], streams: Streams) -> None:
     """One round. Streams that are not there are left out; a server that is away leaves all out."""
     from penstock_common.errors import ServerUnavailable, StreamNotFound
-    from penstock_common.stream.onlooker import Onlooker
     from penstock_common.stream.streams import list_streams
+    from penstock_common.stream.watching.onlooker import Onlooker
 
     glances = {}
     try:

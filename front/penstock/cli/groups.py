@@ -9,7 +9,7 @@ from penstock.cli import add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.commands import Client
+    from penstock_common.stream.link.commands import Client
 
 NAME = "groups"
 HELP = "list a stream's groups; declare, reset or drop one"
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Does one of them and says what it did."""
-    from penstock_common.stream.connection import connect
+    from penstock_common.stream.link.connection import connect
 
     with connect(url_of(args)) as client:
         return {"list": _list, "declare": _declare, "reset": _reset, "drop": _drop}[args.action](client, args, console)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
     from dataclasses import asdict
 
-    from penstock_common.stream.inspection import inspect_stream
+    from penstock_common.stream.watching.inspection import inspect_stream
 
     groups = inspect_stream(client, args.stream).groups
     if args.json:
@@ -79,8 +79,8 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
 
 
 def _declare(client: Client, args: argparse.Namespace, console: Console) -> int:
+    from penstock_common.stream.groups.roster import Membership, Order, join_group, load_roster
     from penstock_common.stream.keys import checked_name
-    from penstock_common.stream.roster import Membership, Order, join_group, load_roster
     from penstock_common.stream.streams import load_stream
 
     stream = load_stream(client, args.stream)
@@ -101,8 +101,8 @@ def _declare(client: Client, args: argparse.Namespace, console: Console) -> int:
 
 
 def _reset(client: Client, args: argparse.Namespace, console: Console) -> int:
-    from penstock_common.stream.forgetting import reset_group
-    from penstock_common.stream.roster import require_group
+    from penstock_common.stream.groups.forgetting import reset_group
+    from penstock_common.stream.groups.roster import require_group
     from penstock_common.stream.streams import load_stream
 
     stream = load_stream(client, args.stream)
@@ -119,7 +119,7 @@ def _reset(client: Client, args: argparse.Namespace, console: Console) -> int:
 
 def _first_epoch(client: Client, args: argparse.Namespace) -> int:
     from penstock_common.errors import EpochNotFound, EpochsReleased
-    from penstock_common.stream.forgetting import first_whole
+    from penstock_common.stream.groups.forgetting import first_whole
     from penstock_common.stream.manifest import retained_epochs
     from penstock_common.stream.streams import load_stream
 
@@ -142,8 +142,8 @@ def _first_epoch(client: Client, args: argparse.Namespace) -> int:
 
 
 def _drop(client: Client, args: argparse.Namespace, console: Console) -> int:
-    from penstock_common.stream.forgetting import drop_group
-    from penstock_common.stream.roster import require_group
+    from penstock_common.stream.groups.forgetting import drop_group
+    from penstock_common.stream.groups.roster import require_group
     from penstock_common.stream.streams import load_stream
 
     stream = load_stream(client, args.stream)
@@ -160,7 +160,7 @@ def _drop(client: Client, args: argparse.Namespace, console: Console) -> int:
 
 def _refuse_living(client: Client, args: argparse.Namespace, advice: str) -> None:
     from penstock_common.errors import GroupBusy
-    from penstock_common.stream.inspection import inspect_stream
+    from penstock_common.stream.watching.inspection import inspect_stream
     from penstock_consumer.shared.place import ALIVE_MS
 
     group = next(group for group in inspect_stream(client, args.stream).groups if group.name == args.name)

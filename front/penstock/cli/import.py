@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Writes what is missing and says what is there."""
-    from penstock_common.stream.suitability import readable_bytes
+    from penstock_common.stream.servers.suitability import readable_bytes
     from penstock_producer.importing import import_stream
 
     with console.progress() as bars:

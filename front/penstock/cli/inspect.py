@@ -10,8 +10,8 @@ from penstock.cli import add_json, add_url, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.inspection import EpochView, GroupView, StreamView
-    from penstock_producer.staffing import Load
+    from penstock_common.stream.watching.inspection import EpochView, GroupView, StreamView
+    from penstock_producer.working.staffing import Load
 
 NAME = "inspect"
 HELP = "show streams, or one stream's epochs, groups, lag and bytes"
@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Prints and ends; it changes nothing."""
-    from penstock_common.stream.connection import connect
-    from penstock_common.stream.inspection import inspect_stream, inspect_streams
+    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.watching.inspection import inspect_stream, inspect_streams
 
     with connect(url_of(args)) as client:
         if args.stream is None:
@@ -130,8 +130,8 @@ def _print_reasons(view: StreamView, console: Console) -> None:
 
 
 def _load(view: StreamView) -> Load:
-    from penstock_common.stream.paces import Paces, Told
-    from penstock_producer.staffing import load_of
+    from penstock_common.stream.watching.paces import Paces, Told
+    from penstock_producer.working.staffing import load_of
 
     def told(of: dict[str, Any]) -> Told:
         return Told(of["rate"], {kind: of[kind] for kind in ("busy", "room", "idle") if kind in of})
@@ -142,7 +142,7 @@ def _load(view: StreamView) -> Load:
 
 def _staffing(view: StreamView) -> dict[str, Any]:
     """For programs: what the wish for workers is made of; rates in samples a second, None while they are not known."""
-    from penstock_producer.staffing import shown
+    from penstock_producer.working.staffing import shown
 
     load = _load(view)
     return {
@@ -157,7 +157,7 @@ def _staffing(view: StreamView) -> dict[str, Any]:
 
 
 def _workers(view: StreamView) -> str:
-    from penstock_producer.staffing import shown
+    from penstock_producer.working.staffing import shown
 
     load = _load(view)
     wished = shown(load)
@@ -225,6 +225,6 @@ def _of(used: int, budget: int) -> str:
 
 
 def _size(count: int) -> str:
-    from penstock_common.stream.suitability import readable_bytes
+    from penstock_common.stream.servers.suitability import readable_bytes
 
     return readable_bytes(count)

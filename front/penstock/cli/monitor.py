@@ -12,8 +12,8 @@ from penstock.cli import add_json, add_url, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.commands import Client
-    from penstock_common.stream.glance import Glance
+    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.watching.glance import Glance
 
 NAME = "monitor"
 HELP = "watch streams live: rates, lag, members, workers, the bottleneck"
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until Ctrl-C, or once."""
     from penstock_common.errors import PenstockError
-    from penstock_common.stream.connection import connect
+    from penstock_common.stream.link.connection import connect
 
     if args.every < _SHORTEST_S:
         raise PenstockError(
@@ -62,8 +62,8 @@ def _looks(client: Client, name: str | None, every_s: float) -> Iterator[list[di
     """One record for each stream, every so many seconds. The first one has no rates."""
     from penstock.watching.rates import seen
     from penstock_common.errors import StreamNotFound
-    from penstock_common.stream.onlooker import Onlooker
     from penstock_common.stream.streams import list_streams
+    from penstock_common.stream.watching.onlooker import Onlooker
 
     onlookers: dict[str, Onlooker] = {}
     before: dict[str, Glance] = {}
@@ -112,7 +112,7 @@ def _show(looks: Iterator[list[dict[str, Any]]], args: argparse.Namespace, conso
 
 def _line(record: dict[str, Any]) -> str:
     """For a log."""
-    from penstock_common.stream.suitability import readable_bytes
+    from penstock_common.stream.servers.suitability import readable_bytes
 
     held = f"{readable_bytes(record['held_bytes'])} of {readable_bytes(record['budget_bytes'])}"
     groups = "".join(

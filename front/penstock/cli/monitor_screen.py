@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 from penstock_common.errors import PenstockError, ServerUnavailable
-from penstock_common.stream.suitability import readable_bytes
+from penstock_common.stream.servers.suitability import readable_bytes
 
 try:
     from rich.console import Console as Terminal

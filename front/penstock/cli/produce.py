@@ -11,7 +11,7 @@ from penstock.cli.sources import add_sources, options_of, plans_of, worker_count
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_producer.plan import ProductionPlan
+    from penstock_producer.planning.plan import ProductionPlan
 
 NAME = "produce"
 HELP = "make epochs of a source with worker processes"
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Until all is produced. Ctrl-C and SIGTERM stop it; the same command started again goes on."""
     from penstock.cli.production import ProductionView, tell
     from penstock_common.errors import PenstockError
-    from penstock_producer.productions import Productions
+    from penstock_producer.planning.productions import Productions
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     update = {"follow": args.follow, "is_endless": args.follow and args.epochs is None}
@@ -78,8 +78,8 @@ def _watch(args: argparse.Namespace, console: Console, plans: dict[str, Producti
     """Until Ctrl-C, SIGTERM, or so many epochs as --epochs says."""
     from penstock.cli.production import ProductionView
     from penstock_common.errors import PenstockError
+    from penstock_producer.planning.watch import Watch
     from penstock_producer.sources.config import ImagesConfig
-    from penstock_producer.watch import Watch
 
     plan = next(iter(plans.values()))
     source = plan.source

@@ -17,7 +17,7 @@ from penstock.cli.sources import add_sources, options_of, plans_of, workers_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_producer.worker import WorkerOptions
+    from penstock_producer.working.worker import WorkerOptions
 
 NAME = "run"
 HELP = "start server, workers and a training command together"
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """The command's own exit code; 1 if the production failed, and the command was ended for it."""
-    from penstock_producer.productions import Productions
+    from penstock_producer.planning.productions import Productions
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -81,7 +81,7 @@ def _making(args: argparse.Namespace) -> str:
 def _server(args: argparse.Namespace, console: Console) -> Iterator[WorkerOptions]:
     """The server that --url or PENSTOCK_URL names, else one of our own."""
     from penstock_common.settings import Settings
-    from penstock_common.stream.server import EmbeddedServer
+    from penstock_common.stream.servers.embedded import EmbeddedServer
 
     if args.url or "url" in Settings.from_environment().model_fields_set:
         yield options_of(args)
@@ -99,9 +99,9 @@ def _server(args: argparse.Namespace, console: Console) -> Iterator[WorkerOption
 def _remove_segments(url: str) -> None:
     """Of a server that ends with this run: nobody else knows of them."""
     from penstock_common.errors import PenstockError
-    from penstock_common.stream.connection import connect
-    from penstock_common.stream.deletion import delete_stream
+    from penstock_common.stream.link.connection import connect
     from penstock_common.stream.payloads import segments_of
+    from penstock_common.stream.removal.deletion import delete_stream
     from penstock_common.stream.streams import list_streams, load_stream
 
     with contextlib.suppress(PenstockError), connect(url) as client:

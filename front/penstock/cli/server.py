@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until Ctrl-C or SIGTERM; both end it cleanly, with exit code 0."""
     from penstock_common.errors import ServerUnavailable
-    from penstock_common.stream.server import EmbeddedServer
+    from penstock_common.stream.servers.embedded import EmbeddedServer
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

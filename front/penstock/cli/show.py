@@ -14,9 +14,9 @@ from penstock.cli import add_stream, url_of
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock.cli.samples import Shown
-    from penstock_common.stream.commands import Client
+    from penstock_common.stream.link.commands import Client
     from penstock_common.stream.streams import Stream
-    from penstock_consumer.looking import Identity, Sample, Viewer
+    from penstock_consumer.replaying.looking import Identity, Sample, Viewer
 
 NAME = "show"
 HELP = "show samples of a stream as pictures, with labels and identity"
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """0; 130 where Ctrl-C ends --live."""
-    from penstock_common.stream.connection import connect
+    from penstock_common.stream.link.connection import connect
     from penstock_common.stream.streams import load_stream
 
     with connect(url_of(args)) as client:
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def _chosen(client: Client, stream: Stream, args: argparse.Namespace) -> tuple[list[Sample], str]:
     """The samples, and what they are."""
-    from penstock_consumer.looking import Viewer
+    from penstock_consumer.replaying.looking import Viewer
 
     if args.id:
         return _named(client, stream, args.id), f"{len(args.id)} by identity"
@@ -87,7 +87,7 @@ def _chosen(client: Client, stream: Stream, args: argparse.Namespace) -> tuple[l
 
 
 def _named(client: Client, stream: Stream, wanted: Sequence[Identity]) -> list[Sample]:
-    from penstock_consumer.looking import Viewer
+    from penstock_consumer.replaying.looking import Viewer
 
     samples = []
     for epoch in dict.fromkeys(identity.epoch for identity in wanted):
@@ -101,7 +101,7 @@ def _found(viewer: Viewer, stream: Stream, args: argparse.Namespace) -> list[Sam
     import numpy as np
 
     from penstock.cli.samples import class_names, class_of, is_of
-    from penstock_consumer.looking import samples_of
+    from penstock_consumer.replaying.looking import samples_of
 
     label = None if args.label is None else class_of(class_names(stream), viewer.spec, args.label)
     chosen = np.arange(args.count) if label is None else None
@@ -202,7 +202,7 @@ def _tile(one: Shown, colours: str, decode: Any) -> list[str]:
 def _follow(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     """Whenever there is something new: the newest samples, the newest first."""
     from penstock_common.stream.streams import require_there
-    from penstock_consumer.looking import Viewer, newest_epoch
+    from penstock_consumer.replaying.looking import Viewer, newest_epoch
 
     newest: list[Sample] = []
     last: dict[int, bytes] = {}
@@ -229,7 +229,7 @@ def _follow(client: Client, stream: Stream, args: argparse.Namespace, console: C
 
 
 def _identity(text: str) -> Identity:
-    from penstock_consumer.looking import Identity
+    from penstock_consumer.replaying.looking import Identity
 
     parts = text.split("/")
     if len(parts) != 3 or not all(part.isdecimal() for part in parts):

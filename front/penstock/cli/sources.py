@@ -14,9 +14,9 @@ from penstock.cli import Parser, byte_size
 from penstock.cli.kinds import EXAMPLES, add_choice, add_endless, add_kinds, chosen, config_of
 
 if TYPE_CHECKING:
-    from penstock_producer.plan import ProductionPlan
+    from penstock_producer.planning.plan import ProductionPlan
     from penstock_producer.sources.config import SourceConfig
-    from penstock_producer.worker import WorkerOptions
+    from penstock_producer.working.worker import WorkerOptions
 
 DEFAULT_STREAM = "train"
 _NAME = "module:attribute; the current folder is importable"
@@ -143,7 +143,7 @@ def workers_of(args: argparse.Namespace) -> dict[str, int]:
 
 
 def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> ProductionPlan:
-    from penstock_producer.plan import ProductionPlan
+    from penstock_producer.planning.plan import ProductionPlan
 
     return ProductionPlan(
         stream=f"{args.stream}.{part}" if part else args.stream,
@@ -170,7 +170,7 @@ def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> Producti
 def options_of(args: argparse.Namespace) -> WorkerOptions:
     """Where streams and jobs are."""
     from penstock_common.settings import Settings, child_environment
-    from penstock_producer.worker import WorkerOptions
+    from penstock_producer.working.worker import WorkerOptions
 
     given = {"PENSTOCK_URL": args.url, "PENSTOCK_QUEUE_URL": args.queue_url}
     settings = Settings.from_environment(child_environment({name: url for name, url in given.items() if url}))

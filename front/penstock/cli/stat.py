@@ -10,7 +10,7 @@ from penstock.cli import add_stream, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_consumer.looking import Viewer
+    from penstock_consumer.replaying.looking import Viewer
 
 NAME = "stat"
 HELP = "tell ranges, means, classes and troubles of a stream's samples"
@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """0, also where there is something to warn of."""
     from penstock.cli.samples import class_names
-    from penstock_common.stream.connection import connect
+    from penstock_common.stream.link.connection import connect
     from penstock_common.stream.streams import load_stream
-    from penstock_consumer.looking import Viewer
+    from penstock_consumer.replaying.looking import Viewer
 
     with connect(url_of(args)) as client:
         stream = load_stream(client, args.stream)
@@ -127,7 +127,7 @@ def _missed(told: dict[str, Any]) -> list[str]:
 
 def _print_tensor(console: Console, one: dict[str, Any]) -> None:
     from penstock.sheet.blocks import spark
-    from penstock_common.stream.suitability import readable_bytes
+    from penstock_common.stream.servers.suitability import readable_bytes
 
     sizes = ", ".join("?" if dim is None else str(dim) for dim in one["shape"])
     of = "" if one["of"] == "value" else f", {one['of']}s"

@@ -12,7 +12,7 @@ from penstock.cli import add_stream, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.tailing import Written
+    from penstock_common.stream.watching.tailing import Written
 
 NAME = "tail"
 HELP = "follow what is written to a stream: a line for each entry, no payloads"
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until Ctrl-C."""
-    from penstock_common.stream.connection import connect
-    from penstock_common.stream.tailing import Tail
+    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.watching.tailing import Tail
 
     with connect(url_of(args)) as client:
         tail = Tail(client, args.stream)
@@ -57,7 +57,7 @@ def _print(written: list[Written], args: argparse.Namespace, console: Console) -
 
 
 def _line(one: Written) -> str:
-    from penstock_common.stream.suitability import readable_bytes
+    from penstock_common.stream.servers.suitability import readable_bytes
 
     where = f"epoch {one.epoch} shard {one.shard} [{one.first}, {one.end})"
     bad = f", {one.bad} bad" if one.bad else ""

@@ -26,10 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """One pass, and what it did."""
-    from penstock_common.stream.connection import connect
+    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.servers.suitability import readable_bytes
     from penstock_common.stream.streams import load_stream
-    from penstock_common.stream.suitability import readable_bytes
-    from penstock_producer.janitor import make_fit, tidy
+    from penstock_producer.keeping.janitor import make_fit, tidy
 
     with connect(url_of(args)) as client:
         stream = load_stream(client, args.stream)

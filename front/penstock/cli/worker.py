@@ -13,9 +13,9 @@ from penstock.cli.sources import add_queue, options_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_producer.autoscale import Autoscale
-    from penstock_producer.fleet import Fleet
-    from penstock_producer.oversight import Death
+    from penstock_producer.working.autoscale import Autoscale
+    from penstock_producer.working.fleet import Fleet
+    from penstock_producer.working.oversight import Death
 
 NAME = "worker"
 HELP = "do the jobs of penstock produce, here or on another host"
@@ -47,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until Ctrl-C or SIGTERM; both let each worker end its sample and give its shard back."""
     from penstock_common.errors import PenstockError, ServerUnavailable
-    from penstock_producer.autoscale import Autoscale
-    from penstock_producer.dispatch import Dispatcher
-    from penstock_producer.fleet import LOST_SERVER, STOPPED, Fleet, advise
+    from penstock_producer.planning.dispatch import Dispatcher
+    from penstock_producer.working.autoscale import Autoscale
+    from penstock_producer.working.fleet import LOST_SERVER, STOPPED, Fleet, advise
 
     if args.max and not args.auto:
         raise PenstockError("--max goes with --auto; a fixed number of workers is --processes N")

@@ -21,14 +21,14 @@ from penstock.demo.trainer import STREAM, TRANSFORM, Task
 from penstock.demo.trainers import Trainer, keras_is_there
 from penstock_common.errors import PenstockError
 from penstock_common.stream.audit import AuditReport, audit_stream
-from penstock_common.stream.connection import connect
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
-from penstock_producer.plan import ProductionPlan
-from penstock_producer.production import Production
-from penstock_producer.progress import Summary
+from penstock_producer.planning.plan import ProductionPlan
+from penstock_producer.planning.production import Production
+from penstock_producer.planning.progress import Summary
 from penstock_producer.sources.config import ImagesConfig
-from penstock_producer.worker import WorkerOptions
+from penstock_producer.working.worker import WorkerOptions
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock_common.stream.suitability import readable_bytes
+from penstock_common.stream.servers.suitability import readable_bytes
 
 WAITS = 0.1
 """A training loop that waits less of its time than this is not held up; a tenth is what overlap cannot hide."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from penstock.watching.rates import hosts, is_silent, waits
 from penstock_common.errors import PenstockError
-from penstock_common.stream.glance import Glance, GroupGlance
-from penstock_common.stream.waiters import WHYS
-from penstock_producer.staffing import load_of, shown
+from penstock_common.stream.watching.glance import Glance, GroupGlance
+from penstock_common.stream.watching.waiters import WHYS
+from penstock_producer.working.staffing import load_of, shown
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.watching.bottleneck import Situation, Trainers, Verdict, judge
-from penstock_common.stream.glance import Glance, GroupGlance, MemberGlance
-from penstock_common.stream.paces import Told
-from penstock_common.stream.roster import ORDERED
-from penstock_producer.staffing import load_of, shown
+from penstock_common.stream.groups.roster import ORDERED
+from penstock_common.stream.watching.glance import Glance, GroupGlance, MemberGlance
+from penstock_common.stream.watching.paces import Told
+from penstock_producer.working.staffing import load_of, shown
 
 SILENT_S = 30.0
 """A member unseen for a lease: others may take what it holds."""

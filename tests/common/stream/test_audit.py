@@ -10,8 +10,8 @@ import redis
 from penstock_common.errors import BadEntry, EpochNotFound, StreamNotFound
 from penstock_common.format.header import parse_header
 from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.manifest import abandon_epoch
-from penstock_common.stream.roster import Membership, join_group
 from penstock_common.stream.streams import load_stream
 from tests.common.stream.audited import (
     PER_ENTRY,

@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from penstock_common.errors import EntryNotFound, EpochIncomplete, GroupNotFound, StreamConflict
-from penstock_common.stream.bad import list_bad, retry_dead, show_entry
-from penstock_common.stream.drop import drop_bad
-from penstock_common.stream.roster import Membership, Order, join_group, load_roster
+from penstock_common.stream.groups.roster import Membership, Order, join_group, load_roster
+from penstock_common.stream.mending.bad import list_bad, retry_dead, show_entry
+from penstock_common.stream.mending.drop import drop_bad
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.loader import Loader
 from tests.common.stream.audited import (
@@ -127,7 +127,7 @@ def refuse_first(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
             raise ChecksumMismatch("this reader has a bug")
         wire.verify(header, buffers)
 
-    monkeypatch.setattr("penstock_consumer.receive.verify", verify)
+    monkeypatch.setattr("penstock_consumer.receiving.receive.verify", verify)
 
 
 def test_a_member_that_is_reading_takes_a_retried_dead_letter_up(
@@ -291,7 +291,7 @@ def test_what_is_gone_cannot_be_retried_and_the_text_says_what_can(any_url: str,
 
 def test_a_ledger_takes_about_a_bit_a_sample_and_goes_with_its_epoch(any_url: str, any_client: redis.Redis) -> None:
     """A set of bits, whatever was repeated or dropped: 100,000 samples in 12.5 kB a group."""
-    from penstock_common.stream.release import release_epoch
+    from penstock_common.stream.removal.release import release_epoch
     from tests.contracts.feed import produce
 
     produce(any_url, "train", 100_000, block_samples=1000)

@@ -14,11 +14,11 @@ from redis._parsers import _RESP2Parser
 from redis._parsers.encoders import Encoder
 from redis.exceptions import BusyLoadingError, InvalidResponse, ResponseError
 
-from penstock_common.stream.channel import SKIP, Channel, PlainChannel, Reply, Skip, _deliver, _entries
-from penstock_common.stream.connection import connect, open_channel
-from penstock_common.stream.fast import FastChannel, PlainWire
-from penstock_common.stream.resp import BUFFER_BYTES, Reader
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.link.channel import SKIP, Channel, PlainChannel, Reply, Skip, _deliver, _entries
+from penstock_common.stream.link.connection import connect, open_channel
+from penstock_common.stream.link.fast import FastChannel, PlainWire
+from penstock_common.stream.link.resp import BUFFER_BYTES, Reader
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.contracts.channel import ChannelContract
 from tests.contracts.sink import RecordingSink
 

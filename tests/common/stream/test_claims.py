@@ -6,7 +6,7 @@ import redis
 
 from penstock_common.stream.entries import Pending, claim, list_pending
 from penstock_common.stream.keys import RELEASED, PartitionKeys
-from penstock_common.stream.release import release_epoch
+from penstock_common.stream.removal.release import release_epoch
 from tests.contracts.feed import open_stream, produce
 
 

@@ -12,11 +12,11 @@ import redis
 from redis import exceptions as foreign
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable, Unauthorized
-from penstock_common.stream.channel import PlainChannel, ReplyError
-from penstock_common.stream.connection import connect, open_channel, translated
-from penstock_common.stream.failure import address, redacted
-from penstock_common.stream.fast import FastChannel
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.link.channel import PlainChannel, ReplyError
+from penstock_common.stream.link.connection import connect, open_channel, translated
+from penstock_common.stream.link.failure import address, redacted
+from penstock_common.stream.link.fast import FastChannel
+from penstock_common.stream.servers.embedded import EmbeddedServer
 
 Fresh = Callable[..., EmbeddedServer]
 
@@ -106,7 +106,7 @@ class TestConnect:
         with socket.create_server(("127.0.0.1", 0)) as mute:
             started = time.monotonic()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("penstock_common.stream.connection.CONNECT_TIMEOUT_S", 0.2)
+                patch.setattr("penstock_common.stream.link.connection.CONNECT_TIMEOUT_S", 0.2)
                 with pytest.raises(ServerUnavailable, match="does not answer"):
                     connect(f"redis://127.0.0.1:{mute.getsockname()[1]}")
             assert time.monotonic() - started < 3

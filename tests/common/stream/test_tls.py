@@ -16,11 +16,11 @@ import pytest
 import redis
 
 from penstock_common.errors import PenstockError, ServerUnavailable
-from penstock_common.stream import connection
-from penstock_common.stream.channel import Channel
-from penstock_common.stream.connection import connect, open_channel
-from penstock_common.stream.fast import FastChannel
-from penstock_common.stream.server import EmbeddedServer, find_servers
+from penstock_common.stream.link import connection
+from penstock_common.stream.link.channel import Channel
+from penstock_common.stream.link.connection import connect, open_channel
+from penstock_common.stream.link.fast import FastChannel
+from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
 from tests.contracts.channel import ChannelContract
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")

@@ -11,7 +11,7 @@ import pytest
 from penstock_common.format.spec import SpecLike
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 from tests.contracts.adapter import (
     BATCH,
     GROUP,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock_common.errors import BudgetFull
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of, settled
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, produce, sample
 
@@ -98,7 +98,7 @@ def test_a_fit_that_can_never_reach_its_checkpoint_ends_with_the_reason(
     any_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """tf.data pulls in a thread of its own: its error must come out of the loop that waits."""
-    monkeypatch.setattr("penstock_consumer.settlement.ELSEWHERE_S", 4.0)
+    monkeypatch.setattr("penstock_consumer.settling.settlement.ELSEWHERE_S", 4.0)
     is_over = threading.Event()
 
     def write() -> None:

@@ -12,7 +12,7 @@ import pytest
 from penstock_common.errors import WaitTimeout
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
-from penstock_producer.writer import Writer
+from penstock_producer.writing.writer import Writer
 from tests.contracts.adapter import (
     BATCH,
     GROUP,

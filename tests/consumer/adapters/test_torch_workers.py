@@ -18,8 +18,8 @@ import pytest
 
 from penstock_common.errors import StateMismatch
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.connection import connect
-from penstock_common.stream.roster import load_roster
+from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.link.connection import connect
 from tests.contracts.adapter import report_until_killed
 from tests.contracts.ordered import plan, planned_writer, rank_of, write_shards
 from tests.contracts.processes import child

@@ -12,7 +12,7 @@ import redis
 
 import penstock
 from penstock.__main__ import main
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer
 
 
 def examined(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:

@@ -12,8 +12,8 @@ from penstock.checkup import server_rules as server
 from penstock.checkup.findings import Finding
 from penstock.checkup.holes import HOLES, is_open, open_holes
 from penstock.checkup.server_rules import check_server
-from penstock_common.stream.checkup import Local, ServerFacts
-from penstock_common.stream.server import ALLOCATOR_ENVIRONMENT
+from penstock_common.stream.servers.checkup import Local, ServerFacts
+from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT
 
 GB, MB = 1 << 30, 1 << 20
 INFO: dict[str, Any] = {

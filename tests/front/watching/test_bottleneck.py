@@ -9,10 +9,10 @@ import pytest
 from penstock.watching.bottleneck import Situation, Trainers, judge
 from penstock.watching.rates import rate, seen, situation
 from penstock_common.pace import Pace
-from penstock_common.stream.glance import EpochGlance, Glance, GroupGlance, MemberGlance
-from penstock_common.stream.paces import Paces, Told
-from penstock_common.stream.suitability import ServerMemory
-from penstock_common.stream.waiters import Waiter
+from penstock_common.stream.servers.suitability import ServerMemory
+from penstock_common.stream.watching.glance import EpochGlance, Glance, GroupGlance, MemberGlance
+from penstock_common.stream.watching.paces import Paces, Told
+from penstock_common.stream.watching.waiters import Waiter
 
 MB = 1 << 20
 BUSY = Trainers("resnet", living=1, holds=True, waits=0.01, lag_samples=500, lag_bytes=500 * MB, pending=4)

@@ -15,8 +15,8 @@ import pytest
 
 import penstock
 from penstock.__main__ import main
-from penstock_common.stream.connection import connect
-from penstock_common.stream.tailing import Tail
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.watching.tailing import Tail
 
 _ROOT = Path(penstock.__file__).parents[2]
 _PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front"))

@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
 from penstock.watching.exposition import TABLE
-from penstock_common.stream.server import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer
 
 ROOT = Path(penstock.__file__).parents[2]
 MONITORING = ROOT / "docker" / "monitoring"

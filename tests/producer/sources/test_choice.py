@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from penstock_common.errors import SourceError
-from penstock_producer.order import EpochOrder, count_samples
+from penstock_producer.planning.order import EpochOrder, count_samples
 from penstock_producer.sources.choice import apportion, blend, side_of, walk
 from penstock_producer.sources.config import (
     ArraysConfig,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_producer.order import default_shard_samples
+from penstock_producer.planning.order import default_shard_samples
 from penstock_producer.sources.plan import (
     MAX_SHARD_SAMPLES,
     cut,

@@ -10,12 +10,12 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from penstock_common.errors import SourceError
-from penstock_producer.fill import Seed
 from penstock_producer.sources.config import LocalConfig, TorchConfig
 from penstock_producer.sources.local import register
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import Source
+from penstock_producer.working.fill import Seed
 from tests.contracts.source import SourceContract, digest, in_fork, read
 from tests.producer.sources.conftest import UserModule
 

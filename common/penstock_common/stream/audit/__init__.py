@@ -8,10 +8,10 @@ from __future__ import annotations
 from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit
 from penstock_common.stream.audit.judgement import judge_epoch
 from penstock_common.stream.audit.survey import Survey, survey_partition
-from penstock_common.stream.commands import Client
+from penstock_common.stream.groups.positions import starts_of
+from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, load_manifest, retained_epochs
 from penstock_common.stream.payloads import reader_of
-from penstock_common.stream.positions import starts_of
 from penstock_common.stream.streams import Stream, load_stream, read_counters
 
 __all__ = ["AuditReport", "EpochAudit", "GroupAudit", "audit_stream", "survey_epoch"]

@@ -16,7 +16,7 @@ from penstock_common.format.limits import MAX_SHARD_SAMPLES
 from penstock_common.stream.audit.accounts import EpochAudit, GroupAudit, MissingRange
 from penstock_common.stream.audit.survey import GroupSurvey, Held, Survey
 from penstock_common.stream.entries import Record, parse_id
-from penstock_common.stream.ledger import runs
+from penstock_common.stream.groups.ledger import runs
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest
 
 Mask = NDArray[np.bool_]

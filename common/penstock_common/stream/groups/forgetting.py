@@ -1,0 +1,53 @@
+"""Making a group forget: dropping it, or having it read again. What it has settled goes along, in the right order.
+
+Else a group made anew under the name would take the samples that an earlier one settled for its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.link.commands import Client, run_script
+from penstock_common.stream.lua.groups import DROP_GROUP, RESET_GROUP
+from penstock_common.stream.manifest import begun_shards, find_manifest, retained_epochs
+from penstock_common.stream.streams import Stream
+
+
+def reset_group(client: Client, stream: Stream, group: str, first: int) -> None:
+    """Makes the group read again from epoch ``first``; only for groups without living members."""
+    # ledgers first: a crash in between is then an audit's finding, not samples taken for settled
+    _forget(client, stream, group, [epoch for epoch in retained_epochs(client, stream) if epoch >= first])
+    for partition in stream.partitions:
+        epochs = list(load_roster(client, partition).epochs)
+        keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
+        run_script(client, RESET_GROUP, keys, [group, first, *map(str, epochs)])
+
+
+def first_whole(client: Client, stream: Stream) -> int:
+    """The first epoch behind all that retention took entries of, in whichever partition: where a new group begins."""
+    rosters = [load_roster(client, partition) for partition in stream.partitions]
+    trimmed = max((epoch for roster in rosters for epoch in roster.trimmed), default=-1)
+    return min((epoch for epoch in rosters[0].epochs if epoch > trimmed), default=trimmed + 1)
+
+
+def drop_group(client: Client, stream: Stream, group: str) -> bool:
+    """Takes a group off every roster, with all that it has settled; whether it was there."""
+    found = False
+    _forget(client, stream, group, retained_epochs(client, stream))
+    for partition in reversed(stream.partitions):  # the first, by which a group is known, last: it may be asked again
+        epochs = load_roster(client, partition).epochs
+        keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
+        found = bool(run_script(client, DROP_GROUP, keys, [group])) or found
+    _forget(client, stream, group, retained_epochs(client, stream))  # what its members, if it had any, settled till now
+    return found
+
+
+def _forget(client: Client, stream: Stream, group: str, epochs: Iterable[int]) -> None:
+    for epoch in epochs:
+        manifest = find_manifest(client, stream, epoch)
+        keys = [partition.dead(epoch, group) for partition in stream.partitions]
+        keys += [partition.positions(epoch, group) for partition in stream.partitions]
+        shards = begun_shards(client, stream, manifest) if manifest else range(0)
+        keys += [stream.partition_of(shard).ledger(epoch, group, shard) for shard in shards]
+        client.unlink(*keys)

@@ -1,0 +1,174 @@
+"""Acknowledging: one small script, ids and bit ranges only; and reading back which samples a group has settled.
+
+Which ids and ranges are due is the consumer's bookkeeping; when an epoch closes is decided from `coverage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.stream.entries import index_ends, index_records
+from penstock_common.stream.groups.positions import kept_head, known_positions, load_positions, settled_below, starts_of
+from penstock_common.stream.groups.roster import ORDERED, GroupRecord, load_roster
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Arg, Client, run_script
+from penstock_common.stream.lua.entries import ACK, BURY
+from penstock_common.stream.manifest import Manifest, begun_shards
+from penstock_common.stream.mending.dead import load_notes
+from penstock_common.stream.streams import Stream
+
+Ranges = Sequence[tuple[int, int]]
+"""Offsets [lo, hi) of one shard."""
+
+
+def acknowledge(
+    client: Client, partition: PartitionKeys, manifest: Manifest, group: str, ids: Sequence[bytes],
+    ranges: Mapping[int, Ranges],
+) -> bool:  # fmt: skip
+    """XACKs entries all of whose samples are settled and sets the samples' bits; a set, so it may be repeated.
+
+    False where the epoch is no longer live: then nothing is written.
+    """
+    return bool(run_script(client, ACK, *acknowledgement(partition, manifest, group, ids, ranges)) >= 0)
+
+
+def acknowledgement(
+    partition: PartitionKeys, manifest: Manifest, group: str, ids: Sequence[bytes], ranges: Mapping[int, Ranges]
+) -> tuple[list[str], list[Arg]]:
+    """Keys and arguments of the acknowledging script."""
+    epoch = manifest.epoch
+    keys = [partition.state(epoch), partition.entries(epoch)]
+    args: list[Arg] = [manifest.live_state, group, len(ids), *ids]
+    for shard, spans in ranges.items():
+        keys.append(partition.ledger(epoch, group, shard))
+        args.append(len(spans))
+        for lo, hi in spans:
+            args += [lo, hi]
+    return keys, args
+
+
+def bury(
+    client: Client, partition: PartitionKeys, manifest: Manifest, group: str, entry_id: bytes, reason: str
+) -> bool:
+    """Makes an entry a dead letter of this group: acknowledged, kept by id with the reason."""
+    epoch = manifest.epoch
+    keys = [partition.state(epoch), partition.entries(epoch), partition.dead(epoch, group)]
+    return bool(run_script(client, BURY, keys, [manifest.live_state, group, entry_id, reason]) >= 0)
+
+
+def settled_bits(
+    client: Client, partition: PartitionKeys, epoch: int, group: str, shard: int, lo: int, hi: int
+) -> NDArray[np.bool_]:
+    """For each offset of [lo, hi) whether the group has settled it."""
+    raw: bytes = client.getrange(partition.ledger(epoch, group, shard), lo // 8, max(hi - 1, 0) // 8)
+    bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8)).astype(bool)
+    found = np.zeros(hi - lo, dtype=bool)
+    known = bits[lo % 8 : lo % 8 + hi - lo]
+    found[: len(known)] = known
+    return found
+
+
+def group_bits(
+    client: Client, partition: PartitionKeys, manifest: Manifest, group: str, record: GroupRecord, shard: int, lo: int,
+    hi: int, *, may_go: bool = False,
+) -> NDArray[np.bool_]:  # fmt: skip
+    """For each offset of [lo, hi) whether the group has settled it: by its ledger, or an ordered group's positions.
+
+    ``may_go`` leaves out what is settled and still needed: an ordered group fills an epoch's end from its start.
+    """
+    if record.kind != ORDERED:
+        return settled_bits(client, partition, manifest.epoch, group, shard, lo, hi)
+    minimum = load_positions(client, partition, manifest.epoch, group).minimum(record.world)
+    start = starts_of(manifest, range(shard + 1)).get(shard)
+    settled = settled_below(minimum, start, lo, hi)
+    if may_go and (manifest.samples is None or minimum < manifest.samples):
+        settled &= ~settled_below(kept_head(record), start, lo, hi)
+    return settled
+
+
+def dead_letters(client: Client, partition: PartitionKeys, epoch: int, group: str) -> dict[bytes, str]:
+    """Entry id -> reason; what an operator gave up is left out, its bits are set."""
+    notes = load_notes(client, partition, epoch, group)
+    return {entry_id: note.why for entry_id, note in notes.items() if not note.given_up}
+
+
+def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) -> list[tuple[int, int, int]]:
+    """(shard, lo, hi) of every range of the epoch that is neither acknowledged, nor dead, nor quarantined."""
+    missing: list[tuple[int, int, int]] = []
+    dead = {p.number: dead_letters(client, p, manifest.epoch, group) for p in stream.partitions}
+    known = load_roster(client, stream.partitions[0]).groups.get(group)
+    if known is not None and known.kind == ORDERED:
+        minimum = known_positions(client, stream, manifest.epoch, group).minimum(known.world)
+        ends = {shard: (at, manifest.shard_size(shard)) for shard, at in starts_of(manifest, manifest.shards()).items()}
+        return [(shard, max(minimum - at, 0), size) for shard, (at, size) in ends.items() if minimum < at + size]
+    counts = _bit_counts(client, stream, manifest, group)
+    for shard in manifest.shards():
+        size = manifest.shard_size(shard)
+        if counts[shard] == size:  # bits lie inside the manifest, so as many bits as samples are all of them
+            continue
+        partition = stream.partition_of(shard)
+        settled = settled_bits(client, partition, manifest.epoch, group, shard, 0, size)
+        for record in index_records(client, partition, manifest.epoch, shard):
+            settled[list(record.holes)] = True
+            if record.entry_id in dead[partition.number]:
+                settled[record.first : record.end] = True
+        missing += [(shard, lo, hi) for lo, hi in runs(np.flatnonzero(~settled))]
+    return missing
+
+
+def owed_samples(
+    client: Client, stream: Stream, manifest: Manifest, groups: Mapping[str, GroupRecord]
+) -> dict[str, int]:
+    """Group -> samples of the epoch that are committed and not acknowledged (those that could not be made included)."""
+    shards = begun_shards(client, stream, manifest)
+    owed = {}
+    for group in (name for name, record in groups.items() if record.kind == ORDERED):
+        owed[group] = sum(hi - lo for _, lo, hi in behind(client, stream, manifest, group, groups[group]))
+    with client.pipeline(transaction=False) as pipe:
+        for group in (name for name, record in groups.items() if record.kind != ORDERED):
+            for shard in shards:
+                partition = stream.partition_of(shard)
+                pipe.xrevrange(partition.index(manifest.epoch, shard), count=1)
+                pipe.bitcount(partition.ledger(manifest.epoch, group, shard))
+            replies = pipe.execute()
+            ends = [int(found[0][0].partition(b"-")[0]) if found else 0 for found in replies[::2]]
+            owed[group] = sum(ends) - sum(replies[1::2])
+    return owed
+
+
+def behind(
+    client: Client, stream: Stream, manifest: Manifest, group: str, record: GroupRecord
+) -> list[tuple[int, int, int]]:
+    """(shard, lo, hi) of what is committed and an ordered group has not settled."""
+    shards = begun_shards(client, stream, manifest)
+    minimum = known_positions(client, stream, manifest.epoch, group).minimum(record.world)
+    starts = starts_of(manifest, shards)
+    found = []
+    for partition in stream.partitions:
+        mine = [shard for shard in shards if stream.partition_of(shard) == partition]
+        for shard, end in index_ends(client, partition, manifest.epoch, mine).items():
+            lo = min(max(minimum - starts[shard], 0), end) if shard in starts else 0
+            found += [(shard, lo, end)] if lo < end else []
+    return found
+
+
+def _bit_counts(client: Client, stream: Stream, manifest: Manifest, group: str) -> dict[int, int]:
+    shards = list(manifest.shards())
+    with client.pipeline(transaction=False) as pipe:
+        for shard in shards:
+            pipe.bitcount(stream.partition_of(shard).ledger(manifest.epoch, group, shard))
+        return dict(zip(shards, pipe.execute(), strict=True))
+
+
+def runs(offsets: NDArray[np.integer] | Iterable[int]) -> list[tuple[int, int]]:
+    """Rising offsets as ranges [lo, hi)."""
+    rising = np.asarray(offsets, dtype=np.int64)
+    if not len(rising):
+        return []
+    breaks = np.flatnonzero(np.diff(rising) != 1) + 1
+    starts = rising[np.concatenate([[0], breaks])].tolist()
+    ends = rising[np.concatenate([breaks - 1, [len(rising) - 1]])].tolist()
+    return [(lo, hi + 1) for lo, hi in zip(starts, ends, strict=True)]

@@ -1,0 +1,41 @@
+"""Pins: an operator's word that an epoch is kept, whatever retention says; a field of every partition's roster.
+
+What a pin keeps is the producer's plan; a replay's lease is ``roster``'s.
+"""
+
+from __future__ import annotations
+
+from penstock_common.errors import ReplayTruncated
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Client, run_script
+from penstock_common.stream.lua.streams import PIN
+from penstock_common.stream.manifest import load_manifest
+from penstock_common.stream.streams import Stream
+
+
+def pin_epoch(client: Client, stream: Stream, epoch: int) -> bool:
+    """Keeps the epoch from release and trimming until it is unpinned; False if it was pinned before.
+
+    Raises EpochNotFound, and ReplayTruncated where retention already removed entries of it: there is no whole to keep.
+    """
+    load_manifest(client, stream, epoch)
+    made: list[PartitionKeys] = []
+    for partition in stream.partitions:
+        answer: bytes = run_script(client, PIN, [partition.roster], [epoch])
+        if answer in (b"gone", b"trimmed"):
+            for one in made:
+                client.hdel(one.roster, f"p:{epoch}")
+            done = "released" if answer == b"gone" else "trimmed"
+            raise ReplayTruncated(
+                f"epoch {epoch} of {stream.name!r} is {done} already, so there is nothing whole to pin; pin an epoch "
+                "before every group has read it, or while there is room"
+            )
+        if answer == b"pinned":
+            made.append(partition)
+    return bool(made)
+
+
+def unpin_epoch(client: Client, stream: Stream, epoch: int) -> bool:
+    """Leaves the epoch to retention again; whether it was pinned."""
+    load_manifest(client, stream, epoch)
+    return sum(int(client.hdel(partition.roster, f"p:{epoch}")) for partition in stream.partitions) > 0

@@ -1,0 +1,383 @@
+"""Each partition's roster: groups, members, epochs, replay leases, bytes; and joining, renewing, leaving.
+
+Dropping a group, and having it read again, is ``forgetting``'s. Who may be reclaimed from is the consumer's plan; what
+may be deleted is the producer's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from penstock_common.errors import (
+    EpochsReleased,
+    GroupBusy,
+    GroupKindMismatch,
+    GroupNotFound,
+    MemberReplaced,
+    PenstockError,
+)
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Arg, Client, decoded, is_script_error, readable, run_script
+from penstock_common.stream.lua.groups import (
+    BEAT,
+    CLOSE_FOR_GROUP,
+    EXPIRE_SILENT,
+    JOIN_GROUP,
+    LEAVE,
+    REPLAY_LEASE,
+)
+from penstock_common.stream.lua.streams import FORGET_CONSUMERS
+from penstock_common.stream.streams import Stream, require_there
+from penstock_common.stream.watching.waiters import STALE_MS, Waiter, read_waiters
+
+SHARED, ORDERED = "shared", "ordered"
+QUIET_MS = 5000
+"""A member beats every second: one that was not seen for so long lets an ordered group change its ranks."""
+
+Held = Mapping[int, Sequence[bytes]]
+"""Epoch -> ids of entries a member holds in one partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """One group as a partition knows it."""
+
+    first: int
+    """The first epoch it reads."""
+    declared: bool
+    """Declared groups hold data until they are dropped."""
+    holds: bool
+    """Whether what it has not read is kept for it."""
+    seen_ms: int
+    """Server time of its last sign of life."""
+    read: int
+    """The highest epoch it read that is released by now, -1 if none."""
+    lost: tuple[int, int] | None
+    """Epochs released, or trimmed, before it had read them, while it did not hold data."""
+    kind: str = SHARED
+    """``shared`` or ``ordered``, for ever."""
+    world: int = 0
+    """Of an ordered group: how many ranks read it; 0 before the first one joined."""
+    batch: int = 0
+    """Of an ordered group: samples in a rank's batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A member whose loop waits for a batch, as it said with its last sign of life."""
+
+    since_ms: int
+    """Server time from which it waits."""
+    handed_bytes: int
+    """Payload bytes its loop was given and has not settled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """A partition's roster at one moment."""
+
+    generation: str
+    """Changes when a group joins or goes: a trim planned for another generation is refused."""
+    groups: dict[str, GroupRecord] = field(default_factory=dict)
+    members: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(group, member) -> server time of its last renewal, ms."""
+    idle: dict[tuple[str, str], Idle] = field(default_factory=dict)
+    """(group, member) of those whose loops wait for a batch."""
+    epochs: dict[int, str] = field(default_factory=dict)
+    """Epoch -> manifest id."""
+    trimmed: frozenset[int] = frozenset()
+    """Epochs of which entries were already removed."""
+    retiring: dict[int, str] = field(default_factory=dict)
+    """Epochs whose release was begun: their keys are to be unlinked."""
+    closed: frozenset[tuple[str, int]] = frozenset()
+    """(group, epoch) that the group has settled."""
+    pinned: frozenset[int] = frozenset()
+    """Epochs an operator keeps."""
+    replays: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Replay token -> (epoch, server time its lease ends, ms)."""
+    epoch_bytes: dict[int, int] = field(default_factory=dict)
+    bytes: int = 0
+    """Payload bytes held."""
+    waiting: dict[tuple[int, int], Waiter] = field(default_factory=dict)
+    """(epoch, shard) -> its writer, if it waits for room."""
+
+
+@readable(lambda client, partition: partition.roster)
+def load_roster(client: Client, partition: PartitionKeys) -> Roster:
+    """Reads and sorts the roster's fields by their one-letter kind."""
+    fields = decoded(client.hgetall(partition.roster))
+    kinds: dict[str, dict[str, str]] = {}
+    for name, value in fields.items():
+        kind, _, rest = name.partition(":")
+        kinds.setdefault(kind, {})[rest] = value
+    members = {
+        (name.partition(":")[0], name.partition(":")[2]): json.loads(value)
+        for name, value in kinds.get("m", {}).items()
+    }
+    return Roster(
+        generation=fields.get("gen", "0"),
+        groups={name: _group(value) for name, value in sorted(kinds.get("g", {}).items())},
+        members={who: int(value["seen"]) for who, value in members.items()},
+        idle={who: Idle(int(v["idle"]), int(v["handed"])) for who, v in members.items() if "idle" in v},
+        epochs={int(name): value for name, value in sorted(kinds.get("e", {}).items(), key=lambda e: int(e[0]))},
+        trimmed=frozenset(map(int, kinds.get("t", {}))),
+        retiring={int(name): value for name, value in kinds.get("x", {}).items()},
+        closed=frozenset((name.rpartition(":")[0], int(name.rpartition(":")[2])) for name in kinds.get("d", {})),
+        pinned=frozenset(map(int, kinds.get("p", {}))),
+        replays={name: _replay(value) for name, value in kinds.get("r", {}).items()},
+        epoch_bytes={int(name): int(value) for name, value in kinds.get("b", {}).items()},
+        bytes=int(fields.get("bytes", 0)),
+        waiting=read_waiters(kinds["w"], server_ms(client)) if "w" in kinds else {},
+    )
+
+
+def _group(text: str) -> GroupRecord:
+    value = json.loads(text)
+    lost = value.get("lost")
+    return GroupRecord(
+        first=int(value["first"]),
+        declared=bool(value["declared"]),
+        holds=bool(value["holds"]),
+        seen_ms=int(value["seen"]),
+        read=int(value.get("read", -1)),
+        lost=(int(lost[0]), int(lost[1])) if lost else None,
+        kind=value["kind"],
+        world=int(value.get("world", 0)),
+        batch=int(value.get("batch", 0)),
+    )
+
+
+def _replay(text: str) -> tuple[int, int]:
+    value = json.loads(text)
+    return int(value["epoch"]), int(value["till"])
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What makes a member one rank of an ordered group."""
+
+    rank: int
+    world: int
+    """Ranks; 0 declares an ordered group whose first rank will say."""
+    batch: int
+    """Samples in a rank's batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A member of a group, or with member '' the group alone; everything a roster script wants to know of it."""
+
+    stream: Stream
+    group: str
+    member: str
+    incarnation: str
+    order: Order | None = None
+    """None in a shared group."""
+
+    @property
+    def kind(self) -> str:
+        """Of the group; '' where it is only declared, whatever it is."""
+        return ORDERED if self.order is not None else SHARED if self.member else ""
+
+
+def rank_member(rank: int) -> str:
+    """The member name of a rank."""
+    return f"rank-{rank}"
+
+
+def join_group(
+    client: Client,
+    who: Membership,
+    *,
+    first: int = 0,
+    declared: bool = False,
+    force: bool = False,
+    quiet_ms: int = QUIET_MS,
+) -> int:
+    """Puts group and member on every partition's roster; returns the first epoch the group reads.
+
+    A late group starts at the first epoch that is still whole in every partition. Raises EpochsReleased where it
+    comes back after losing epochs, unless ``force``; GroupKindMismatch; GroupBusy where an ordered group of another
+    world size has members that were seen within ``quiet_ms``.
+    """
+    answers = [_join(client, who, p, first, [declared, False, force], quiet_ms) for p in who.stream.partitions]
+    highest = max(answers)
+    if min(answers) < highest:
+        for partition in who.stream.partitions:
+            _join(client, who, partition, highest, [declared, True, force], quiet_ms)
+    require_there(client, who.stream, [partition.roster for partition in who.stream.partitions])
+    return highest
+
+
+def _join(
+    client: Client, who: Membership, partition: PartitionKeys, first: int, flags: list[bool], quiet_ms: int
+) -> int:
+    declared, settle, force = map(int, flags)
+    order = who.order or Order(0, 0, 0)
+    while True:
+        epochs = load_roster(client, partition).epochs
+        keys = [partition.roster]
+        if who.order is None:
+            keys += [partition.entries(epoch) for epoch in epochs]
+        else:
+            keys += [partition.positions(epoch, who.group) for epoch in epochs]
+        args: list[Arg] = [who.group, who.member, who.incarnation, declared, first, settle, force]
+        args += [who.kind, order.world, order.batch, quiet_ms, *map(str, epochs)]
+        answer, *facts = run_script(client, JOIN_GROUP, keys, args)
+        if answer == b"joined":
+            return int(facts[0])
+        if answer != b"epochs":
+            raise _refusal(who, answer, facts)
+
+
+def _refusal(who: Membership, answer: bytes, facts: list[Any]) -> PenstockError:
+    """Why a group could not be joined."""
+    group, stream, order = who.group, who.stream.name, who.order or Order(0, 0, 0)
+    other = f"use another group name, or give this one up with `penstock groups drop {stream} {group}`"
+    if answer == b"lost":
+        return EpochsReleased(
+            f"group {group!r} had stopped holding data and epochs {facts[0]}-{facts[1]} of {stream!r} "
+            "were released before it read them: give start='earliest' or an epoch to go on, or use a new group"
+        )
+    if answer == b"kind":
+        return GroupKindMismatch(
+            f"group {group!r} of {stream!r} is {facts[0].decode()}, and a group stays what it was made as; this "
+            f"trainer would read it {who.kind}: {other}"
+        )
+    if answer == b"batch":
+        return GroupKindMismatch(
+            f"group {group!r} of {stream!r} is read in batches of {facts[0]}, this trainer's batch_size is "
+            f"{order.batch}: positions count whole batches, so give batch_size={facts[0]}; or {other}"
+        )
+    named = ", ".join(name.decode() for name in facts[1:])
+    return GroupBusy(
+        f"group {group!r} of {stream!r} is read by {facts[0]} ranks, of which {named} are alive; world_size="
+        f"{order.world} can only take over from there when they have stopped"
+    )
+
+
+def beat(
+    client: Client, who: Membership, partition: PartitionKeys, held: Held, *, idle_ms: int = -1, handed_bytes: int = 0
+) -> dict[int, list[bytes]]:
+    """Signs of life: renews group, member and the given entries; returns, per epoch, the ids no longer held.
+
+    ``idle_ms`` says how long the member's loop has waited for a batch, with ``handed_bytes`` given to it and not
+    settled; -1 where it does not wait.
+
+    Raises MemberReplaced if another process took the name, GroupNotFound if the group was dropped or flushed.
+    """
+    keys, args = _with_ids(who, partition, held, [idle_ms, handed_bytes])
+    try:
+        lost = run_script(client, BEAT, keys, args)
+    except ResponseError as error:
+        if is_script_error(error, "replaced"):
+            raise MemberReplaced(
+                f"another process joined group {who.group!r} as member {who.member!r}: this one stops; "
+                "give each process its own member name"
+            ) from None
+        if is_script_error(error, "gone"):
+            require_there(client, who.stream)
+            raise GroupNotFound(
+                f"group {who.group!r}, or its member {who.member!r}, is no longer on the roster of "
+                f"{who.stream.name!r}: it was dropped, not heard of for 10 minutes, or the server lost its data; "
+                "start again"
+            ) from None
+        raise
+    return dict(zip(held, lost, strict=True))
+
+
+def leave(client: Client, who: Membership, partition: PartitionKeys, held: Held) -> None:
+    """Hands the given entries back to the group and signs off; nothing of the member stays behind."""
+    keys, args = _with_ids(who, partition, held)
+    run_script(client, LEAVE, keys, args)
+    forget_consumers(client, partition, who.group, who.member)
+
+
+def forget_consumers(client: Client, partition: PartitionKeys, group: str, member: str) -> None:
+    """Removes what Redis remembers of a member that is gone, but for entries it still holds: those are taken over."""
+    entries = [partition.entries(epoch) for epoch in load_roster(client, partition).epochs]
+    if entries:
+        run_script(client, FORGET_CONSUMERS, entries, [group, member])
+
+
+def _with_ids(
+    who: Membership, partition: PartitionKeys, held: Held, said: Sequence[Arg] = ()
+) -> tuple[list[str], list[Arg]]:
+    args: list[Arg] = [who.group, who.member, who.incarnation, *said]
+    for ids in held.values():
+        args += [len(ids), *ids]
+    return [partition.roster, *(partition.entries(epoch) for epoch in held)], args
+
+
+def close_for_group(client: Client, stream: Stream, group: str, epoch: int) -> None:
+    """Records in every partition that the group has settled the epoch."""
+    for partition in stream.partitions:
+        run_script(client, CLOSE_FOR_GROUP, [partition.roster], [group, epoch])
+
+
+@readable(lambda client, partition, silent_ms: partition.roster)
+def look_silent(client: Client, partition: PartitionKeys, silent_ms: int) -> dict[bytes, bytes]:
+    """Roster fields, as they stand, of members, replays and undeclared groups unseen for so long by the server's clock.
+
+    That clock may have jumped: who still stands so at a second look, some beats later, is silent indeed.
+    """
+    before, found = server_ms(client) - silent_ms, {}
+    for name, value in client.hgetall(partition.roster).items():
+        if name[:2] in (b"m:", b"o:", b"r:"):
+            is_silent = int(json.loads(value)["till" if name[:2] == b"r:" else "seen"]) < before
+        elif name[:2] == b"g:":
+            group = _group(value.decode())
+            is_silent = group.holds and not group.declared and group.seen_ms < before
+        else:
+            continue
+        if is_silent:
+            found[name] = value
+    return found
+
+
+def expire_silent(
+    client: Client, partition: PartitionKeys, silent_ms: int, looked: Mapping[bytes, bytes] | None = None
+) -> list[str]:
+    """Forgets members and replays unseen for so long, and notes of waiting writers that died.
+
+    ``looked`` is what `look_silent` found before: what has changed since lives. None is one look only.
+    Returns undeclared groups that stop holding data by it.
+    A server that was down meanwhile has seen nobody: then nothing expires until it was up that long.
+    """
+    if int(client.info("server")["uptime_in_seconds"]) * 1000 < silent_ms:
+        return []
+    args: list[Arg] = [silent_ms, STALE_MS, int(looked is not None)]
+    args += [part for field in (looked or {}).items() for part in field]
+    return [name.decode() for name in run_script(client, EXPIRE_SILENT, [partition.roster], args)]
+
+
+def hold_for_replay(
+    client: Client, partition: PartitionKeys, token: str, epoch: int, ttl_ms: int, *, renew: bool
+) -> bool:
+    """Takes or renews a replay's lease on an epoch; False if the epoch is gone, or the lease had lapsed."""
+    return bool(run_script(client, REPLAY_LEASE, [partition.roster], [token, epoch, ttl_ms, int(renew)]))
+
+
+def end_replay(client: Client, partition: PartitionKeys, token: str) -> None:
+    """Gives a replay's lease back."""
+    client.hdel(partition.roster, f"r:{token}")
+
+
+def server_ms(client: Client) -> int:
+    """The server's clock, which all ``seen`` times are of."""
+    seconds, micros = client.time()
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def require_group(client: Client, stream: Stream, group: str) -> GroupRecord:
+    """The group's record in the first partition; raises GroupNotFound naming those there are."""
+    roster = load_roster(client, stream.partitions[0])
+    if group not in roster.groups:
+        there = ", ".join(roster.groups) or "none"
+        raise GroupNotFound(f"stream {stream.name!r} has no group {group!r}; groups there: {there}")
+    return roster.groups[group]

@@ -1,0 +1,140 @@
+"""The control client: redis-py's, whose failures speak Penstock's words, and which may bear an outage.
+
+Plain refusals of one command (a script's own error, NOSCRIPT, WATCH) pass untouched: they are answered in ``stream/``.
+
+**What may be repeated.** A patient client sends a command again whose answer did not come, though the server may have
+carried it out. So everything that control connections ask is a question, or a statement that may be made twice: scripts
+and HSET that set what is given (opening, sizing, completing, joining, renewing, leaving, abandoning), UNLINK, and
+removals that free nothing the second time. Taking a number is made repeatable by the taker's token (``manifest``,
+``feeds``). A hint on the events key may come twice. Entries are appended on channels, which never repeat anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import redis
+from redis import exceptions as foreign
+from redis.client import Pipeline
+
+from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.stream.link.failure import may_pass, translate
+from penstock_common.waiting import Notify, Outage, to_stderr
+
+Answer = TypeVar("Answer")
+
+
+class Patience:
+    """How long the clients of one owner try again what a server that is away did not answer; 0 = not at all."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """May be changed by any thread; whoever is waiting just then obeys."""
+        self.notify: Notify = to_stderr
+
+
+class _UntilOver(Outage):
+    """An outage whose patience is its owner's, and may end while it is borne."""
+
+    def __init__(self, patience: Patience) -> None:
+        super().__init__(patience.notify, patience.seconds, "asking the server")
+        self._patience = patience
+
+    def bear(self, error: ServerUnavailable) -> None:
+        """See Outage."""
+        self.patience_s = self._patience.seconds
+        if not self.patience_s:
+            raise error
+        super().bear(error)
+
+
+def _failure(error: Exception, client: redis.Redis) -> PenstockError | None:
+    """What a user can act on; None where the caller inside ``stream/`` knows better."""
+    plain = type(error) in (foreign.ResponseError, foreign.NoScriptError, foreign.WatchError)
+    return None if plain and not may_pass(error) else translate(error, client)
+
+
+def _bearing(client: ControlClient, ask: Callable[[], Answer]) -> Answer:
+    """Asks, again and again while the server is away and the client's patience lasts."""
+    outage = _UntilOver(client.patience)
+    while True:
+        try:
+            return ask()
+        except (redis.RedisError, OSError) as error:
+            failure = _failure(error, client)
+            if failure is None:
+                raise
+            if not isinstance(failure, ServerUnavailable):
+                raise failure from error
+            failure.__cause__ = error
+            outage.bear(failure)
+
+
+class ControlClient(redis.Redis):
+    """redis.Redis, with translated errors; it tries again what was not answered where ``patience`` says so."""
+
+    patience: Patience
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.patience = Patience()
+
+    def impatient(self) -> ControlClient:
+        """The same connections for a thread that wants to see every failure."""
+        return ControlClient(connection_pool=self.connection_pool)
+
+    def hurry(self, patience_s: float, reply_s: float) -> None:
+        """From now on a server that is away is borne no longer than this, and one that is silent is away.
+
+        Also by channels that are opened from here on. What a thread has asked just now keeps the time it had.
+        """
+        self.patience.seconds = min(self.patience.seconds, patience_s)
+        pool = self.connection_pool
+        pool.disconnect(inuse_connections=False)
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            pool.connection_kwargs[name] = min(pool.connection_kwargs.get(name) or reply_s, reply_s)
+        pool.reset()  # it would hand out its old connections, with their old times, again
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """See redis.Redis."""
+        parent = redis.Redis.execute_command
+        return _bearing(self, lambda: parent(self, *args, **options))  # type: ignore[no-untyped-call]
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
+        """See redis.Redis."""
+        return ControlPipeline(self, transaction, shard_hint)
+
+
+class ControlPipeline(Pipeline):
+    """redis-py's pipeline, with translated errors; as patient as its client, except under WATCH."""
+
+    def __init__(self, client: ControlClient, transaction: bool, shard_hint: Any) -> None:
+        super().__init__(client.connection_pool, client.response_callbacks, transaction, shard_hint)
+        self._client = client
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        """See redis.client.Pipeline."""
+        commands = list(self.command_stack)
+        if self.watching:
+            return self._once(lambda: list(Pipeline.execute(self, raise_on_error)))
+
+        def ask() -> list[Any]:
+            self.command_stack = list(commands)  # an execute that failed has emptied it
+            return list(Pipeline.execute(self, raise_on_error))
+
+        return _bearing(self._client, ask)
+
+    def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
+        """See redis.client.Pipeline."""
+        parent = Pipeline.immediate_execute_command
+        return self._once(lambda: parent(self, *args, **options))  # type: ignore[no-untyped-call]
+
+    def _once(self, ask: Callable[[], Answer]) -> Answer:
+        try:
+            return ask()
+        except (redis.RedisError, OSError) as error:
+            failure = _failure(error, self._client)
+            if failure is None:
+                raise
+            raise failure from error

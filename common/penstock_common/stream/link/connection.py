@@ -1,0 +1,151 @@
+"""Connections to Redis: the control client, and dedicated channels for data made from its settings.
+
+redis-py does addresses, TLS and login. No channel retries a command: a repeated XADD would be a duplicate.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from penstock_common.errors import PenstockError, ServerLoading, ServerUnavailable, ServerUnsuitable
+from penstock_common.stream.link.channel import REPLY_TIMEOUT_S, Channel, PlainChannel
+from penstock_common.stream.link.client import ControlClient
+from penstock_common.stream.link.failure import address, redacted, translated
+from penstock_common.stream.link.fast import FastChannel, unfit
+from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
+
+__all__ = ["CONNECT_TIMEOUT_S", "connect", "open_channel", "translated"]
+
+CONNECT_TIMEOUT_S: Final = 5.0
+"""A host that drops packets is named within the 5 s in which every wait explains itself."""
+
+_FORMS = "write redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket?db=0"
+
+
+def connect(
+    url: str,
+    *,
+    timeout_s: float = REPLY_TIMEOUT_S,
+    client_name: str | None = None,
+    bears_outages: Notify | None = None,
+) -> ControlClient:
+    """A client that has answered a PING: RESP2, bytes. `timeout_s` bounds the silence after a command.
+
+    With `bears_outages` (where to say it) what a server that went away did not answer is asked again for `OUTAGE_S`,
+    see ``client``; without, every failure is raised. A server that is not there at the start is named at once, one that
+    is loading its data is waited for.
+    """
+    client = _client(url, timeout_s, client_name)
+    outage = Outage(bears_outages or to_stderr, doing="connecting")
+    while True:
+        try:
+            with translated(redacted(url)):
+                _greet(client)
+            break
+        except PenstockError as failure:
+            failure.with_traceback(None).__cause__ = None  # it says all; redis-py's three tracebacks would bury it
+            if bears_outages is None or not isinstance(failure, ServerLoading):
+                raise failure from None
+            outage.bear(failure)
+    if bears_outages is not None:
+        client.patience.seconds, client.patience.notify = OUTAGE_S, bears_outages
+    return client
+
+
+def open_channel(client: redis.Redis, *, fast: bool | None = None) -> Channel:
+    """A connection of its own for data, made as the client's are; `fast` None takes the fast path where it fits."""
+    where = address(client)
+    with translated(where):
+        connection = _dedicated(client)
+        try:
+            connection.connect()
+            reason = "not wanted" if fast is False else unfit(connection)
+        except BaseException:
+            connection.disconnect()
+            raise
+    if reason is None:
+        return FastChannel(connection, where)
+    if fast:
+        connection.disconnect()
+        raise ServerUnsuitable(f"redis-py {redis.__version__} does not fit the fast channel ({reason}): use fast=None")
+    return PlainChannel(connection, where)
+
+
+def _greet(client: redis.Redis) -> None:
+    probe = _dedicated(client)
+    try:
+        probe.connect()
+        probe.send_command("PING")
+        probe.read_response()
+    finally:
+        probe.disconnect()
+
+
+def _client(url: str, timeout_s: float, client_name: str | None) -> ControlClient:
+    """The unconnected client; whatever is wrong with the URL shows here and not at the first command."""
+    try:
+        _check_path(url)
+        client: Any = ControlClient.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            protocol=2,
+            client_name=client_name,
+            retry=Retry(NoBackoff(), 0),
+            **_without_maintenance(),
+            **_driver(),
+        )
+        pool = client.connection_pool
+        if pool.connection_kwargs.get("decode_responses") or pool.connection_kwargs.get("protocol") != 2:
+            raise ValueError("decode_responses and protocol=3 are not supported")
+        pool.connection_class(**pool.connection_kwargs)  # an unknown ?option= is a TypeError only here
+    except (ValueError, TypeError, redis.RedisError) as error:
+        text = " ".join(str(error).replace(url, redacted(url)).split())
+        raise ServerUnavailable(f"{redacted(url)!r} is no Redis URL ({text}): {_FORMS}") from None
+    return cast(ControlClient, client)
+
+
+def _check_path(url: str) -> None:
+    """redis-py reads database 0 out of a path that is no number, and silently writes there."""
+    parts = urlsplit(url)
+    database = parts.path.strip("/")
+    if parts.scheme != "unix" and database and not database.isdecimal():
+        raise ValueError(f"the path is a database number, found {database!r}")
+
+
+def _dedicated(client: redis.Redis) -> Any:
+    """An unconnected connection with the client's address, TLS and login."""
+    kwargs: dict[str, Any] = {
+        name: value
+        for name, value in client.connection_pool.connection_kwargs.items()
+        if not name.startswith(("maint_", "orig_", "oss_cluster_"))  # redis-py's maintenance moves connections
+    }
+    kwargs |= {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
+    # a TLS handshake knows no other bound; channels set their own
+    kwargs |= {"socket_timeout": min(CONNECT_TIMEOUT_S, kwargs.get("socket_timeout") or CONNECT_TIMEOUT_S)}
+    return client.connection_pool.connection_class(**kwargs)
+
+
+def _without_maintenance() -> dict[str, Any]:
+    """Switch off maintenance notifications (redis-py 7 and later): they change timeouts and move connections."""
+    try:
+        from redis.maint_notifications import MaintNotificationsConfig
+    except ImportError:
+        return {}
+    return {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
+
+
+@cache
+def _driver() -> dict[str, Any]:
+    """What connections say of themselves: found out once, else each reads it from disk (2 ms)."""
+    try:
+        from redis.driver_info import DriverInfo
+    except ImportError:
+        return {}
+    return {"driver_info": DriverInfo()}

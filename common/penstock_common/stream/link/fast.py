@@ -1,0 +1,248 @@
+"""The fast channel: redis-py connects and logs in, then this module owns the socket (design, section 7).
+
+Sending gathers small arguments in one buffer and passes large ones by reference; receiving is resp.Reader's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+from redis.exceptions import ResponseError
+
+from penstock_common.stream.link.channel import REPLY_TIMEOUT_S, Command, EntrySink, OwnsConnection, Reply
+from penstock_common.stream.link.failure import translate_reply
+from penstock_common.stream.link.resp import Reader, Wire
+
+Part: TypeAlias = bytes | bytearray | memoryview
+
+BY_REFERENCE_BYTES: Final = 6000
+"""From here on an iovec is cheaper than a copy; redis-py's own packer cuts there too."""
+
+_IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024) if hasattr(os, "sysconf") else 16
+_LENGTHS = tuple(b"$%d\r\n" % size for size in range(1024))
+
+
+class SendingWire(Wire, Protocol):
+    """A whole socket, blocking, with a bound on silence."""
+
+    waited_s: float
+    """Seconds spent in receiving: a clock around system calls, of which one brings many small entries."""
+
+    def set_timeout(self, timeout_s: float | None) -> None:
+        """How long a receive may wait for its first byte; None for ever."""
+
+    def send_all(self, parts: Sequence[Part]) -> None:
+        """Hand every byte to the kernel."""
+
+
+class PlainWire:
+    """TCP and unix sockets. The kernel keeps the time: Python's own timeouts cost a poll before every call."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(REPLY_TIMEOUT_S))
+        self._timeout_s: float | None = -1.0
+        self.waited_s = 0.0
+
+    def set_timeout(self, timeout_s: float | None) -> None:
+        """Bound the silence of every later receive."""
+        if timeout_s != self._timeout_s:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout_s))
+            self._timeout_s = timeout_s
+
+    def receive(self, view: memoryview) -> int:
+        """One recv."""
+        began = time.perf_counter()
+        try:
+            return self._sock.recv_into(view) or _ended()
+        except BlockingIOError:
+            raise _silent(self._timeout_s) from None
+        finally:
+            self.waited_s += time.perf_counter() - began
+
+    def receive_all(self, views: Sequence[memoryview]) -> None:
+        """The kernel fills all of it before it wakes us."""
+        began = time.perf_counter()
+        try:
+            if len(views) == 1:
+                self._fill(views[0])
+            else:
+                self._scatter(list(views))
+        except BlockingIOError:
+            raise _silent(self._timeout_s) from None
+        finally:
+            self.waited_s += time.perf_counter() - began
+
+    def _fill(self, view: memoryview) -> None:
+        while got := self._sock.recv_into(view, 0, socket.MSG_WAITALL) or _ended():
+            if got == len(view):
+                return
+            view = view[got:]
+
+    def _scatter(self, views: list[memoryview]) -> None:
+        while views:
+            got = self._sock.recvmsg_into(views[:_IOV_MAX], 0, socket.MSG_WAITALL)[0] or _ended()
+            views = _after(views, got)
+
+    def send_all(self, parts: Sequence[Part]) -> None:
+        """One sendmsg per thousand parts, as long as the server keeps reading."""
+        rest: Sequence[Part] = parts
+        try:
+            while rest:
+                rest = _after(rest, self._sock.sendmsg(rest[:_IOV_MAX]))
+        except BlockingIOError:
+            raise TimeoutError(f"took no bytes for {REPLY_TIMEOUT_S:g} s") from None
+
+
+class TlsWire:
+    """TLS has neither sendmsg nor recvmsg_into: one record after the other, but still in place."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self._sock = sock
+        self._timeout_s: float | None = REPLY_TIMEOUT_S
+        self.waited_s = 0.0
+
+    def set_timeout(self, timeout_s: float | None) -> None:
+        """Bound the silence of every later receive."""
+        self._timeout_s = timeout_s
+        self._sock.settimeout(timeout_s)
+
+    def receive(self, view: memoryview) -> int:
+        """What is left of one record."""
+        began = time.perf_counter()
+        try:
+            return self._sock.recv_into(view) or _ended()
+        except TimeoutError:
+            raise _silent(self._timeout_s) from None
+        finally:
+            self.waited_s += time.perf_counter() - began
+
+    def receive_all(self, views: Sequence[memoryview]) -> None:
+        """Record by record."""
+        for view in views:
+            done = 0
+            while done < len(view):
+                done += self.receive(view[done:])
+
+    def send_all(self, parts: Sequence[Part]) -> None:
+        """Part by part: joining them would copy the payloads."""
+        self._sock.settimeout(REPLY_TIMEOUT_S)
+        for part in parts:
+            self._sock.sendall(part)
+
+
+class FastChannel(OwnsConnection):
+    """A Channel over a connection that redis-py has connected; `unfit` says whether it can be driven so."""
+
+    def __init__(self, connection: Any, where: str) -> None:
+        super().__init__(connection, where)
+        sock = connection._sock
+        self._wire: SendingWire = TlsWire(sock) if isinstance(sock, ssl.SSLSocket) else PlainWire(sock)
+        self._reader = Reader(self._wire, connection._parser.parse_error)
+
+    @property
+    def waited_s(self) -> float:
+        """See Channel."""
+        return self._wire.waited_s
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Gather, then hand over; see Channel."""
+        self._check()
+        try:
+            self._wire.send_all(gather(commands))
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def read(self, timeout_s: float | None = REPLY_TIMEOUT_S) -> Reply:
+        """The next reply; see Channel."""
+        self._check()
+        try:
+            self._wire.set_timeout(timeout_s)
+            return self._reader.reply()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def read_entries(self, sink: EntrySink, timeout_s: float | None = REPLY_TIMEOUT_S) -> int:
+        """The next reply, received in place; see Channel."""
+        self._check()
+        try:
+            self._wire.set_timeout(timeout_s)
+            found = self._reader.entries(sink)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        if isinstance(found, ResponseError):
+            raise translate_reply(found, self._where) from found
+        return found
+
+
+def unfit(connection: Any) -> str | None:
+    """Why this connected redis-py connection cannot be driven by FastChannel; None if it can.
+
+    The contract: `_sock` is the socket itself, `_parser.parse_error` makes exceptions, and no reply is half read.
+    """
+    sock = getattr(connection, "_sock", None)
+    if not isinstance(sock, socket.socket):
+        return "its connection has no socket"
+    if not isinstance(sock, ssl.SSLSocket) and not hasattr(sock, "sendmsg"):
+        return "this platform has no sendmsg"
+    try:
+        if not isinstance(connection._parser.parse_error("ERR probe"), ResponseError):
+            return "its parser makes no ResponseError"
+        if connection.can_read(0):
+            return "it holds unread replies"
+    except (AttributeError, TypeError) as error:
+        return str(error)
+    return None
+
+
+def gather(commands: Sequence[Command]) -> list[Part]:
+    """The commands as byte strings to be sent one after the other: small arguments copied, large ones referenced."""
+    parts: list[Part] = []
+    small = bytearray()
+    for command in commands:
+        small += b"*%d\r\n" % len(command)
+        for argument in command:
+            size = len(argument) if isinstance(argument, bytes) else argument.nbytes
+            small += _LENGTHS[size] if size < 1024 else b"$%d\r\n" % size
+            if size < BY_REFERENCE_BYTES:
+                small += argument
+            else:
+                parts += (small, argument if isinstance(argument, bytes) else argument.cast("B"))
+                small = bytearray()
+            small += b"\r\n"
+    if small:
+        parts.append(small)
+    return parts
+
+
+def _after(parts: Sequence[Part], done: int) -> list[memoryview]:
+    """What is left of `parts` when `done` bytes are through."""
+    for index, part in enumerate(parts):
+        if done < len(part):
+            return [memoryview(part)[done:], *(memoryview(later) for later in parts[index + 1 :])]
+        done -= len(part)
+    return []
+
+
+def _timeval(seconds: float | None) -> bytes:
+    """A struct timeval; zero means for ever to the kernel, so anything shorter than a microsecond is one."""
+    microseconds = 0 if seconds is None else max(int(seconds * 1e6), 1)
+    return struct.pack("ll", *divmod(microseconds, 1_000_000))
+
+
+def _ended() -> int:
+    raise ConnectionResetError("closed by the server")
+
+
+def _silent(timeout_s: float | None) -> TimeoutError:
+    return TimeoutError(f"no reply within {timeout_s:g} s")

@@ -1,0 +1,125 @@
+"""The outbox: acknowledgements sent without making the training loop wait for each answer.
+
+An acknowledgement sets bits and removes pending ids, so after a broken connection it is simply sent again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from penstock_common.errors import ServerUnavailable
+from penstock_common.stream.groups.ledger import Ranges, acknowledgement
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.channel import REPLY_TIMEOUT_S, Channel, Command
+from penstock_common.stream.link.commands import Arg, Client, sha_of
+from penstock_common.stream.link.connection import open_channel
+from penstock_common.stream.link.failure import translate_reply
+from penstock_common.stream.lua.entries import ACK
+from penstock_common.stream.manifest import Manifest
+from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
+
+UNANSWERED = 8
+"""Acknowledgements under way at once: what a crash of the server may lose of them is handed out again."""
+SHORTEST_S = 0.3
+"""Whoever has no patience left still hears what a living server answers."""
+
+
+class Outbox:
+    """Sends acknowledgements in order on a connection of its own; `flush` waits until all are answered."""
+
+    def __init__(self, client: Client, *, fast: bool | None = None, notify: Notify = to_stderr) -> None:
+        self._client, self._fast = client, fast
+        self.patience_s = OUTAGE_S
+        """How long a server that went away is tried again."""
+        self._outage = Outage(notify, doing="acknowledging")
+        self._channel: Channel | None = None
+        self._unanswered: deque[Command] = deque()
+        self._scripts: dict[str, bool] = {}
+        """Script -> whether it was loaded since the connection was made."""
+
+    def acknowledge(
+        self,
+        partition: PartitionKeys,
+        manifest: Manifest,
+        group: str,
+        ids: Sequence[bytes],
+        ranges: Mapping[int, Ranges],
+    ) -> None:
+        """See `ledger.acknowledge`; raises ServerUnavailable if the server stays away."""
+        self.send(ACK, *acknowledgement(partition, manifest, group, ids, ranges))
+
+    def send(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> None:
+        """Any script that may run twice; its refusal is raised by a later call, as ReplyError."""
+        self._scripts.setdefault(script, False)
+        parts = [part if isinstance(part, bytes) else str(part).encode() for part in (*keys, *args)]
+        command = (b"EVALSHA", sha_of(script), b"%d" % len(keys), *parts)
+        while len(self._unanswered) >= UNANSWERED:
+            self._read_one()
+        self._unanswered.append(command)
+        try:
+            self._connected().send([command])
+        except ServerUnavailable as error:
+            self._send_again(error)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every acknowledgement was answered."""
+        return not self._unanswered
+
+    def flush(self) -> None:
+        """Returns once every acknowledgement is on the server."""
+        while self._unanswered:
+            self._read_one()
+
+    def close(self) -> None:
+        """Gives the connection back."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _read_one(self) -> None:
+        if self._channel is None:  # given up in an outage: nothing is under way on a new connection
+            self._send_again(None)
+        try:
+            reply = self._connected().read(min(REPLY_TIMEOUT_S, max(self.patience_s, SHORTEST_S)))
+        except ServerUnavailable as error:
+            self._send_again(error)
+            return
+        if isinstance(reply, NoScriptError) or "NOSCRIPT" in str(reply):  # restarted, or SCRIPT FLUSH
+            self._send_again(None)
+            return
+        if isinstance(reply, ResponseError):
+            failure = translate_reply(reply, self._client)
+            if not isinstance(failure, ServerUnavailable):
+                self._unanswered.popleft()  # it is answered, though with a refusal
+                raise failure
+            self._send_again(failure)
+            return
+        self._unanswered.popleft()
+        self._outage.over()
+
+    def _connected(self) -> Channel:
+        if self._channel is None:
+            self._scripts = dict.fromkeys(self._scripts, False)
+            self._channel = open_channel(self._client, fast=self._fast)
+        for script in [script for script, is_loaded in self._scripts.items() if not is_loaded]:
+            self._client.script_load(script)
+            self._scripts[script] = True
+        return self._channel
+
+    def _send_again(self, error: ServerUnavailable | None) -> None:
+        """Everything unanswered once more, on a new connection."""
+        while True:
+            self.close()
+            if error is not None:
+                self._outage.patience_s = self.patience_s
+                self._outage.bear(error)
+            try:
+                if self._unanswered:
+                    self._connected().send(list(self._unanswered))
+                return
+            except ServerUnavailable as again:
+                error = again

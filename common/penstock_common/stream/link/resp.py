@@ -1,0 +1,316 @@
+"""RESP2 received in place: small things go through one reused buffer, payloads straight into the memory they are for.
+
+Reader knows the protocol and its limits, a Wire knows a socket. Neither opens connections or names commands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from redis.exceptions import InvalidResponse, ResponseError
+
+from penstock_common.stream.link.channel import SKIP, EntrySink, Reply, Skip, check_target
+
+BUFFER_BYTES: Final = 65536
+"""What one receive may bring of small replies."""
+
+BEHIND_LARGE_BYTES: Final = 4096
+"""What the first receive behind a large payload may bring: the next header, and little of the payload to copy again."""
+
+THROUGH_BUFFER_BYTES: Final = 16384
+"""Payloads up to this come through the buffer: one system call then brings several entries."""
+
+FIRST_ROOM_BYTES: Final = 1 << 20
+"""What a value may take before a byte of it has come."""
+
+MAX_BULK_BYTES: Final = (512 << 20) + 65536
+"""proto-max-bulk-len as it ships, and slack; a longer announcement is a broken or hostile peer."""
+
+MAX_ITEMS: Final = 1 << 22
+MAX_DEPTH: Final = 16
+
+_PLACES = 16
+_NUMBER = re.compile(rb"0|-?[1-9]\d{0,18}")
+_CRLF = b"\r\n"
+_NIL = (bytearray(b"*-1"), bytearray(b"$-1"))
+_ENTRY = re.compile(rb"\*2\r\n\$([1-9]\d?)\r\n(\d{1,20}-\d{1,20})\r\n\*(0|[1-9]\d{0,6})\r\n")
+_FIELD = re.compile(rb"\$(0|[1-9]\d{0,2})\r\n([^\r\n]{0,255})\r\n\$(0|[1-9]\d{0,9})\r\n")
+
+
+class Wire(Protocol):
+    """The receiving half of a connected socket; both calls raise on end of stream and after silence."""
+
+    def receive(self, view: memoryview) -> int:
+        """At least one byte into `view`; how many."""
+
+    def receive_all(self, views: Sequence[memoryview]) -> None:
+        """Fill all the (non-empty) views."""
+
+
+class Reader:
+    """Parses the replies of one connection. After any exception its position in the stream is lost: close."""
+
+    def __init__(self, wire: Wire, parse_error: Callable[[str], Exception]) -> None:
+        self._wire, self._parse_error = wire, parse_error
+        self._buf = bytearray(BUFFER_BYTES)
+        self._view = memoryview(self._buf)
+        self._pos = self._end = 0
+        self._window = BUFFER_BYTES
+        self._seen = [(b"?", b"", 0)] * _PLACES  # header, name and size of the last field at each place of an entry
+
+    def reply(self, depth: int = 0) -> Reply:
+        """Any reply, as values."""
+        line = self._line()
+        kind, rest = line[0], line[1:]
+        if kind == 0x24:  # $
+            size = _number(rest, MAX_BULK_BYTES)
+            return None if size < 0 else self._bulk(size)
+        if kind == 0x3A:  # :
+            return _number(rest)
+        if kind == 0x2B:  # +
+            return bytes(rest)
+        if kind == 0x2D:  # -
+            return self._error(rest)
+        if kind == 0x2A and depth < MAX_DEPTH:  # *
+            items = _number(rest, MAX_ITEMS)
+            return None if items < 0 else [self.reply(depth + 1) for _ in range(items)]
+        raise _unexpected(line)
+
+    def entries(self, sink: EntrySink) -> int | ResponseError:
+        """The reply of XREADGROUP or XREAD (one key), XRANGE or XCLAIM into the sink; how many entries it listed."""
+        line = self._line()
+        # 1. an error, or nothing (nil array, or a nil bulk)
+        if line[0] == 0x2D:
+            return self._error(line[1:])
+        if line in _NIL:
+            return 0
+        count = _items(line)
+        # 2. several entries can only be XRANGE's or XCLAIM's; XREAD lists one key
+        if count != 1 or self._peek() != 0x2A:
+            return self._many(count, sink)
+        # 3. one pair: (key, entries) of XREAD, or (id, fields) of XRANGE; only entries are lists
+        line = self._line()
+        if line in _NIL:
+            sink.missing(b"")
+            return 1
+        if _items(line) != 2:
+            raise InvalidResponse("expected a pair of id and fields")
+        head, items = self._name(), self._optional_items()
+        if items is not None and (items == 0 or self._peek() == 0x2A):
+            return self._many(items, sink)
+        self._fields(head, items, sink)
+        return 1
+
+    def _many(self, count: int, sink: EntrySink) -> int:
+        for _ in range(count):
+            match = _ENTRY.match(self._buf, self._pos, self._end)
+            if match is not None and len(match[2]) == int(match[1]):
+                self._pos = match.end()
+                self._fields(match[2], int(match[3]), sink)
+            else:
+                self._entry(sink)
+        return count
+
+    def _entry(self, sink: EntrySink) -> None:
+        """One entry token by token: its header is cut by the buffer's end, or not of the usual shape."""
+        line = self._line()
+        if line in _NIL:
+            sink.missing(b"")
+        elif _items(line) == 2:
+            self._fields(self._name(), self._optional_items(), sink)
+        else:
+            raise _unexpected(line)
+
+    def _fields(self, entry_id: bytes, items: int | None, sink: EntrySink) -> None:
+        if items is None:
+            sink.missing(entry_id)
+            return
+        if items % 2:
+            raise InvalidResponse(f"entry {entry_id!r} has a field without a value")
+        sink.begin(entry_id)
+        for place in range(items // 2):
+            header, name, nbytes = self._seen[place % _PLACES]
+            if self._buf.startswith(header, self._pos, self._end):  # as in the entry before: shapes are mostly fixed
+                self._pos += len(header)
+            else:
+                name, nbytes = self._field(place % _PLACES)
+            self._value(name, nbytes, sink)
+        sink.end()
+
+    def _field(self, place: int) -> tuple[bytes, int]:
+        """Name and size of the next field; remembered, because the next entry likely has the same."""
+        match = _FIELD.match(self._buf, self._pos, self._end)
+        if match is None or len(match[2]) != int(match[1]):  # cut by the buffer's end, or odd: token by token
+            return self._name(), self._size()
+        self._pos = match.end()
+        name, nbytes = match[2], _limited(int(match[3]))
+        self._seen[place] = match[0], name, nbytes
+        return name, nbytes
+
+    def _value(self, name: bytes, nbytes: int, sink: EntrySink) -> None:
+        target = sink.target(name, nbytes)
+        stop = self._pos + nbytes
+        if stop + 2 > self._end:
+            if nbytes > THROUGH_BUFFER_BYTES:
+                self._large_value(name, nbytes, target, sink)
+                return
+            self._need(nbytes + 2)
+            stop = self._pos + nbytes
+        # all of it is in the buffer, its CRLF too
+        held = self._view[self._pos : stop]
+        self._pos = stop
+        self._crlf()
+        if target is None:
+            sink.value(name, bytes(held))
+        elif target is not SKIP:
+            check_target(target, nbytes)
+            if len(target) == 1:
+                target[0][:] = held
+                return
+            for view in target:
+                view[:] = held[: len(view)]
+                held = held[len(view) :]
+
+    def _large_value(
+        self, name: bytes, nbytes: int, target: Sequence[memoryview] | Skip | None, sink: EntrySink
+    ) -> None:
+        if target is None:
+            sink.value(name, self._bulk(nbytes))
+            return
+        if target is SKIP:
+            self._drop(nbytes)
+        else:
+            check_target(target, nbytes)
+            self._into(target)
+        self._crlf()
+
+    def _bulk(self, nbytes: int) -> bytes:
+        """The bytes of a bulk whose header is read, and its CRLF."""
+        if nbytes <= THROUGH_BUFFER_BYTES:
+            self._need(nbytes + 2)
+            start = self._pos
+            self._pos = start + nbytes
+            data = bytes(self._view[start : self._pos])
+        else:
+            data = bytes(self._grown(nbytes))
+        self._crlf()
+        return data
+
+    def _grown(self, nbytes: int) -> bytearray:
+        """A large value nobody made room for: memory follows what has come, not what was announced."""
+        data = bytearray()
+        while len(data) < nbytes:
+            room = bytearray(min(nbytes - len(data), max(len(data), FIRST_ROOM_BYTES)))
+            self._into((memoryview(room),))
+            data += room
+        return data
+
+    def _into(self, views: Sequence[memoryview]) -> None:
+        """Fill the views with a large payload: what the buffer already holds is copied, the rest received in place."""
+        self._window = BEHIND_LARGE_BYTES
+        rest = []
+        for view in views:
+            held = min(len(view), self._end - self._pos)
+            if held:
+                view[:held] = self._view[self._pos : self._pos + held]
+                self._pos += held
+            if held < len(view):
+                rest.append(view[held:] if held else view)
+        if rest:
+            self._wire.receive_all(rest)
+
+    def _drop(self, nbytes: int) -> None:
+        while nbytes:
+            self._need(1)
+            held = min(nbytes, self._end - self._pos)
+            self._pos += held
+            nbytes -= held
+
+    def _name(self) -> bytes:
+        return self._bulk(self._size())
+
+    def _size(self) -> int:
+        line = self._line()
+        if line[0] != 0x24:
+            raise _unexpected(line)
+        return _limited(_number(line[1:]))
+
+    def _optional_items(self) -> int | None:
+        line = self._line()
+        return None if line in _NIL else _items(line)
+
+    def _error(self, text: bytearray) -> ResponseError:
+        error = self._parse_error(text.decode("utf-8", "replace"))
+        if not isinstance(error, ResponseError):  # LOADING, NOAUTH: the connection is of no use
+            raise error
+        return error
+
+    def _peek(self) -> int:
+        self._need(1)
+        return self._buf[self._pos]
+
+    def _crlf(self) -> None:
+        if self._pos + 2 > self._end:
+            self._need(2)
+        start = self._pos
+        if not self._buf.startswith(_CRLF, start):
+            raise InvalidResponse("a value is longer than announced")
+        self._pos = start + 2
+
+    def _line(self) -> bytearray:
+        """The next line, without its CRLF, never empty."""
+        scanned = self._pos
+        while (stop := self._buf.find(_CRLF, scanned, self._end)) < 0:
+            held = self._end - self._pos
+            if held >= BUFFER_BYTES:
+                raise InvalidResponse(f"a line longer than {BUFFER_BYTES} bytes")
+            self._need(held + 1)
+            scanned = self._pos + max(held - 1, 0)
+        line = self._buf[self._pos : stop]
+        self._pos = stop + 2
+        if not line:
+            raise _unexpected(line)
+        return line
+
+    def _need(self, nbytes: int) -> None:
+        """At least `nbytes` (no more than the buffer) unread bytes in the buffer."""
+        held = self._end - self._pos
+        if held >= nbytes:
+            return
+        self._view[:held] = self._view[self._pos : self._end]
+        self._pos, self._end = 0, held
+        while self._end < nbytes:
+            room = self._view[self._end : max(nbytes, min(self._end + self._window, BUFFER_BYTES))]
+            got = self._wire.receive(room)
+            self._end += got
+            if got == len(room):  # more is waiting, and no large payload since
+                self._window = min(2 * self._window, BUFFER_BYTES)
+
+
+def _number(text: bytearray, most: int | None = None) -> int:
+    # int() would also take spaces, underscores, signs and zeros: a length that nobody announced
+    if not _NUMBER.fullmatch(text):
+        raise InvalidResponse(f"expected a number, found {bytes(text[:80])!r}")
+    number = int(text)
+    if most is not None and not -1 <= number <= most:
+        raise InvalidResponse(f"a length of {number}, where at most {most} is sane")
+    return number
+
+
+def _items(line: bytearray) -> int:
+    items = _number(line[1:], MAX_ITEMS)
+    if line[0] != 0x2A or items < 0:
+        raise _unexpected(line)
+    return items
+
+
+def _limited(size: int) -> int:
+    if not 0 <= size <= MAX_BULK_BYTES:
+        raise InvalidResponse(f"a value of {size} bytes, where at most {MAX_BULK_BYTES} is sane")
+    return size
+
+
+def _unexpected(line: bytearray) -> InvalidResponse:
+    return InvalidResponse(f"found {bytes(line[:80])!r}")

@@ -1,0 +1,280 @@
+"""What went wrong with single samples and entries: listed, shown, given again. What is given up is ``drop``'s.
+
+Quarantined samples are holes: settled for every group, for ever. Dead letters are a group's own. Nothing here decodes a
+payload, and no number in an entry is believed: identities come from the shard indexes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from penstock_common.errors import BadEntry, EntryNotFound, StreamConflict
+from penstock_common.format.header import parse_header
+from penstock_common.format.limits import MAX_HEADER_BYTES
+from penstock_common.segments.plane import INLINE
+from penstock_common.stream.entries import Record, index_records, is_gone
+from penstock_common.stream.groups.roster import ORDERED, load_roster, require_group
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Client, run_script
+from penstock_common.stream.lua.repairs import REOPEN, RETRY, SHOW
+from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, retained_epochs
+from penstock_common.stream.mending.dead import DeadNote, load_notes
+from penstock_common.stream.streams import Stream
+
+LOOKED_AT, KINDS_SHOWN = 1000, 5
+"""Bad samples of an epoch and partition whose reasons are compared, and how many kinds of reasons are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A sample that its source could not make."""
+
+    epoch: int
+    shard: int
+    offset: int
+    why: str
+    """Names the source's file or item."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Something that one group goes without."""
+
+    epoch: int
+    group: str
+    entry: str
+    """Id of the entry; empty for samples that were given up and have no entry."""
+    shard: int | None
+    """None where no index names the entry: it is none of a producer's, or its record is lost."""
+    first: int
+    end: int
+    why: str
+    since_ms: int
+    """Server time, 0 where it was not noted."""
+    given_up: bool
+    """By an operator's word."""
+
+
+@dataclass(slots=True)
+class Bad:
+    """All of it, of some epochs."""
+
+    quarantined: list[Quarantined] = field(default_factory=list)
+    dead: list[DeadLetter] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryView:
+    """One entry, as far as it can be shown without decoding it."""
+
+    epoch: int
+    entry: str
+    shard: int | None
+    """As the index has it."""
+    first: int
+    end: int
+    header: str
+    """As it stands there, ASCII, at most `SHOWN_HEADER` characters; empty where there is none."""
+    problem: str
+    """Why the header cannot be read; empty where it can."""
+    fields: list[tuple[str, int]]
+    """Name and bytes of each field."""
+    dead_for: list[DeadLetter]
+
+
+SHOWN_HEADER = 4000
+
+
+def list_bad(client: Client, stream: Stream, *, epoch: int | None = None, group: str | None = None) -> Bad:
+    """Quarantined samples and dead letters of every retained epoch, or of one; raises EpochNotFound, GroupNotFound."""
+    if group is not None:
+        require_group(client, stream, group)
+    found = Bad()
+    for number in _epochs(client, stream, epoch):
+        manifest = load_manifest(client, stream, number)
+        for partition in stream.partitions:
+            found.quarantined += _quarantined(client, partition, number)
+            found.dead += _letters(client, stream, manifest, partition, group)
+    return found
+
+
+def show_entry(client: Client, stream: Stream, epoch: int, entry: str) -> EntryView:
+    """Header and sizes of an entry; no payload leaves the server. Raises EntryNotFound."""
+    manifest = load_manifest(client, stream, epoch)
+    letters = [letter for letter in list_bad(client, stream, epoch=epoch).dead if letter.entry == entry]
+    for partition in stream.partitions:
+        try:
+            reply = run_script(client, SHOW, [partition.entries(epoch)], [entry, MAX_HEADER_BYTES])
+        except ResponseError:
+            raise EntryNotFound(f"{entry!r} is no entry's id: they look like 1700000000000-0") from None
+        if reply:
+            shard, record = records_by_entry(client, stream, manifest, partition).get(entry.encode(), (None, None))
+            return EntryView(
+                epoch, entry, shard, record.first if record else 0, record.end if record else 0,
+                ascii(reply[0].decode("utf-8", "backslashreplace"))[1:-1][:SHOWN_HEADER], _problem(stream, reply[0]),
+                [(ascii(name.decode("utf-8", "backslashreplace"))[1:-1], int(n)) for name, n in _pairs(reply[1:])],
+                letters,
+            )  # fmt: skip
+    raise EntryNotFound(
+        f"epoch {epoch} of {stream.name!r} has no entry {entry}: it was deleted, or trimmed; "
+        f"`penstock bad list {stream.name}` names those there are"
+    )
+
+
+def retry_dead(
+    client: Client, stream: Stream, *, epoch: int | None = None, group: str | None = None, entry: str | None = None
+) -> list[DeadLetter]:
+    """Gives dead letters to their groups again: pending, free for any member; an epoch that was closed is open again.
+
+    What an operator gave up stays so. Returns what is given again. Raises EntryNotFound where ``entry`` is no dead
+    letter, StreamConflict where one cannot be given again.
+    """
+    letters = [
+        letter
+        for letter in list_bad(client, stream, epoch=epoch, group=group).dead
+        if not letter.given_up and entry in (None, letter.entry)
+    ]
+    if entry is not None and ":" in entry:
+        raise StreamConflict(
+            f"{entry} names a sample, not an entry: a quarantined sample is a hole, settled for every group "
+            "and for ever; mend its source, and the next epoch has it"
+        )
+    if entry is not None and not letters:
+        raise EntryNotFound(
+            f"entry {entry} is no dead letter of {stream.name!r}; `penstock bad list {stream.name}` names them"
+        )
+    return [letter for letter in letters if _retry(client, stream, letter, must=entry is not None)]
+
+
+def _retry(client: Client, stream: Stream, letter: DeadLetter, *, must: bool) -> bool:
+    manifest = load_manifest(client, stream, letter.epoch)
+    record = load_roster(client, stream.partitions[0]).groups.get(letter.group)
+    if record is not None and record.kind == ORDERED:
+        if must:
+            raise StreamConflict(
+                f"group {letter.group!r} reads in order: its ranks have gone on with other samples in the place of "
+                f"entry {letter.entry}; `penstock audit {stream.name} --repair` makes anew what is missing"
+            )
+        return False
+    # first the epoch is owed again, everywhere: from then on no release can take what becomes pending
+    for partition in stream.partitions:
+        run_script(client, REOPEN, [partition.roster], [letter.group, letter.epoch])
+    for partition in stream.partitions:
+        keys = [
+            partition.state(letter.epoch), partition.entries(letter.epoch), partition.dead(letter.epoch, letter.group)
+        ]  # fmt: skip
+        try:
+            if run_script(client, RETRY, keys, [manifest.live_state, letter.group, letter.entry]) == 1:
+                return True
+        except ResponseError as error:
+            if not is_gone(error):  # the group was dropped meanwhile, or reads in order
+                raise
+    if must:
+        raise StreamConflict(
+            f"entry {letter.entry} of epoch {letter.epoch} is gone, or its epoch abandoned: it cannot be given again; "
+            f"`penstock audit {stream.name} --repair` makes it anew, `penstock bad drop` goes on without"
+        )
+    return False
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _epochs(client: Client, stream: Stream, epoch: int | None) -> list[int]:
+    return list(retained_epochs(client, stream)) if epoch is None else [load_manifest(client, stream, epoch).epoch]
+
+
+def _quarantined(client: Client, partition: PartitionKeys, epoch: int) -> Iterator[Quarantined]:
+    places = []
+    for name, value in client.hgetall(partition.quarantine(epoch)).items():
+        shard, _, offset = name.partition(b":")
+        places.append(Quarantined(epoch, int(shard), int(offset), read_reason(value)))
+    yield from sorted(places, key=lambda place: (place.shard, place.offset))
+
+
+def kinds_of_bad(client: Client, stream: Stream, epoch: int) -> list[dict[str, Any]]:
+    """The commonest reasons among some of an epoch's bad samples: how many have it, and one of them whole.
+
+    Reasons are alike that differ in the sample's name and in numbers alone.
+    """
+    counted: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for partition in stream.partitions:
+        _, page = client.hscan(partition.quarantine(epoch), 0, count=LOOKED_AT)
+        for value in islice(page.values(), LOOKED_AT):
+            reason = read_reason(value)
+            kind = re.sub(r"\d+", "#", reason.partition(": ")[2] or reason)
+            counted[kind] += 1
+            examples.setdefault(kind, reason)
+    return [{"samples": count, "such_as": examples[kind]} for kind, count in counted.most_common(KINDS_SHOWN)]
+
+
+def read_reason(value: bytes) -> str:
+    """Of a quarantined sample."""
+    try:
+        return str(json.loads(value)["why"])
+    except (ValueError, TypeError, KeyError):
+        return value.decode("utf-8", "replace")
+
+
+def _letters(
+    client: Client, stream: Stream, manifest: Manifest, partition: PartitionKeys, group: str | None
+) -> Iterator[DeadLetter]:
+    epoch = manifest.epoch
+    by_group = {
+        name: load_notes(client, partition, epoch, name)
+        for name in load_roster(client, partition).groups
+        if group in (None, name)
+    }
+    records = records_by_entry(client, stream, manifest, partition) if any(by_group.values()) else {}
+    for name, notes in by_group.items():
+        for entry_id, note in sorted(notes.items()):
+            shard, record = records.get(entry_id, (-1, None))
+            if record is not None and not note.given_up:
+                yield letter_of(epoch, name, entry_id, replace(note, shard=shard, first=record.first, end=record.end))
+            else:
+                yield letter_of(epoch, name, entry_id, note)
+
+
+def letter_of(epoch: int, group: str, name: bytes, note: DeadNote) -> DeadLetter:
+    """A note as it is shown; ``name`` is its field."""
+    entry = "" if b":" in name else name.decode("utf-8", "replace")
+    shard = note.shard if note.shard >= 0 else None
+    return DeadLetter(epoch, group, entry, shard, note.first, note.end, note.why, note.since_ms, note.given_up)
+
+
+def records_by_entry(
+    client: Client, stream: Stream, manifest: Manifest, partition: PartitionKeys
+) -> dict[bytes, tuple[int, Record]]:
+    """Entry id -> shard and record, of one partition: what an entry says of itself counts for nothing."""
+    return {
+        record.entry_id: (shard, record)
+        for shard in begun_shards(client, stream, manifest)
+        if stream.partition_of(shard) == partition
+        for record in index_records(client, partition, manifest.epoch, shard)
+        if record.entry_id
+    }
+
+
+def _problem(stream: Stream, meta: bytes) -> str:
+    if stream.spec is None:
+        return "the stream has no spec"
+    try:
+        parse_header(meta, stream.spec, takes_refs=stream.payload != INLINE)
+    except BadEntry as error:
+        return f"{type(error).__name__}: {error}"[:300]
+    return ""
+
+
+def _pairs(flat: list[bytes | int]) -> Iterator[tuple[bytes, int]]:
+    for name, size in zip(flat[::2], flat[1::2], strict=True):
+        assert isinstance(name, bytes)
+        yield name, int(size)

@@ -1,0 +1,169 @@
+"""Repairs: one transaction that puts a lost range back, with the record that overrides what the index says of it.
+
+A lost end of an index is simply continued, since its ids may only rise; everything else goes to the shard's repairs
+key. Which ranges are lost is the audit's finding; making their samples again is the producer's ``repair``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from redis.exceptions import WatchError
+
+from penstock_common.errors import BadEntry, EpochAbandoned
+from penstock_common.format.wire import Fields, decode
+from penstock_common.stream.audit.accounts import MissingRange
+from penstock_common.stream.audit.survey import Survey
+from penstock_common.stream.entries import Record, group_counts, index_record, overridden, repair_record
+from penstock_common.stream.groups.roster import ORDERED, load_roster, server_ms
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Client, run_script
+from penstock_common.stream.lua.repairs import BALANCE, REOPEN, REPAIR
+from penstock_common.stream.manifest import Manifest
+from penstock_common.stream.payloads import reader_of, whole_fields
+from penstock_common.stream.streams import Stream
+
+ALIVE_MS = 30_000
+"""A member that renewed within a lease may be training on an entry whose payload is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A block for a lost range, or a part of it."""
+
+    first: int
+    count: int
+    nbytes: int
+    holes: tuple[int, ...]
+    fields: Fields
+    """Of the entry to append; empty where one was found, or all are holes."""
+    bad: Mapping[int, str]
+    """Offset -> why, of the holes that are new."""
+    found: bytes = b""
+    """Id of an entry that is there, and that no record names."""
+
+    @property
+    def end(self) -> int:
+        """The offset after the last one."""
+        return self.first + self.count + len(self.holes)
+
+
+def commit_patch(
+    client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, patch: Patch, groups: Iterable[str]
+) -> bool:
+    """Appends entry and record in one transaction; False where the range is not missing any more.
+
+    So two repairs at once, or one that is started again, put everything back once. ``groups`` forget what they noted
+    of the entry that is replaced; those of which it was a dead letter owe the epoch again. Raises EpochAbandoned.
+    """
+    groups = list(groups)
+    _reopen(client, stream, manifest.epoch, lost, groups)
+    while True:
+        try:
+            return _commit_once(client, stream, manifest, lost, patch, groups)
+        except WatchError:  # somebody wrote meanwhile, or the connection broke: what is there says whether it is done
+            continue
+
+
+def _reopen(client: Client, stream: Stream, epoch: int, lost: MissingRange, groups: Iterable[str]) -> None:
+    """A group closes an epoch over its dead letters; an ordered one has gone on with others in their place."""
+    partition, known = stream.partition_of(lost.shard), load_roster(client, stream.partitions[0]).groups
+    for group in groups:
+        is_shared = group in known and known[group].kind != ORDERED
+        if lost.entry and is_shared and client.hexists(partition.dead(epoch, group), lost.entry):
+            for each in stream.partitions:
+                run_script(client, REOPEN, [each.roster], [group, epoch])
+
+
+def _commit_once(
+    client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, patch: Patch, groups: Iterable[str]
+) -> bool:
+    """One attempt; raises WatchError where it has to be made again."""
+    partition, epoch = stream.partition_of(lost.shard), manifest.epoch
+    entries, index = partition.entries(epoch), partition.index(epoch, lost.shard)
+    repairs, state = partition.repairs(epoch, lost.shard), partition.state(epoch)
+    with client.pipeline() as pipe:
+        pipe.watch(index, repairs, state)
+        if pipe.get(state) != manifest.live_state.encode():
+            raise EpochAbandoned(f"epoch {epoch} of {stream.name!r} was abandoned or released: nothing to repair")
+        base = [index_record(record_id, fields) for record_id, fields in pipe.xrange(index)]
+        standing = overridden(base, [repair_record(fields) for _, fields in pipe.xrange(repairs)])
+        if not _is_missing(standing, lost, patch):
+            return False
+        newest = _newest_id(pipe, index) if pipe.exists(index) else 0
+        at_end = patch.first >= max((record.end for record in base), default=0) and patch.end > newest
+        pipe.multi()
+        if patch.fields:
+            flat = [part for field in patch.fields for part in field]
+            pipe.execute_command("XADD", entries, "NOMKSTREAM", "*", *flat)
+        holes = json.dumps(patch.holes, separators=(",", ":"))
+        pipe.eval(
+            REPAIR, 3, entries, index if at_end else repairs, partition.roster, epoch,
+            f"{patch.end}-0" if at_end else "*", patch.first, patch.count, patch.nbytes, holes, patch.found,
+        )  # fmt: skip
+        if patch.bad:
+            named = {f"{lost.shard}:{o}": json.dumps({"why": why[:500]}) for o, why in patch.bad.items()}
+            pipe.hset(partition.quarantine(epoch), mapping=named)
+        if lost.entry:
+            pipe.xdel(entries, lost.entry)  # still there where it is its segment that is gone
+            for group in groups:
+                pipe.xack(entries, group, lost.entry)
+                pipe.hdel(partition.dead(epoch, group), lost.entry)
+        pipe.execute()
+        return True
+
+
+def _newest_id(client: Client, index: str) -> int:
+    """The offset of the last record there ever was: one that was deleted still bounds the ids of others."""
+    newest: bytes = client.xinfo_stream(index)["last-generated-id"]
+    return int(newest.partition(b"-")[0])
+
+
+def _is_missing(standing: list[Record], lost: MissingRange, patch: Patch) -> bool:
+    """Whether the records say of the patch's offsets what they said when the range was found missing."""
+    there = [record for record in standing if record.first < patch.end and patch.first < record.end]
+    if not lost.entry:
+        return not there
+    return [(r.entry_id, r.first, r.end) for r in there] == [(lost.entry.encode(), lost.first, lost.end)]
+
+
+def holder_of(client: Client, partition: PartitionKeys, epoch: int, entry_id: str) -> tuple[str, str] | None:
+    """(group, member) of a living member that was given an entry whose payload is gone, if there is one."""
+    roster, now = load_roster(client, partition), server_ms(client)
+    for group in group_counts(client, partition, epoch):
+        for entry in client.xpending_range(partition.entries(epoch), group, entry_id, entry_id, 1):
+            member = entry["consumer"].decode()
+            if now - roster.members.get((group, member), 0) < ALIVE_MS:
+                return group, member
+    return None
+
+
+def balance_bytes(client: Client, partition: PartitionKeys, survey: Survey, epoch: int) -> None:
+    """Has the epoch's bytes say what its entries hold, after entries were deleted by hand and put back.
+
+    Does nothing where anybody writes or removes meanwhile: then the counters moved between the looks.
+    """
+    before, after = (roster.epoch_bytes.get(epoch, 0) for roster in (survey.before, survey.roster))
+    named = {record.entry_id: record.nbytes for records in survey.index.values() for record in records}
+    held = sum(named[entry_id] for entry_id in survey.held if entry_id in named)
+    if before == after and held < after:
+        run_script(client, BALANCE, [partition.roster], [epoch, after, held])
+
+
+def find_patch(client: Client, stream: Stream, epoch: int, lost: MissingRange) -> Patch | None:
+    """The record of an entry that is there, after its bytes were checked; None where it is not what it claims to be."""
+    assert stream.spec is not None
+    partition = stream.partition_of(lost.shard)
+    found = client.xrange(partition.entries(epoch), lost.found, lost.found)
+    try:
+        segments = reader_of(stream)
+        fields = whole_fields([field for _, fields in found for field in fields.items()], stream.spec, segments)
+        header, block = decode(fields, stream.spec, takes_refs=segments is not None)
+    except BadEntry:
+        return None
+    said = (header.stream, header.epoch, header.shard, header.first, header.end)
+    if said != (stream.id, epoch, lost.shard, lost.first, lost.end):
+        return None
+    return Patch(header.first, header.count, block.nbytes, header.holes, [], {}, lost.found.encode())

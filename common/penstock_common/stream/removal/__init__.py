@@ -1,0 +1,1 @@
+"""How epochs, streams and files that no stream has are removed."""

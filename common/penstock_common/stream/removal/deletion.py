@@ -1,0 +1,126 @@
+"""Deleting a stream: nobody may go on first, then everything of its name goes, whoever made it; it may be run again.
+
+Who is asked, and whether that is wise, is the operator's command.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from penstock_common.errors import StreamNotFound
+from penstock_common.stream.entries import group_counts
+from penstock_common.stream.groups.roster import load_roster, server_ms
+from penstock_common.stream.keys import LAST, StreamKeys, checked_name, is_of_stream, patterns_of_stream
+from penstock_common.stream.link.commands import Client, run_script
+from penstock_common.stream.lua.streams import MARK_DELETING
+from penstock_common.stream.manifest import find_manifest, retained_epochs
+from penstock_common.stream.payloads import segments_of
+from penstock_common.stream.removal.release import retire_epoch
+from penstock_common.stream.streams import Stream, absence, find_stream
+
+ALIVE_MS = 30_000
+"""One lease: who gave a sign of life within it may be at work."""
+CHUNK = 512
+SCAN_COUNT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What a deletion removed."""
+
+    stream: str
+    epochs: int
+    """Retained ones."""
+    nbytes: int
+    """Of payload."""
+    keys: int
+    left: str = ""
+    """The folder of its segments, where this process does not see it or could not remove all of it."""
+
+
+def users_of(client: Client, stream: Stream) -> list[str]:
+    """Who reads or writes the stream, in words; empty where nobody gave a sign of life for a lease."""
+    users: list[str] = []
+    now = server_ms(client)
+    for partition in stream.partitions:
+        roster = load_roster(client, partition)
+        for (group, member), seen in sorted(roster.members.items()):
+            if now - seen < ALIVE_MS:
+                users.append(f"member {member} of group {group} (seen {_ago(now - seen)})")
+        users += [f"a replay of epoch {epoch}" for epoch, till in roster.replays.values() if till > now]
+        users += [f"a writer of epoch {epoch} that waits for room" for epoch, _ in roster.waiting]
+    return [*dict.fromkeys([*users, *_writers(client, stream, now)])]
+
+
+def _writers(client: Client, stream: Stream, now: int) -> list[str]:
+    """Unfinished epochs that were opened or written to within a lease: ids of entries are the server's time."""
+    users = []
+    for epoch in retained_epochs(client, stream):
+        manifest = find_manifest(client, stream, epoch)
+        if manifest is None or manifest.is_ended:
+            continue
+        newest = [
+            int(info["last-delivered-id"].partition(b"-")[0])
+            for partition in stream.partitions
+            if (info := group_counts(client, partition, epoch).get(LAST)) is not None
+        ]
+        age = now - max([manifest.created_ms, *newest])
+        if age < ALIVE_MS:
+            users.append(f"a writer of epoch {epoch} (wrote {_ago(age)})")
+    return users
+
+
+def _ago(age_ms: int) -> str:
+    return f"{max(0, age_ms) / 1000:.0f} s ago"
+
+
+def delete_stream(client: Client, name: str) -> Deleted:
+    """Ends the stream for everybody and removes all its keys; also what an interrupted deletion left of it.
+
+    First its meta is marked, so that nobody opens or joins anything of it; then each epoch's state becomes ``gone`` in
+    every partition, so that no late write or acknowledgement slips in; then all goes, and the meta last. Raises
+    StreamNotFound.
+    """
+    keys = StreamKeys(checked_name("stream", name))
+    stream = find_stream(client, name)
+    epochs, nbytes = 0, 0
+    if stream is not None:
+        run_script(client, MARK_DELETING, [keys.meta], [stream.id, time.time_ns() // 1_000_000])
+        rosters = [load_roster(client, partition) for partition in stream.partitions]
+        nbytes = sum(roster.bytes for roster in rosters)
+        retained = retained_epochs(client, stream)
+        epochs = len(retained)
+        for epoch in {*retained, *(epoch for roster in rosters for epoch in roster.epochs)}:
+            manifest = find_manifest(client, stream, epoch)
+            known = [roster.epochs.get(epoch) for roster in rosters]
+            manifest_id = manifest.id if manifest is not None else next(filter(None, known), "")
+            for partition in stream.partitions:
+                retire_epoch(client, partition, epoch, manifest_id)
+    is_left = not _remove_segments(stream)  # before the meta, which alone knows where they are
+    removed = _sweep(client, name, but=keys.meta)
+    removed += int(client.unlink(keys.meta))
+    while left := _sweep(client, name):  # what somebody made who had looked before the mark
+        removed += left
+    if not removed:
+        raise StreamNotFound(absence(client, name))
+    folder = None if stream is None else segments_of(stream)
+    return Deleted(name, epochs, nbytes, removed, str(folder.path) if folder is not None and is_left else "")
+
+
+def _remove_segments(stream: Stream | None) -> bool:
+    """Whether nothing is left of them, as far as this process sees."""
+    folder = None if stream is None else segments_of(stream)
+    return folder is None or (folder.path.exists() and folder.remove())
+
+
+def _sweep(client: Client, name: str, but: str = "") -> int:
+    """Unlinks every key of the stream, whatever its life; returns how many."""
+    found: set[str] = set()
+    for pattern in patterns_of_stream(name):
+        for key in client.scan_iter(match=pattern, count=SCAN_COUNT):
+            text = key.decode("utf-8", "replace")
+            if text != but and is_of_stream(text, name):
+                found.add(text)
+    ordered = sorted(found)
+    return sum(int(client.unlink(*ordered[i : i + CHUNK])) for i in range(0, len(ordered), CHUNK))

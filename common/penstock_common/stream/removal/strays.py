@@ -1,0 +1,61 @@
+"""Folders of segments whose stream is gone: of a server that was emptied, or ended with its run by kill -9.
+
+Nothing removes them by itself: another server may have a stream of that name, whose trainers read them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_common.segments.folder import MARK, SegmentFolder
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.streams import find_stream
+
+QUIET_S = 600.0
+"""A folder that was written to since is somebody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """One folder that no stream of a server has."""
+
+    folder: SegmentFolder
+    nbytes: int
+    quiet_s: float
+    """Since it was last written to."""
+    is_in_use: bool
+    """Whether some process reads or writes a file of it now, or did a moment ago."""
+
+
+def find_strays(client: Client, root: Path, clock: Callable[[], float] = time.time) -> list[Stray]:
+    """The folders below ``root`` that no stream of this server has, by name."""
+    found = []
+    for path in sorted(root.iterdir()) if root.is_dir() else []:
+        folder = _folder_at(path)
+        if folder is None:
+            continue
+        stream = find_stream(client, folder.stream) if folder.stream else None
+        if stream is None or stream.id != folder.stream_id:
+            found.append(_stray(folder, clock()))
+    return found
+
+
+def _folder_at(path: Path) -> SegmentFolder | None:
+    """None where that is no stream's folder."""
+    try:
+        stream_id = (path / MARK).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    name = path.name.removesuffix(f".{stream_id}")
+    return SegmentFolder(path.parent, name, stream_id) if stream_id and name != path.name else None
+
+
+def _stray(folder: SegmentFolder, now: float) -> Stray:
+    files = {**folder.names(), **folder.spare(), **folder.unfinished()}
+    newest = max((stat.st_mtime for stat in files.values()), default=folder.path.stat().st_mtime)
+    quiet_s = now - newest
+    is_locked = any(not folder.is_unused(name) for name in files)
+    return Stray(folder, sum(stat.st_size for stat in files.values()), quiet_s, is_locked or quiet_s < QUIET_S)

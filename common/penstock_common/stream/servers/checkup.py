@@ -1,0 +1,230 @@
+"""What there is to know of a server before it carries streams: settings, state, rights, latency, throughput.
+
+Facts only; what is wrong with them is the doctor's (``penstock.checkup``). Nothing is changed but a scratch key, which
+goes again.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from redis.exceptions import NoPermissionError, ResponseError
+
+from penstock_common.errors import PenstockError, Unauthorized
+from penstock_common.stream.keys import scratch_key
+from penstock_common.stream.link.commands import Client
+
+PINGS: Final = 100
+PROBE_ENTRY_BYTES: Final = 1_000_000
+"""About what a block is."""
+PROBE_ENTRIES: Final = 32
+PROBE_TTL_S: Final = 60
+"""Should this process die in between, the scratch key goes by itself."""
+SPARE_BYTES: Final = 4 * PROBE_ENTRY_BYTES * PROBE_ENTRIES
+"""Memory that must be free for the probe."""
+
+_NEEDED: Final[tuple[tuple[str, ...], ...]] = (
+    ("PING",), ("TIME",), ("INFO", "server"), ("SCAN", "0"), ("EXISTS", "KEY"), ("UNLINK", "KEY"), ("GET", "KEY"),
+    ("SET", "KEY", "v"), ("GETRANGE", "KEY", "0", "1"), ("SETBIT", "KEY", "0", "1"), ("BITCOUNT", "KEY"),
+    ("HGET", "KEY", "f"), ("HMGET", "KEY", "f"), ("HGETALL", "KEY"), ("HKEYS", "KEY"), ("HLEN", "KEY"),
+    ("HEXISTS", "KEY", "f"), ("HSCAN", "KEY", "0"), ("HSET", "KEY", "f", "v"), ("HSETNX", "KEY", "f", "v"),
+    ("HDEL", "KEY", "f"), ("HINCRBY", "KEY", "f", "1"), ("XADD", "KEY", "*", "f", "v"), ("XLEN", "KEY"),
+    ("XRANGE", "KEY", "-", "+"), ("XREVRANGE", "KEY", "+", "-"), ("XDEL", "KEY", "0-1"),
+    ("XREAD", "COUNT", "1", "STREAMS", "KEY", "0"),
+    ("XREADGROUP", "GROUP", "g", "c", "COUNT", "1", "STREAMS", "KEY", ">"), ("XACK", "KEY", "g", "0-1"),
+    ("XCLAIM", "KEY", "g", "c", "0", "0-1"), ("XPENDING", "KEY", "g"), ("XINFO", "GROUPS", "KEY"),
+    ("XGROUP", "CREATE", "KEY", "g", "0"), ("XGROUP", "SETID", "KEY", "g", "0"), ("XGROUP", "DESTROY", "KEY", "g"),
+    ("XGROUP", "DELCONSUMER", "KEY", "g", "c"), ("EVAL", "return 1", "0"), ("EVALSHA", "0" * 40, "0"),
+    ("WATCH", "KEY"),
+)  # fmt: skip
+"""What writers, trainers and commands ask, with arguments that are enough to be judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """What this host tells of a server that runs on it."""
+
+    environment: Mapping[str, str] | None
+    """Of the server's process, only what steers its allocator; None where its title has overwritten what it was."""
+    open_files: int | None
+    """Descriptors it may have."""
+    overcommit: str
+    """``vm.overcommit_memory``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """One server."""
+
+    product: str
+    """``redis`` or ``valkey``."""
+    version: tuple[int, ...]
+    info: Mapping[str, Any]
+    """INFO, all sections together."""
+    config: Mapping[str, str] | None
+    """None where CONFIG GET is forbidden, as on managed servers."""
+    decay_ms: str | None
+    """jemalloc's dirty_decay_ms; None where it does not say."""
+    user: str
+    refused: tuple[str, ...]
+    """Commands that Penstock needs and the user may not use."""
+    pings_ms: tuple[float, ...] = ()
+    """Rising."""
+    written_per_s: float | None = None
+    read_per_s: float | None = None
+    """Bytes a second of the probe, with plain redis-py; None if it was left out."""
+    probe_left_out: str = ""
+    """Why."""
+    local: Local | None = None
+    budgets: Mapping[str, int] = field(default_factory=dict)
+    """Stream -> bytes of the server's memory that it may take."""
+    held_bytes: int = 0
+    """What all of them hold of it now."""
+
+
+def read_server(client: Client, *, probe: bool, budgets: Mapping[str, int], held_bytes: int) -> ServerFacts:
+    """All of it; the probe writes and reads 32 MB on a scratch key, unless that would fill the server."""
+    info: dict[str, Any] = client.info("everything")
+    version = str(info.get("valkey_version") or info.get("redis_version", "0"))
+    limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
+    left_out = "" if probe else "not wanted"
+    if probe and limit and limit - used < SPARE_BYTES:
+        left_out = "too little memory is free"
+    refused = missing_rights(client)
+    if not left_out and refused:
+        left_out = "commands are refused"
+    written, read = (None, None) if left_out else throughput(client)
+    host = str(client.connection_pool.connection_kwargs.get("host", ""))
+    return ServerFacts(
+        product="valkey" if "valkey_version" in info else "redis",
+        version=tuple(int(part) for part in version.split(".") if part.isdecimal()),
+        info=info, config=_config(client), decay_ms=_decay_ms(client), user=_user(client), refused=refused,
+        pings_ms=latencies(client), written_per_s=written, read_per_s=read, probe_left_out=left_out,
+        local=_local(host, info), budgets=budgets, held_bytes=held_bytes,
+    )  # fmt: skip
+
+
+def following(client: Client) -> tuple[int, bool]:
+    """(replicas that follow, whether an append-only file is written)."""
+    info = client.info("replication")
+    online = [1 for name, one in info.items() if re.fullmatch(r"slave\d+", name) and one["state"] == "online"]
+    return len(online), bool(client.info("persistence").get("aof_enabled"))
+
+
+def has_waitaof(client: Client) -> bool:
+    """Whether it can tell what is on its disk; it is asked, no version is compared."""
+    try:
+        client.execute_command("WAITAOF", 0, 0, 1)
+    except ResponseError as error:
+        return "unknown command" not in str(error)
+    return True
+
+
+def missing_rights(client: Client) -> tuple[str, ...]:
+    """Commands that are refused: each is queued in a transaction that is then thrown away, so none is carried out."""
+    key = scratch_key("rights")
+    refused: list[str] = []
+    connection = client.connection_pool.get_connection()
+    try:
+        connection.send_command("MULTI")
+        connection.read_response()
+        for needed in _NEEDED:
+            connection.send_command(*[key if word == "KEY" else word for word in needed])
+            try:
+                connection.read_response()
+            except NoPermissionError as error:
+                words = " ".join(needed[:2] if needed[0] in ("XGROUP", "XINFO") else needed[:1]).lower()
+                refused.append(words if "key" not in str(error).lower() else f"{words} (keys {key[:9]}*)")
+            except ResponseError:
+                continue  # not allowed inside a transaction, which is no question of rights
+        connection.send_command("DISCARD")
+        connection.read_response()
+    finally:
+        connection.disconnect()
+        client.connection_pool.release(connection)
+    return tuple(refused)
+
+
+def latencies(client: Client) -> tuple[float, ...]:
+    """Round trips of a PING in ms, rising."""
+    found = []
+    for _ in range(PINGS):
+        began = time.perf_counter()
+        client.ping()
+        found.append((time.perf_counter() - began) * 1000)
+    return tuple(sorted(found))
+
+
+def throughput(client: Client) -> tuple[float, float]:
+    """Bytes a second written, and read, in entries of 1 MB of a scratch key that goes again."""
+    key, payload = scratch_key(secrets.token_hex(6)), secrets.token_bytes(PROBE_ENTRY_BYTES)
+    writing, reading = [], []
+    try:
+        client.xadd(key, {"x": payload})
+        client.expire(key, PROBE_TTL_S)
+        for _ in range(PROBE_ENTRIES):
+            began = time.perf_counter()
+            entry_id = client.xadd(key, {"x": payload}, nomkstream=True)
+            between = time.perf_counter()
+            client.xrange(key, entry_id, entry_id)
+            writing.append(between - began)
+            reading.append(time.perf_counter() - between)
+    finally:
+        client.unlink(key)
+    return PROBE_ENTRY_BYTES / median(writing), PROBE_ENTRY_BYTES / median(reading)
+
+
+def _config(client: Client) -> Mapping[str, str] | None:
+    try:
+        found = client.config_get("*")
+    except (ResponseError, PenstockError):
+        return None
+    return {_text(name): _text(value) for name, value in found.items()}
+
+
+def _decay_ms(client: Client) -> str | None:
+    try:
+        stats = _text(client.execute_command("MEMORY", "MALLOC-STATS"))
+    except (ResponseError, PenstockError):
+        return None
+    found = stats.partition("opt.dirty_decay_ms: ")[2]
+    return found.split()[0] if found else None
+
+
+def _user(client: Client) -> str:
+    try:
+        return _text(client.execute_command("ACL", "WHOAMI"))
+    except (ResponseError, Unauthorized):
+        return "default"
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _local(host: str, info: Mapping[str, Any]) -> Local | None:
+    """Of a server on this host whose process we may look at; None else (also where /proc is another's)."""
+    if host not in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
+        return None
+    folder = Path("/proc") / str(info.get("process_id", 0))
+    try:
+        if not any(name in (folder / "comm").read_text() for name in ("redis", "valkey")):
+            return None
+        words = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+        limits = (folder / "limits").read_text()
+        overcommit = Path("/proc/sys/vm/overcommit_memory").read_text().strip()
+    except OSError:
+        return None
+    pairs = (word.partition("=") for word in words)
+    steering = {name: value for name, _, value in pairs if "MALLOC" in name}
+    files = next((line.split()[3] for line in limits.splitlines() if line.startswith("Max open files")), "")
+    is_whole = any(word.startswith("PATH=") for word in words)
+    return Local(steering if is_whole else None, int(files) if files.isdecimal() else None, overcommit)

@@ -1,0 +1,144 @@
+"""How safe a write is before it counts as committed: in the server's memory, on its disk, on replicas, or both.
+
+WAIT and WAITAOF answer only for what their own connection wrote, and for all that was written before it: so they follow
+each commit on its connection, and `make_safe` writes a hint before it asks. Who waits for the answers is the committer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis.exceptions import ResponseError
+
+from penstock_common.errors import BadDurability, DurabilityLost, ServerUnsuitable, WaitTimeout
+from penstock_common.stream.link.channel import Command, Reply
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.failure import address, translate_reply
+from penstock_common.stream.lua.pieces import GO_ON
+from penstock_common.stream.streams import Stream
+from penstock_common.waiting import Notify, Wait
+
+ROUND_MS: Final = 1000
+"""How long the server holds its answer back; a shortfall is asked for again, after it was said."""
+SAFE_S: Final = 30.0
+"""How long too few replicas, or a disk that does not follow, are waited for."""
+LEVELS = "memory, fsync, replicas=K, fsync+replicas=K"
+
+_TOUCH = (
+    GO_ON
+    + """
+-- KEYS meta events : something written, for WAIT and WAITAOF to answer for; a hint of no meaning, to be repeated freely
+redis.call('XADD', KEYS[2], 'NOMKSTREAM', 'MAXLEN', '~', '256', '*', 'durable', '')
+return 1
+"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """What must have happened to a write."""
+
+    fsync: bool = False
+    """It is on the disk of the server that took it."""
+    replicas: int = 0
+    """So many replicas have it, in memory."""
+
+    @classmethod
+    def parse(cls, text: str) -> Durability:
+        """``memory``, ``fsync``, ``replicas=2``, ``fsync+replicas=2``; raises BadDurability."""
+        found = re.fullmatch(r"memory|(fsync)?(?:(?:(?<=c)\+|^)replicas=([1-9]\d{0,2}))?", text)
+        if not text or found is None:
+            raise BadDurability(f"durability is {text!r}, expected one of {LEVELS}")
+        return cls(found[1] is not None, int(found[2] or 0))
+
+    def __str__(self) -> str:
+        parts = ["fsync"] * self.fsync + [f"replicas={self.replicas}"] * bool(self.replicas)
+        return "+".join(parts) or "memory"
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether a payload that lies in a file must be on the disk before the entry that refers to it is sent."""
+        return self.fsync
+
+    def commands(self) -> list[Command]:
+        """What to send behind a write on its connection; as many replies go to `shortfall`."""
+        wait: list[Command] = [(b"WAITAOF", b"1", b"0", b"%d" % ROUND_MS)] if self.fsync else []
+        return [*wait, (b"WAIT", b"%d" % self.replicas, b"%d" % ROUND_MS)] if self.replicas else wait
+
+    def shortfall(self, replies: Sequence[Reply], where: Client) -> str:
+        """What lacks, by the replies to `commands`; empty where nothing does. Raises what the server refused."""
+        lacking, answers = [], list(replies)
+        for answer in answers:
+            if isinstance(answer, ResponseError):
+                raise translate_reply(answer, where)
+        if self.fsync:
+            local: Any = answers.pop(0)
+            lacking += [] if int(local[0]) else ["the server has not written it to its disk"]
+        if self.replicas:
+            found: Any = answers.pop(0)
+            lacking += [] if int(found) >= self.replicas else [f"{found} of {self.replicas} replicas have it"]
+        return " and ".join(lacking)
+
+
+def touch_command(stream: Stream) -> Command:
+    """A harmless write for a connection that has written nothing yet."""
+    return (b"EVAL", _TOUCH.encode(), b"2", stream.keys.meta.encode(), stream.keys.events.encode())
+
+
+def require_durable(client: Client, durability: Durability) -> None:
+    """Raises ServerUnsuitable where the server cannot keep the level; it is asked, no version is compared."""
+    if durability.fsync:
+        try:
+            client.execute_command("WAITAOF", 1, 0, 1)
+        except ResponseError as error:
+            raise ServerUnsuitable(_no_fsync(str(error), client, durability)) from None
+    if durability.replicas:
+        there = client.info("replication")
+        online = [1 for name, one in there.items() if re.fullmatch(r"slave\d+", name) and one["state"] == "online"]
+        if len(online) < durability.replicas:
+            raise ServerUnsuitable(
+                f"durability {str(durability)!r} needs {durability.replicas} replicas, Redis at {address(client)} has "
+                f"{len(online)} that follow: connect replicas, or choose a lower level"
+            )
+
+
+def _no_fsync(text: str, client: Client, durability: Durability) -> str:
+    start = f"durability {str(durability)!r} cannot be kept by Redis at {address(client)}"
+    if "unknown command" in text:
+        return f"{start}: it has no WAITAOF (Redis 7.2, Valkey and newer have it); choose memory or replicas=K"
+    if "appendonly" in text:
+        return f"{start}: it writes no append-only file; start it with `appendonly yes` (`penstock server --aof DIR`)"
+    return f"{start} ({text})"
+
+
+def await_safety(wait: Wait, durability: Durability, lacking: str) -> None:
+    """Says what a write is waited for; raises DurabilityLost after `SAFE_S`."""
+    try:
+        wait.because("durability", lambda: f"durability {str(durability)!r}: {lacking}", SAFE_S)
+    except WaitTimeout as error:
+        raise DurabilityLost(
+            f"{error}. It is committed, and not as safe as promised: see the server's replicas and disk, then start "
+            "again; what is committed is not written twice"
+        ) from None
+
+
+def is_safe(client: Client, stream: Stream, durability: Durability) -> bool:
+    """Whether, after one round of waiting, all that was written so far is as safe as the level says."""
+    return not _lacking(client, stream, durability)
+
+
+def _lacking(client: Client, stream: Stream, durability: Durability) -> str:
+    with client.pipeline(transaction=False) as pipe:
+        for command in (touch_command(stream), *durability.commands()):
+            pipe.execute_command(*command)
+        return durability.shortfall(pipe.execute(raise_on_error=False)[1:], client)
+
+
+def make_safe(client: Client, stream: Stream, durability: Durability, notify: Notify) -> None:
+    """Returns once all that was written so far, on whatever connection, is as safe as the level says."""
+    wait = Wait(notify)
+    while durability.commands() and (lacking := _lacking(client, stream, durability)):
+        await_safety(wait, durability, lacking)

@@ -1,0 +1,123 @@
+"""Whether a server can keep the promises: it must not evict, and the streams' budgets must fit under its memory.
+
+Only INFO is asked: CONFIG is often forbidden on managed servers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock_common.errors import BudgetRefused, ServerUnsuitable, TooLarge
+from penstock_common.stream.keys import StreamKeys
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, list_streams
+
+RESERVE_SHARE = 0.1
+RESERVE_BYTES = 16 << 20
+"""Memory kept free for acknowledgements, joining groups and job queues: under OOM the server refuses, and rq dies."""
+
+
+ORDINARY_SHARE = 0.75
+"""The top quarter of a budget is only for the lowest unfinished shard of the oldest unfinished epoch: whatever else
+fills it, the samples that some group is waiting for still fit (design.md 5.8)."""
+
+
+def largest_block(budget_bytes: int) -> int:
+    """A block above the reserved quarter could wait for ever, so it is refused at the start."""
+    return int(budget_bytes * (1 - ORDINARY_SHARE))
+
+
+def require_step_fits(stream: Stream, samples: int, kept_steps: int = 0) -> None:
+    """Raises TooLarge if readers in canonical order could wait for ever for a step of so many samples, over all ranks.
+
+    Its entries have to fit the reserved quarter of one partition's budget, beside ``kept_steps`` that are kept behind
+    it: the samples, and a block that is only partly of the step on either side, and behind what is kept. Of ragged
+    tensors, and before the stream has a spec, nothing is known.
+    """
+    if stream.spec is None:
+        return
+    sample = sum(tensor.sample_bytes for tensor in stream.spec.tensors if not tensor.is_ragged)
+    quarter, step = largest_block(stream.partition_budget), samples * sample
+    edges = 3 if kept_steps else 2
+    needed = (1 + kept_steps) * step + edges * max(sample, min(stream.block_bytes, quarter))
+    if needed > quarter:
+        enough = ((1 + kept_steps) * step + edges * max(sample, stream.block_bytes)) * 4 * len(stream.partitions)
+        raise TooLarge(
+            f"a step of {samples} samples is {readable_bytes(step)}, which with the blocks around it takes "
+            f"{readable_bytes(needed)}; stream {stream.name!r} has a quarter of its budget, {readable_bytes(quarter)} "
+            "a partition, for what all ranks wait for: take smaller batches, or raise budget_bytes to "
+            f"{readable_bytes(enough)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMemory:
+    """What a server says of its memory."""
+
+    used_bytes: int
+    limit_bytes: int
+    """Its maxmemory, 0 for none."""
+    policy: str
+
+    @property
+    def left_bytes(self) -> int | None:
+        """How much more writers may take; below 0 where others took of the reserve, None where nothing limits."""
+        return usable_bytes(self.limit_bytes) - self.used_bytes if self.limit_bytes else None
+
+
+def read_memory(client: Client) -> ServerMemory:
+    """Asks the server."""
+    memory = client.info("memory")
+    policy = str(memory.get("maxmemory_policy", "noeviction"))
+    return ServerMemory(int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0)), policy)
+
+
+def usable_bytes(limit_bytes: int) -> int:
+    """What writers may fill of a server's maxmemory: all but the reserve."""
+    return int(limit_bytes * (1 - RESERVE_SHARE)) - RESERVE_BYTES
+
+
+def require_suitable(client: Client, name: str, budget_bytes: int | None, payload: str | None = None) -> None:
+    """Raises ServerUnsuitable if the server may evict, BudgetRefused if the budgets of all streams do not fit.
+
+    To be asked before stream ``name`` is made or given another budget (None = its own, or the default): a refused
+    stream must not take room from the others.
+    """
+    memory = read_memory(client)
+    policy, limit = memory.policy, memory.limit_bytes
+    if policy != "noeviction":
+        raise ServerUnsuitable(
+            f"the server's maxmemory-policy is {policy}, which may delete samples unread: "
+            "set it with `redis-cli CONFIG SET maxmemory-policy noeviction`"
+        )
+    kept = payload or (client.hget(StreamKeys(name).meta, "payload") or b"inline").decode()
+    if limit and kept == "inline":
+        _require_room(client, name, budget_bytes or _budget(client, name), limit)
+
+
+def _require_room(client: Client, name: str, budget_bytes: int, limit: int) -> None:
+    others = sum(_budget(client, other) for other in list_streams(client) if other != name)
+    room = usable_bytes(limit)
+    if budget_bytes + others > room:
+        left = room - others
+        advice = (
+            f"give a budget of at most {readable_bytes(left)}, or raise maxmemory" if left > 0 else "raise maxmemory"
+        )
+        raise BudgetRefused(
+            f"stream {name!r} has a budget of {readable_bytes(budget_bytes)}, the other streams "
+            f"{readable_bytes(others)}; the server's maxmemory {readable_bytes(limit)} leaves room for "
+            f"{readable_bytes(max(room, 0))} in all: {advice}"
+        )
+
+
+def _budget(client: Client, name: str) -> int:
+    """Of the server's memory: payloads in segments take none of it."""
+    budget, payload = client.hmget(StreamKeys(name).meta, "budget_bytes", "payload")
+    return int(budget or DEFAULT_BUDGET_BYTES) if payload in (None, b"inline") else 0
+
+
+def readable_bytes(count: int) -> str:
+    """Bytes for people."""
+    if count < 1 << 20:
+        return f"{count / 1024:.0f} KiB"
+    return f"{count / (1 << 20):.0f} MiB" if count >= 10 << 20 else f"{count / (1 << 20):.1f} MiB"

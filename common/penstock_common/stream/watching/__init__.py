@@ -1,0 +1,1 @@
+"""What an onlooker sees: sizes, progress, what workers and trainers say of themselves."""

@@ -1,0 +1,299 @@
+"""What there is to see of a stream: sizes, epochs, groups and how far they are, from ids and counters alone.
+
+Never a payload, never XINFO STREAM. Whether what is there is complete is the audit's question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from penstock_common.stream.audit.survey import EntryId
+from penstock_common.stream.entries import PAGE, group_counts, index_ends, index_records, is_gone, parse_id
+from penstock_common.stream.groups.ledger import behind
+from penstock_common.stream.groups.positions import known_positions
+from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, load_roster, server_ms
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, retained_epochs
+from penstock_common.stream.mending.bad import kinds_of_bad
+from penstock_common.stream.payloads import PlaneView, plane_of
+from penstock_common.stream.streams import Stream, list_streams, load_stream, read_counters
+from penstock_common.stream.watching.paces import Told, load_paces
+
+FIRST_PAGE = 8
+"""Index records read first: most groups are hardly behind."""
+
+
+@dataclass(slots=True)
+class EpochView:
+    """One retained epoch."""
+
+    epoch: int
+    state: str
+    kind: str
+    planned: int | None
+    """Samples, None while open."""
+    committed: int
+    """Samples, bad ones included."""
+    shards_done: int
+    shards: int
+    bad: int
+    reasons: list[dict[str, Any]]
+    """The commonest ones of bad samples: `kinds_of_bad`."""
+    entries: int
+    bytes: int
+    """Payload bytes still held."""
+    trimmed: bool
+    """Whether retention already removed entries of it."""
+    pinned: bool
+    """Whether an operator keeps it."""
+
+
+@dataclass(slots=True)
+class GroupView:
+    """One group, summed over partitions and the epochs it has yet to settle."""
+
+    name: str
+    kind: str
+    declared: bool
+    holds: bool
+    """Whether what it has not read is kept for it."""
+    first_epoch: int
+    lag_entries: int = 0
+    """Entries not given to any member yet."""
+    lag_samples: int = 0
+    pending_entries: int = 0
+    """Entries given to a member and not acknowledged."""
+    dead_letters: int = 0
+    settled_epochs: list[int] = field(default_factory=list)
+    members: list[dict[str, Any]] = field(default_factory=list)
+    """``name``, ``seen_s`` (seconds since its last sign of life), ``pending_entries``."""
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    """Of an ordered group: ``rank``, ``epoch``, ``position`` below which it has settled all, ``planned`` positions."""
+
+
+@dataclass(slots=True)
+class StreamView:
+    """One stream."""
+
+    name: str
+    id: str
+    spec: dict[str, Any] | None
+    partitions: int
+    budget_bytes: int
+    block_bytes: int
+    retention: str
+    payload: PlaneView
+    bytes: int
+    """Payload bytes held."""
+    entries: int
+    next_epoch: int
+    final: int | None
+    """Planned number of epochs, None if nobody said."""
+    released: str
+    """Ranges of epochs that are gone."""
+    epochs: list[EpochView]
+    groups: list[GroupView]
+    replays: list[dict[str, Any]]
+    """``epoch``, ``ends_in_s``."""
+    waiting: list[dict[str, Any]]
+    """Writers that wait for room, the oldest wait first: ``epoch``, ``shard``, ``since_s``, ``need_bytes``, ``why``."""
+    workers: list[dict[str, Any]]
+    """At work for it: ``name``, ``rate`` (samples a second of work), and what part of the time is ``busy``, ``room``
+    (waiting for room) and ``idle`` (no job). Only those of `penstock produce` and `worker`."""
+    trainers: list[dict[str, Any]]
+    """``group``, ``member``, ``rate``: samples a second that it would take if it never waited."""
+
+
+def inspect_streams(client: Client) -> list[StreamView]:
+    """Every stream of the server."""
+    return [inspect_stream(client, name) for name in list_streams(client)]
+
+
+def inspect_stream(client: Client, name: str) -> StreamView:
+    """One stream; raises StreamNotFound."""
+    stream = load_stream(client, name)
+    rosters = [load_roster(client, partition) for partition in stream.partitions]
+    now = server_ms(client)
+    going = {epoch for roster in rosters for epoch in roster.retiring}  # the next pass of retention ends that
+    there = [epoch for epoch in retained_epochs(client, stream) if epoch not in going]
+    manifests = [m for e in there if (m := find_manifest(client, stream, e)) is not None]
+    epochs = [_epoch_view(client, stream, manifest, rosters) for manifest in manifests]
+    names = sorted({name for roster in rosters for name in roster.groups})
+    following, final, released = read_counters(client, stream)
+    paces = load_paces(client, stream)
+    return StreamView(
+        name=name,
+        id=stream.id,
+        spec=None if stream.spec is None else stream.spec.as_json(),
+        partitions=len(stream.partitions),
+        budget_bytes=stream.budget_bytes,
+        block_bytes=stream.block_bytes,
+        retention=stream.retention,
+        payload=plane_of(stream),
+        bytes=sum(roster.bytes for roster in rosters),
+        entries=sum(epoch.entries for epoch in epochs),
+        next_epoch=following,
+        final=final,
+        released=released,
+        epochs=epochs,
+        groups=[_group_view(client, stream, name, manifests, rosters, now) for name in names],
+        replays=[
+            {"epoch": epoch, "ends_in_s": round((till - now) / 1000, 1)}
+            for epoch, till in rosters[0].replays.values()
+            if till > now
+        ],
+        waiting=_waiting(rosters, now),
+        workers=[{"name": name, "rate": told.rate, **_times(told)} for name, told in paces.workers.items()],
+        trainers=[{"group": g, "member": m, "rate": told.rate} for (g, m), told in paces.trainers.items()],
+    )
+
+
+def _times(told: Told) -> dict[str, float]:
+    return {kind: told.shares.get(kind, 0.0) for kind in ("busy", "room", "idle")}
+
+
+def held_bytes(client: Client, stream: Stream, epoch: int) -> int:
+    """Payload bytes that the server holds of an epoch."""
+    return sum(int(client.hget(partition.roster, f"b:{epoch}") or 0) for partition in stream.partitions)
+
+
+def _waiting(rosters: list[Roster], now: int) -> list[dict[str, Any]]:
+    waiting = [(place, waiter) for roster in rosters for place, waiter in roster.waiting.items()]
+    return [
+        {
+            "epoch": epoch,
+            "shard": shard,
+            "since_s": round((now - waiter.since_ms) / 1000, 1),
+            "need_bytes": waiter.need_bytes,
+            "why": waiter.why,
+        }
+        for (epoch, shard), waiter in sorted(waiting, key=lambda each: each[1].since_ms)
+    ]
+
+
+def _epoch_view(client: Client, stream: Stream, manifest: Manifest, rosters: list[Roster]) -> EpochView:
+    epoch, shards = manifest.epoch, begun_shards(client, stream, manifest)
+    with client.pipeline(transaction=False) as pipe:
+        for partition in stream.partitions:
+            pipe.xlen(partition.entries(epoch))
+            pipe.hlen(partition.quarantine(epoch))
+        lengths: list[int] = pipe.execute()
+    return EpochView(
+        epoch=epoch,
+        state=manifest.state,
+        kind=manifest.kind,
+        planned=manifest.samples,
+        committed=sum(sum(_ends(client, stream, partition, epoch, shards).values()) for partition in stream.partitions),
+        shards_done=len(manifest.done),
+        shards=len(shards),
+        bad=sum(lengths[1::2]),
+        reasons=kinds_of_bad(client, stream, epoch) if any(lengths[1::2]) else [],
+        entries=sum(lengths[::2]),
+        bytes=sum(roster.epoch_bytes.get(epoch, 0) for roster in rosters),
+        trimmed=any(epoch in roster.trimmed for roster in rosters),
+        pinned=any(epoch in roster.pinned for roster in rosters),
+    )
+
+
+def _ends(
+    client: Client, stream: Stream, partition: PartitionKeys, epoch: int, shards: Iterable[int]
+) -> dict[int, int]:
+    """Shard -> offsets committed."""
+    return index_ends(client, partition, epoch, [shard for shard in shards if stream.partition_of(shard) == partition])
+
+
+def _group_view(
+    client: Client, stream: Stream, name: str, manifests: list[Manifest], rosters: list[Roster], now_ms: int
+) -> GroupView:
+    record = next(roster.groups[name] for roster in rosters if name in roster.groups)
+    view = GroupView(name, record.kind, record.declared, record.holds, record.first)
+    view.settled_epochs = sorted({epoch for group, epoch in rosters[0].closed if group == name})
+    held: dict[str, int] = {}
+    for manifest in manifests:
+        for partition in stream.partitions if record.first <= manifest.epoch else ():
+            view.dead_letters += client.hlen(partition.dead(manifest.epoch, name))
+            if manifest.epoch not in view.settled_epochs and record.kind != ORDERED:
+                _add_partition(client, stream, partition, manifest, view, held)
+        if record.kind == ORDERED and record.first <= manifest.epoch and manifest.epoch not in view.settled_epochs:
+            _add_ranks(client, stream, manifest, record, view)
+    seen: dict[str, int] = {}
+    for roster in rosters:
+        for (group, member), seen_ms in roster.members.items():
+            if group == name:
+                seen[member] = max(seen.get(member, 0), seen_ms)
+    for member in sorted({*seen, *held}):
+        age = round((now_ms - seen[member]) / 1000, 1) if member in seen else None
+        view.members.append({"name": member, "seen_s": age, "pending_entries": held.get(member, 0)})
+    return view
+
+
+def _add_partition(
+    client: Client, stream: Stream, partition: PartitionKeys, manifest: Manifest, view: GroupView, held: dict[str, int]
+) -> None:
+    """Adds one partition of one epoch to a group's sums."""
+    epoch, key = manifest.epoch, partition.entries(manifest.epoch)
+    last = group_counts(client, partition, epoch).get(view.name, {}).get("last-delivered-id")
+    if last is None:
+        return
+    summary = _pending_summary(client, key, view.name)
+    view.pending_entries += int(summary["pending"])
+    for consumer in summary["consumers"]:
+        member = consumer["name"].decode()
+        held[member] = held.get(member, 0) + int(consumer["pending"])
+    for shard in begun_shards(client, stream, manifest):
+        if stream.partition_of(shard) == partition:
+            entries, samples = _behind(client, partition, epoch, shard, parse_id(last))
+            view.lag_entries += entries
+            view.lag_samples += samples
+
+
+def _add_ranks(client: Client, stream: Stream, manifest: Manifest, record: GroupRecord, view: GroupView) -> None:
+    """Adds one epoch of an ordered group: what is committed above its lowest rank, and where each rank is."""
+    positions = known_positions(client, stream, manifest.epoch, view.name)
+    for rank in range(record.world):
+        view.ranks.append(
+            {"rank": rank, "epoch": manifest.epoch, "position": positions.of(rank), "planned": manifest.samples}
+        )
+    for shard, lo, hi in behind(client, stream, manifest, view.name, record):
+        for found in index_records(client, stream.partition_of(shard), manifest.epoch, shard, after=lo, upto=hi):
+            view.lag_entries += bool(found.entry_id)
+            at = max(lo, found.first)
+            view.lag_samples += found.end - at - sum(hole >= at for hole in found.holes)
+
+
+def _pending_summary(client: Client, key: str, group: str) -> dict[str, Any]:
+    try:
+        return dict(client.xpending(key, group))
+    except ResponseError as error:
+        if not is_gone(error):
+            raise
+        return {"pending": 0, "consumers": []}
+
+
+def _behind(client: Client, partition: PartitionKeys, epoch: int, shard: int, last: EntryId) -> tuple[int, int]:
+    """Entries and samples of a shard beyond the last delivered id, read from the index's end: 6.2 has no ``lag``.
+
+    Ids of entries rise with offsets, so this reads as much as the group is behind.
+    """
+    entries = samples = 0
+    end, count = "+", FIRST_PAGE
+    while True:
+        page: list[tuple[bytes, dict[bytes, bytes]]] = client.xrevrange(
+            partition.index(epoch, shard), max=end, count=PAGE
+        )
+        for _, fields in page:
+            if not fields[b"e"]:  # a block of holes
+                continue
+            if parse_id(fields[b"e"]) <= last:
+                return entries, samples
+            entries += 1
+            samples += int(fields[b"n"])
+        if len(page) < count:
+            return entries, samples
+        count = PAGE
+        end = f"({page[-1][0].decode()}"

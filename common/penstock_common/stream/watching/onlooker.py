@@ -1,0 +1,347 @@
+"""Looks at a stream again and again for little: rosters, and what is new of indexes; no payload, no XINFO STREAM.
+
+`inspection` looks once, and reads for it as much as a group is behind; this remembers what it has read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from redis.exceptions import ResponseError
+
+from penstock_common.stream.groups.positions import known_positions, starts_of
+from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, server_ms
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
+from penstock_common.stream.servers.suitability import read_memory
+from penstock_common.stream.streams import Stream, load_stream, read_counters
+from penstock_common.stream.watching.glance import EpochGlance, Glance, GroupGlance, GroupSums, MemberGlance
+from penstock_common.stream.watching.index_ends import due_shards, read_back, read_on
+from penstock_common.stream.watching.paces import load_paces
+from penstock_common.stream.watching.shard_log import NOTHING, Behind, EntryId, ShardLog
+
+PENDING_SEEN: Final = 100
+"""Of the pending entries of a key and group, so many are asked how often they were given out."""
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """What is remembered of one epoch."""
+
+    manifest: Manifest
+    is_new: bool
+    """Whether it was opened since the onlooker began: then all of it was made since."""
+    logs: dict[int, ShardLog] = field(default_factory=dict)
+    unread: dict[tuple[str, int], Behind] = field(default_factory=dict)
+    """(group, shard) -> what the group had before it at the last look."""
+    bad: int = 0
+    dead: dict[str, int] = field(default_factory=dict)
+    read: dict[str, int] = field(default_factory=dict)
+    is_looked_at: bool = False
+    """Whether its shards were read before: then what comes is made since."""
+    is_finished: bool = False
+    """Ended, and settled by all its groups: nothing of it changes any more but its bytes."""
+
+
+class _New(NamedTuple):
+    """What was made in a shard since the last look."""
+
+    made: Behind
+    is_begun: bool
+    """Whether nothing of the shard was there then."""
+
+
+class Onlooker:
+    """Of one stream. A stream that was deleted and made again is another one: everything is counted anew."""
+
+    def __init__(self, client: Client, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._name, self._clock = client, name, clock
+        self._id = ""
+        self._begin("")
+
+    def _begin(self, stream_id: str) -> None:
+        self._id, self._looks = stream_id, 0
+        self._epochs: dict[int, _Epoch] = {}
+        self._made = [0, 0, 0]
+        self._given: dict[str, list[int]] = {}
+
+    def look(self) -> Glance:
+        """What there is now; raises StreamNotFound."""
+        client = self._client
+        stream = load_stream(client, self._name)
+        if stream.id != self._id:
+            self._begin(stream.id)
+        rosters = [load_roster(client, partition) for partition in stream.partitions]
+        now_ms = server_ms(client)
+        self._remember(stream, rosters)
+        sums = {name: GroupSums() for name in sorted({name for roster in rosters for name in roster.groups})}
+        for number, epoch in self._epochs.items():
+            self._look_at(stream, number, epoch, rosters, sums)
+            for name, count in epoch.dead.items():
+                if name in sums:
+                    sums[name].dead += count
+        self._looks += 1
+        following, final, _ = read_counters(client, stream)
+        waiting = {place: waiter for roster in rosters for place, waiter in roster.waiting.items()}
+        return Glance(
+            name=stream.name, id=stream.id, at_s=self._clock(),
+            budget_bytes=stream.budget_bytes, held_bytes=sum(roster.bytes for roster in rosters),
+            next_epoch=following, final=final,
+            made_entries=self._made[0], made_samples=self._made[1], made_bytes=self._made[2],
+            epochs=tuple(_epoch(number, epoch, rosters) for number, epoch in self._epochs.items()),
+            groups=tuple(self._group(name, each, rosters, now_ms) for name, each in sums.items()),
+            waiting=waiting,
+            waited_s=max(((now_ms - waiter.since_ms) / 1000 for waiter in waiting.values()), default=0.0),
+            paces=load_paces(client, stream), memory=read_memory(client),
+            replays=sum(till > now_ms for _, till in rosters[0].replays.values()),
+        )  # fmt: skip
+
+    def _remember(self, stream: Stream, rosters: list[Roster]) -> None:
+        """Epochs that came and went, and manifests that changed."""
+        going = {epoch for roster in rosters for epoch in roster.retiring}
+        there = {e: state for e, state in retained_epochs(self._client, stream).items() if e not in going}
+        for number in [number for number in self._epochs if number not in there]:
+            del self._epochs[number]
+        for number, state in there.items():
+            known = self._epochs.get(number)
+            if known is not None and known.manifest.state == state and known.manifest.sizes is not None:
+                continue
+            manifest = find_manifest(self._client, stream, number)
+            if manifest is None:
+                continue
+            if known is None:
+                self._epochs[number] = _Epoch(manifest, is_new=self._looks > 0)
+            else:
+                known.manifest = manifest
+
+    # --- one epoch ---
+
+    def _look_at(
+        self, stream: Stream, number: int, epoch: _Epoch, rosters: list[Roster], sums: dict[str, GroupSums]
+    ) -> None:
+        readers = _readers(number, rosters)
+        reading = [name for name, is_closed in readers.items() if not is_closed]
+        if epoch.is_finished and not reading:
+            return
+        given = self._look_at_counts(stream, number, epoch, list(readers))
+        epoch.is_finished = not reading and epoch.manifest.is_ended and not epoch.is_new and not epoch.logs
+        if epoch.is_finished:
+            return  # all that there was to be seen was over before the first look
+        lasts = dict(zip(stream.partitions, given, strict=True))
+        lows = {name: self._lows(stream, number, name, rosters) for name in _ordered(reading, rosters)}
+        begun = self._read(
+            stream, number, epoch, {p.number: _floor(at, reading) for p, at in lasts.items()}, bool(lows)
+        )
+        epoch.read = dict.fromkeys(readers, 0)
+        for shard, log in epoch.logs.items():
+            at = lasts[stream.partition_of(shard)]
+            if any(_place(log, at, lows, shard, name) is None for name in reading):
+                self._reread(stream, number, shard, log)
+            places = {name: _place(log, at, lows, shard, name) or 0 for name in reading}
+            for name in readers:
+                now = log.behind(places[name]) if name in places else Behind()
+                self._count_given(epoch, name, shard, now, begun.get(shard))
+                epoch.read[name] += log.end - now.samples
+                if name in places:
+                    _add(sums[name], now)
+            log.forget(min(places.values(), default=len(log.ids)))
+        epoch.is_looked_at = True
+        self._look_at_pending(lasts, number, reading, sums)
+        is_read = all(log.end >= epoch.manifest.shard_size(shard) for shard, log in epoch.logs.items())
+        epoch.is_finished = epoch.manifest.is_ended and not reading and (is_read or epoch.manifest.state != PRODUCED)
+
+    def _look_at_counts(
+        self, stream: Stream, number: int, epoch: _Epoch, readers: list[str]
+    ) -> list[dict[str, EntryId]]:
+        """Bad samples and dead letters; for each partition, group -> the last entry that was given out."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for partition in stream.partitions:
+                pipe.xinfo_groups(partition.entries(number))
+                pipe.hlen(partition.quarantine(number))
+                for name in readers:
+                    pipe.hlen(partition.dead(number, name))
+            replies = pipe.execute(raise_on_error=False)
+        each = 2 + len(readers)
+        parts = [replies[at : at + each] for at in range(0, len(replies), each)]
+        epoch.bad = sum(_number(part[1]) for part in parts)
+        epoch.dead = {name: sum(_number(part[2 + at]) for part in parts) for at, name in enumerate(readers)}
+        found: list[dict[str, EntryId]] = []
+        for part in parts:
+            groups = [] if isinstance(part[0], ResponseError) else part[0]  # released meanwhile
+            found.append({one["name"].decode(): _id(one["last-delivered-id"]) for one in groups})
+        return found
+
+    def _due(self, stream: Stream, epoch: _Epoch) -> list[int]:
+        """Shards that may have more than was seen."""
+        ends = {shard: log.end for shard, log in epoch.logs.items()}
+        begun = begun_shards(self._client, stream, epoch.manifest)
+        return due_shards(epoch.manifest, begun, ends, self._looks)
+
+    def _read(
+        self, stream: Stream, number: int, epoch: _Epoch, floors: Mapping[int, EntryId | None], is_whole: bool
+    ) -> dict[int, _New]:
+        """Reads what is new; shard -> what was made since the last look."""
+        due = self._due(stream, epoch)
+        where = {shard: stream.partition_of(shard) for shard in due}
+        if not epoch.is_new and not epoch.is_looked_at and not is_whole:
+            found = read_back(self._client, where, number, {shard: floors[p.number] for shard, p in where.items()})
+            for shard, records in found.items():
+                if records:
+                    epoch.logs.setdefault(shard, ShardLog()).add(records)
+            return {}
+        counts = epoch.is_new or epoch.is_looked_at
+        ends = {shard: epoch.logs[shard].end if shard in epoch.logs else 0 for shard in due}
+        made: dict[int, _New] = {}
+        for shard, records in read_on(self._client, where, number, ends).items():
+            if records:
+                is_begun = shard not in epoch.logs
+                found_now = epoch.logs.setdefault(shard, ShardLog()).add(records)
+                if counts:
+                    made[shard] = _New(found_now, is_begun)
+                    self._count_made(found_now)
+        return made
+
+    def _count_made(self, found: Behind) -> None:
+        self._made[0] += found.entries
+        self._made[1] += found.samples
+        self._made[2] += found.nbytes
+
+    def _reread(self, stream: Stream, number: int, shard: int, log: ShardLog) -> None:
+        """A group that came late has before it what was forgotten."""
+        records = read_on(self._client, {shard: stream.partition_of(shard)}, number, {shard: 0})[shard]
+        log.forget(len(log.ids))
+        log.add(records)
+        log.floor, log.floor_end = NOTHING, 0
+
+    def _lows(self, stream: Stream, number: int, name: str, rosters: list[Roster]) -> dict[int, int]:
+        """Of an ordered group: shard -> offset below which it has settled everything."""
+        manifest = self._epochs[number].manifest
+        record = next(roster.groups[name] for roster in rosters if name in roster.groups)
+        minimum = known_positions(self._client, stream, number, name).minimum(record.world)
+        starts = starts_of(manifest, begun_shards(self._client, stream, manifest))
+        return {shard: max(minimum - at, 0) for shard, at in starts.items()}
+
+    def _count_given(self, epoch: _Epoch, name: str, shard: int, now: Behind, new: _New | None) -> None:
+        """What the group was given since the last look: what it had before it, and what came, less what is left."""
+        is_begun = new is not None and new.is_begun
+        before = epoch.unread.get((name, shard), Behind() if is_begun else None)
+        epoch.unread[name, shard] = now
+        if before is not None:
+            came = new.made if new is not None else Behind()
+            total = self._given.setdefault(name, [0, 0])
+            total[0] += max(0, before.samples + came.samples - now.samples)
+            total[1] += max(0, before.nbytes + came.nbytes - now.nbytes)
+
+    def _look_at_pending(
+        self, lasts: Mapping[PartitionKeys, Mapping[str, EntryId]], number: int, reading: list[str],
+        sums: dict[str, GroupSums],
+    ) -> None:  # fmt: skip
+        asked = [(partition, name) for partition, at in lasts.items() for name in reading if name in at]
+        if not asked:
+            return
+        with self._client.pipeline(transaction=False) as pipe:
+            for partition, name in asked:
+                pipe.xpending(partition.entries(number), name)
+                pipe.xpending_range(partition.entries(number), name, "-", "+", PENDING_SEEN)
+            replies = pipe.execute(raise_on_error=False)
+        for (_, name), summary, oldest in zip(asked, replies[::2], replies[1::2], strict=True):
+            if not isinstance(summary, ResponseError) and not isinstance(oldest, ResponseError):
+                _add_pending(sums[name], summary, oldest)
+
+    # --- one group ---
+
+    def _group(self, name: str, each: GroupSums, rosters: list[Roster], now_ms: int) -> GroupGlance:
+        record = next(roster.groups[name] for roster in rosters if name in roster.groups)
+        seen: dict[str, int] = {}
+        idle: dict[str, int] = {}
+        for roster in rosters:
+            for (group, member), at in roster.members.items():
+                if group == name:
+                    seen[member] = max(seen.get(member, 0), at)
+            for (group, member), waits in roster.idle.items():
+                if group == name:
+                    idle[member] = waits.since_ms
+        members = tuple(
+            MemberGlance(
+                member,
+                (now_ms - seen[member]) / 1000 if member in seen else None,
+                each.held.get(member, 0),
+                max(0.0, (now_ms - idle[member]) / 1000) if member in idle else None,
+            )
+            for member in sorted({*seen, *each.held})
+        )
+        samples, nbytes = self._given.get(name, [0, 0])
+        return GroupGlance(
+            name=name, kind=record.kind, declared=record.declared, holds=record.holds,
+            lag_entries=each.entries, lag_samples=each.samples, lag_bytes=each.nbytes,
+            lag_s=0.0 if each.oldest_ms is None else max(0.0, (now_ms - each.oldest_ms) / 1000),
+            pending_entries=each.pending, redelivered_entries=each.redelivered, dead_letters=each.dead,
+            given_samples=samples, given_bytes=nbytes, members=members,
+        )  # fmt: skip
+
+
+def _readers(number: int, rosters: list[Roster]) -> dict[str, bool]:
+    """Group that reads the epoch -> whether it has settled it."""
+    groups = {name: record for roster in rosters for name, record in roster.groups.items()}
+    return {name: (name, number) in rosters[0].closed for name, record in groups.items() if record.first <= number}
+
+
+def _floor(at: Mapping[str, EntryId], reading: list[str]) -> EntryId | None:
+    """What every group that reads was given; None where none does."""
+    return min((at.get(name, NOTHING) for name in reading), default=None)
+
+
+def _ordered(reading: list[str], rosters: list[Roster]) -> list[str]:
+    kinds = {name: record.kind for roster in rosters for name, record in roster.groups.items()}
+    return [name for name in reading if kinds[name] == ORDERED]
+
+
+def _place(
+    log: ShardLog, given: Mapping[str, EntryId], lows: Mapping[str, Mapping[int, int]], shard: int, name: str
+) -> int | None:
+    """Where the records begin that the group has before it; None where some of them were forgotten."""
+    if name in lows:
+        low = lows[name].get(shard, 0)
+        return None if low < log.floor_end else log.after_offset(low)
+    at = given.get(name, NOTHING)
+    return None if at < log.floor else log.after_entry(at)
+
+
+def _add(sums: GroupSums, behind: Behind) -> None:
+    sums.entries += behind.entries
+    sums.samples += behind.samples
+    sums.nbytes += behind.nbytes
+    known = [at for at in (sums.oldest_ms, behind.oldest_ms) if at is not None]
+    sums.oldest_ms = min(known, default=None)
+
+
+def _add_pending(sums: GroupSums, summary: dict[str, Any], oldest: list[dict[str, Any]]) -> None:
+    sums.pending += int(summary["pending"])
+    sums.redelivered += sum(int(one["times_delivered"]) > 1 for one in oldest)
+    for consumer in summary["consumers"]:
+        name = consumer["name"].decode()
+        sums.held[name] = sums.held.get(name, 0) + int(consumer["pending"])
+
+
+def _epoch(number: int, epoch: _Epoch, rosters: list[Roster]) -> EpochGlance:
+    manifest = epoch.manifest
+    committed = sum(log.end for log in epoch.logs.values())
+    read = epoch.read
+    if epoch.is_finished and not epoch.logs:
+        committed = manifest.samples if manifest.samples is not None else sum(manifest.done.values())
+        read = dict.fromkeys(_readers(number, rosters), committed)
+    held = sum(roster.epoch_bytes.get(number, 0) for roster in rosters)
+    return EpochGlance(number, manifest.state, manifest.kind, manifest.samples, committed, epoch.bad, held, read)
+
+
+def _id(text: bytes) -> EntryId:
+    high, _, low = text.partition(b"-")
+    return int(high), int(low or 0)
+
+
+def _number(reply: object) -> int:
+    return reply if isinstance(reply, int) else 0

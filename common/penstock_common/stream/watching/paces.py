@@ -1,0 +1,137 @@
+"""How fast a stream's workers and trainers are, as they say themselves every few seconds: one small field for each.
+
+What they measure is ``pace``'s; how many workers that asks for is the producer's plan (``staffing``).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from penstock_common.errors import PenstockError
+from penstock_common.pace import Pace
+from penstock_common.stream.groups.roster import server_ms
+from penstock_common.stream.link.commands import Arg, Client, decoded, readable, run_script
+from penstock_common.stream.lua.paces import TELL_PACE
+from penstock_common.stream.streams import Stream
+
+TELL_S = 2.0
+"""How often each says how fast it is."""
+SILENT_MS = 10_000
+"""Who has said nothing for so long counts no more."""
+SWEEP_S = 60.0
+"""How often each forgets those who are silent; what a fleet that was killed leaves behind goes with the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one of them said last."""
+
+    rate: float | None
+    """Samples a second of its work, waiting left out; None while it does not know."""
+    shares: dict[str, float] = field(default_factory=dict)
+    """Where its time goes: of a worker ``busy``, ``room`` (waiting for room in the budget) and ``idle`` (no job)."""
+    samples: int = 0
+    """Made, or trained on, in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A command that starts and stops worker processes by what is wished."""
+
+    most: int
+    """Processes it may have."""
+    now: int
+    """Processes it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paces:
+    """Of one stream, of all who were heard of lately."""
+
+    workers: dict[str, Told]
+    """Worker's name -> what it said. Only those whose last job was of this stream."""
+    trainers: dict[tuple[str, str], Told]
+    """(group, member) -> what it said."""
+    fleets: dict[str, Fleet]
+    """Name -> what it said."""
+
+
+def worker_field(name: str) -> str:
+    """Of one worker process."""
+    return f"w:{name}"
+
+
+def trainer_field(group: str, member: str) -> str:
+    """Of one member of a group."""
+    return f"t:{group}:{member}"
+
+
+def fleet_field(name: str) -> str:
+    """Of one fleet that follows the wish."""
+    return f"f:{name}"
+
+
+class Teller:
+    """Says one field of one stream again and again, from whatever thread; it never fails whoever calls it."""
+
+    def __init__(self, client: Client, stream: Stream, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self.stream, self._name, self._clock = client, stream, name, clock
+        self._told_s = self._swept_s = float("-inf")
+
+    def tell(self, pace: Pace) -> None:
+        """Says how fast it is, if that is due."""
+        if self._clock() - self._told_s >= TELL_S:
+            look = pace.look()
+            shares = {kind: round(share, 3) for kind, share in look.shares.items()}
+            self.say({"rate": look.rate and round(look.rate, 4), "shares": shares, "samples": look.samples})
+
+    def say(self, value: Mapping[str, Any]) -> None:
+        """Says this now."""
+        now = self._clock()
+        self._told_s = now
+        sweep = now - self._swept_s >= SWEEP_S
+        keys = [self.stream.keys.paces, self.stream.keys.meta]
+        args: list[Arg] = [self.stream.id, self._name, json.dumps(value), SILENT_MS if sweep else 0]
+        with suppress(PenstockError, ResponseError):  # nothing depends on it, and it is said again
+            run_script(self._client, TELL_PACE, keys, args)
+            self._swept_s = now if sweep else self._swept_s
+
+    def leave(self) -> None:
+        """It is heard of no more."""
+        with suppress(PenstockError, ResponseError):
+            self._client.hdel(self.stream.keys.paces, self._name)
+
+
+@readable(lambda client, stream: stream.keys.paces)
+def load_paces(client: Client, stream: Stream) -> Paces:
+    """Everyone's last word, of those who were heard of within ten seconds."""
+    found = decoded(client.hgetall(stream.keys.paces))
+    since = server_ms(client) - SILENT_MS if found else 0
+    paces = Paces({}, {}, {})
+    for name, text in sorted(found.items()):
+        said = json.loads(text)
+        if int(said["seen"]) < since:
+            continue
+        kind, _, rest = name.partition(":")
+        if kind == "f":
+            paces.fleets[rest] = Fleet(int(said["most"]), int(said["now"]))
+        elif kind == "w":
+            paces.workers[rest] = _told(said)
+        else:
+            group, _, member = rest.partition(":")
+            paces.trainers[group, member] = _told(said)
+    return paces
+
+
+def _told(said: dict[str, Any]) -> Told:
+    rate = said.get("rate")
+    # an empty table of Lua's is an empty list in JSON as well
+    shares = {str(kind): float(share) for kind, share in dict(said.get("shares") or {}).items()}
+    return Told(None if rate is None else float(rate), shares, int(said.get("samples", 0)))

@@ -1,0 +1,1 @@
+"""Being a member of a group: arriving, showing that one lives, and ending."""

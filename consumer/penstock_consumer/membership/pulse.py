@@ -1,0 +1,89 @@
+"""The thread that shows that a member lives, and what its loop is doing: one beat every thirtieth of a lease.
+
+A member of a shared group has leases to renew with it (``shared.keeper``); a rank has nothing to renew but its name.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from penstock_common.errors import ServerUnavailable
+from penstock_common.pace import Pace
+from penstock_common.stream.groups.roster import Membership, beat
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.watching.paces import Teller, trainer_field
+from penstock_common.waiting import Outage
+from penstock_consumer.membership.parts import Idleness, said_of
+
+BEATS_PER_LEASE = 30
+"""Renewals are cheap, and their rhythm is how soon others see that a member lives."""
+
+
+class Pulse:
+    """Beats from `start` to `stop`."""
+
+    def __init__(
+        self, client: Client, who: Membership, lease_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._client = client.impatient()  # a failure is borne here, not below
+        self._who, self._lease_s, self._clock = who, lease_s, clock
+        self.idle: Idleness | None = None
+        self.pace: Pace | None = None
+        """Of the training loop; told to whoever starts workers."""
+        self.horizon = -1
+        """The epoch being read here."""
+        self.error: Exception | None = None
+        """Why it ended by itself (another process took the name, or whatever else): the loader raises it."""
+        self._teller = Teller(self._client, who.stream, trainer_field(who.group, who.member))
+        self._outage = Outage(lambda _: None, doing="renewing", clock=clock)  # others say it
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"penstock-pulse-{who.group}", daemon=True)
+
+    def start(self) -> None:
+        """Begins to beat."""
+        self._thread.start()
+
+    def stop(self, patience_s: float = 5.0) -> None:
+        """Ends the thread. Without patience it is only told."""
+        self._stop.set()
+        if self._thread.is_alive() and patience_s:
+            self._thread.join(timeout=patience_s)
+            self._teller.leave()
+
+    def recover(self) -> None:
+        """Nothing is given to a rank that another process would have to be asked for."""
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._lease_s / BEATS_PER_LEASE):
+            try:
+                self._beat()
+                self._outage.over()
+                if self.pace is not None:
+                    self._teller.tell(self.pace)
+                self._after_beat()
+            except ServerUnavailable as error:
+                self._missed()
+                if not self._is_borne(error):
+                    return
+            except Exception as error:  # whatever it is: a loop that went on would train on what others take over
+                self.error = error
+                return
+
+    def _beat(self) -> None:
+        for partition in self._who.stream.partitions:
+            beat(self._client, self._who, partition, {}, **said_of(self.idle))
+
+    def _after_beat(self) -> None:
+        """What else there is to do now and then."""
+
+    def _missed(self) -> None:
+        """A beat did not reach the server."""
+
+    def _is_borne(self, error: ServerUnavailable) -> bool:
+        try:
+            self._outage.bear(error)
+        except ServerUnavailable as final:
+            self.error = final
+        return self.error is None

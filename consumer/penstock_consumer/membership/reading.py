@@ -1,0 +1,346 @@
+"""How a loader reads: the three parts that differ between shared and ordered reading, and the choice between them.
+
+What the loop sees (batches, policies, waits, stats) is ``loader``'s; how it all ends is ``session``'s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from penstock_common.errors import ServerUnavailable
+from penstock_common.format.spec import Spec
+from penstock_common.stream.groups.roster import Membership, Order
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import find_manifest
+from penstock_common.waiting import Notify, Outage, Wait
+from penstock_consumer.membership.parts import AnyKeeper, AnyPlace, AnyReader
+from penstock_consumer.membership.pulse import Pulse
+from penstock_consumer.ordered.canonical import Steps
+from penstock_consumer.ordered.ranks import OrderedPlace
+from penstock_consumer.ordered.reader import OrderedReader
+from penstock_consumer.pipeline.allowance import Allowance
+from penstock_consumer.pipeline.arena import Arena
+from penstock_consumer.pipeline.batch import Batch, Lease
+from penstock_consumer.pipeline.chain import Staged, stages_of
+from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.pipeline.stage import Setting, StageMaker
+from penstock_consumer.shared.keeper import Claimed, Keeper
+from penstock_consumer.shared.place import Place
+from penstock_consumer.shared.reader import EpochReader
+
+QUIET_PER_LEASE = 6
+"""Ranks of another world size that were not seen for this part of a lease, five beats, are gone."""
+MIN_QUIET_MS = 1000
+
+# --- together ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a loader was asked for, as far as reading goes; see `loader.Loader`."""
+
+    start: str | int
+    batch_size: int
+    prefetch_bytes: int
+    lease_s: float
+    fast: bool | None
+    notify: Notify
+    order: Order | None = None
+    """None where reading is shared."""
+    remainder: str = "pad"
+    """What becomes of a last step, in shared reading of a member's last batch, that the epoch does not fill."""
+    views: bool = False
+    """Whether a batch that is one block of a segment is handed out where it lies."""
+    stages: list[StageMaker] = field(default_factory=list)
+    """What `Loader.shuffle` and `Loader.filter` were told, in this order."""
+
+    def arena(self, spec: Spec) -> Arena:
+        """Memory for all that can be waiting at once, and some in the trainer's hands."""
+        sample_bytes = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
+        return Arena(keep=self.prefetch_bytes // max(1, sample_bytes * self.batch_size) + 8)
+
+
+def rank_options(
+    order: str | None, rank: int, world_size: int, batch_size: int, remainder: str | None, member: str | None
+) -> Order | None:
+    """What makes a rank, checked; None for shared reading, which has none of it."""
+    if order is None:
+        if rank != 0 or world_size != 1:
+            raise ValueError("rank and world_size belong to order='canonical'; members of a group share it")
+        if remainder not in (None, "pad", "drop", "keep"):
+            raise ValueError(f"remainder is {remainder!r}, expected 'pad', 'drop' or 'keep'")
+        return None
+    if order != "canonical":
+        raise ValueError(f"order is {order!r}, expected 'canonical' or None")
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}, expected the number of ranks, 1 or more")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank is {rank} of world_size {world_size}, expected 0 to {world_size - 1}")
+    if remainder not in (None, "pad", "drop", "keep") or (remainder == "keep" and world_size > 1):
+        expected = "'pad' or 'drop'" if world_size > 1 else "'pad', 'drop' or 'keep'"
+        raise ValueError(f"remainder is {remainder!r}, expected {expected}: every rank has the same steps")
+    if member is not None:
+        raise ValueError("a rank's member name is its number: leave member out with order='canonical'")
+    return Order(rank, world_size, batch_size)
+
+
+@dataclass(slots=True)
+class Run:
+    """One epoch being read."""
+
+    reader: AnyReader
+    queue: Staged
+    thread: threading.Thread
+
+    def why_waiting(self, seconds: float) -> str:
+        """Why there is no batch, though some samples may have come."""
+        return self.queue.waiting() or self.reader.why_waiting(seconds)
+
+
+class Reading:
+    """A joined member at work: its place, its keeper, and the epoch being read. The base of both ways of reading."""
+
+    is_ordered = False
+    """Whether settling is by position: everything up to a batch."""
+
+    def __init__(
+        self,
+        place: AnyPlace,
+        keeper: AnyKeeper,
+        read: Callable[[int, Prefetch], AnyReader],
+        options: Options,
+    ) -> None:
+        self.place, self.keeper = place, keeper
+        self._read, self._options, self.has_begun = read, options, False
+        self.run: Run | None = None
+        self._allowance = Allowance(options.prefetch_bytes)
+        """What was learned in one epoch holds for the next."""
+        self.cursor = -1
+        """The last epoch iterated to its end here."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next batch of the epoch being read has arrived."""
+        return self.run is not None and self.run.queue.holds_batches
+
+    def next_epoch(self) -> int | None:
+        """The next epoch to read; None if there is none yet. Only reads: may be called again after any failure."""
+        return self.place.next_epoch(self.cursor)
+
+    def begin(self, epoch: int) -> Run:
+        """Starts the thread that reads an epoch."""
+        self.has_begun = True
+        reader = self._read(epoch, queue := Prefetch(self._allowance))
+        thread = threading.Thread(target=reader.run, name="penstock-reader", daemon=True)
+        options, spec = self._options, self.place.stream.spec
+        assert spec is not None
+        setting = Setting(spec, options.arena(spec), epoch, options.batch_size, self.is_ordered)
+        self.run = Run(reader, Staged(queue, stages_of(setting, options.stages, options.remainder)), thread)
+        self.keeper.horizon = epoch
+        thread.start()
+        return self.run
+
+    def finish(self, run: Run) -> None:
+        """An epoch was read to its end."""
+        run.thread.join()
+        self.run = None
+        self.cursor = max(self.cursor, run.reader.epoch)
+
+    def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
+        """Has batches that were handed out and never trained on handed out again, at the next iteration's start.
+
+        ``kept`` is what was trained on and waits for its checkpoint.
+        """
+        raise NotImplementedError
+
+    def take_up(self) -> None:
+        """Finds what is left for this member to do in an epoch that it has read and that did not close."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether what was received is known to be this member's still."""
+        return True
+
+    def await_leases(self, wait: Wait) -> None:
+        """Returns once `is_fresh`."""
+
+    def raise_error(self) -> None:
+        """Raises what ended the keeper."""
+        if self.keeper.error is not None:
+            raise self.keeper.error
+
+
+class SharedReading(Reading):
+    """Reading through a consumer group: what was handed back, or left by the dead, is claimed and read again."""
+
+    place: Place
+    keeper: Keeper
+
+    def __init__(self, client: Client, who: Membership, options: Options) -> None:
+        place = Place(client, who, notify=options.notify, fast=options.fast)
+        place.join(options.start)
+        keeper = Keeper(client, who, place.holdings, options.lease_s, options.notify)
+        keeper.recover()
+        keeper.start()
+        assert who.stream.spec is not None
+        arena = options.arena(who.stream.spec)
+
+        def read(epoch: int, queue: Prefetch) -> EpochReader:
+            return EpochReader(
+                place, keeper, epoch, queue, arena,
+                batch_size=options.batch_size, notify=options.notify, fast=options.fast, views=options.views,
+            )  # fmt: skip
+
+        super().__init__(place, keeper, read, options)
+        self._unfinished: set[int] = set()
+        """Epochs of which something was handed back: they are iterated again, if the running iteration cannot."""
+
+    def next_epoch(self) -> int | None:
+        """An epoch may have to be read again: a member that held a part of it died, or what it lacked was repaired."""
+        repaired = [epoch - 1 for epoch in self.place.unclosed if self.place.has_unread(epoch)]
+        self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims)), *repaired])
+        return super().next_epoch()
+
+    def take_up(self) -> None:
+        """What is pending here though it was acknowledged: a server that lost its last second forgot it."""
+        patience = self.place.client.patience
+        outage = Outage(patience.notify, patience.seconds, "asking the server")
+        while True:
+            try:
+                self.keeper.recover(self.place.is_all_settled)
+                break
+            except ServerUnavailable as error:  # the keeper's connection bears nothing, and this is the loop's thread
+                outage.bear(error)
+        self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims))])
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the leases were renewed in time."""
+        return self.keeper.is_fresh
+
+    def await_leases(self, wait: Wait) -> None:
+        """A process that stood still for a lease may hold what another one has taken over: renewing tells."""
+        while not self.is_fresh:
+            wait.because("leases", lambda: "the server, to renew the leases of what is handed out next")
+            time.sleep(0.02)
+            self.raise_error()
+
+    def finish(self, run: Run) -> None:
+        """Below the epoch's number the cursor says: something handed back is still due."""
+        super().finish(run)
+        if self._unfinished:
+            self._go_back()
+
+    def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
+        """Gives leases up and claims their entries anew; what is handed out of them says the ledger, and ``kept``."""
+        self.place.flush()
+        spans: dict[Lease, list[tuple[int, int]]] = {}
+        for span in (span for batch in kept for span in batch.spans):
+            spans.setdefault(span.lease.current(), []).append((span.lo, span.hi))
+        for lease in dict.fromkeys(span.lease for batch in batches for span in batch.spans):
+            if self.place.holdings.drop(lease):
+                # held meanwhile, so that it is renewed; the reader's lease replaces this one
+                self.place.holdings.keep_place(lease, spans.get(lease, []))
+                self.keeper.claims.append(Claimed(lease.partition, lease.epoch, lease.entry_id))
+                self._unfinished.add(lease.epoch)
+        if self.run is None and self._unfinished:
+            self._go_back()
+
+    def _go_back(self) -> None:
+        """Reads an epoch again of which something handed back was not taken up."""
+        left = self._unfinished & {claim.epoch for claim in list(self.keeper.claims)}
+        self.cursor = min(self.cursor, *(epoch - 1 for epoch in left)) if left else self.cursor
+        self._unfinished.clear()
+
+
+class OrderedReading(Reading):
+    """Reading by position, as one rank: what was handed back is read again from there."""
+
+    place: OrderedPlace
+    is_ordered = True
+
+    def __init__(self, client: Client, who: Membership, options: Options) -> None:
+        place = OrderedPlace(client, who, notify=options.notify, fast=options.fast)
+        place.quiet_ms = max(MIN_QUIET_MS, int(options.lease_s * 1000 / QUIET_PER_LEASE))
+        place.join(options.start)
+        pulse = Pulse(client, who, options.lease_s)
+        pulse.start()
+        assert who.stream.spec is not None
+        arena = options.arena(who.stream.spec)
+        self._again: dict[int, int] = {}
+        """Epoch -> position from which it is read again, though the server knows a later or an earlier one."""
+
+        def read(epoch: int, queue: Prefetch) -> OrderedReader:
+            start = self._again.pop(epoch, None)
+            return OrderedReader(
+                place, pulse, epoch, queue, arena, start=place.position(epoch) if start is None else start,
+                remainder=options.remainder, notify=options.notify, fast=options.fast, views=options.views,
+            )  # fmt: skip
+
+        super().__init__(place, pulse, read, options)
+        self._remainder = options.remainder
+
+    def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
+        """Reads every epoch again from the first of its batches."""
+        size = self.place.order.world * self.place.order.batch
+        for batch in batches:
+            self._again[batch.epoch] = min(batch.position - size, self._again.get(batch.epoch, batch.position))
+        if self._again:
+            self.stop()
+            self.cursor = min(self.cursor, min(self._again) - 1)
+            for epoch in self._again:
+                self.place.reopen(epoch)
+
+    def stop(self) -> None:
+        """Ends the thread that reads, with all it has read ahead."""
+        if (run := self.run) is not None:
+            run.queue.stop()
+            run.thread.join()
+            self.run = None
+
+    def here(self, last: Batch | None, left: Batch | None = None) -> tuple[int, int]:
+        """(epoch, position) of the first step after a batch; of none, where the rank stands.
+
+        ``left`` is a batch before it that a framework still has in a buffer: then its own step.
+        """
+        if left is not None:
+            return left.epoch, left.position - self.place.order.world * self.place.order.batch
+        if last is None:
+            epoch = self.run.reader.epoch if self.run is not None else self.next_epoch()
+            if epoch is None:
+                return max(self.cursor + 1, self.place.first), 0
+            return epoch, self._again.get(epoch, self.place.position(epoch))
+        run = self.run
+        if run is None or run.reader.epoch != last.epoch:
+            # a framework may have pulled to the end of this epoch, or into the next, long before its step is there
+            has_ended = last.epoch <= self.cursor or run is not None
+            is_last = has_ended and self.place.is_end(last.epoch, last.position)
+        else:
+            is_last = isinstance(run.reader, OrderedReader) and run.reader.is_last(last.position)
+        return (last.epoch + 1, 0) if is_last else (last.epoch, last.position)
+
+    def go_to(self, epoch: int, position: int) -> None:
+        """Goes on there next, whatever was read or settled since; see `OrderedPlace.rewind`."""
+        self.stop()
+        self._again.clear()
+        self.place.rewind(epoch, position)
+        self.cursor = epoch - 1
+
+    def steps(self, epoch: int) -> int | None:
+        """Batches of a whole epoch, for each rank alike; None while it has no size."""
+        manifest = find_manifest(self.place.client, self.place.stream, epoch)
+        if manifest is None or manifest.samples is None:
+            return None
+        order = self.place.order
+        return Steps(0, order.rank, order.world, order.batch, self._remainder).count(manifest.samples)
+
+
+def open_reading(client: Client, who: Membership, options: Options) -> Reading:
+    """Joins the group and keeps its member alive from now on: the one place where a loader's way of reading is chosen.
+
+    Raises GroupBusy, EpochsReleased, EpochNotFound, GroupKindMismatch.
+    """
+    return SharedReading(client, who, options) if who.order is None else OrderedReading(client, who, options)

@@ -1,0 +1,78 @@
+"""What a loader has running, its member's name, and how all of it ends: at close, or at the end of the program.
+
+Nothing here refers to the loader itself, so that one nobody uses any more can be collected and ended.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
+from os import getpid
+from socket import gethostname
+
+from penstock_common.errors import EpochIncomplete, PenstockError
+from penstock_common.stream.link.commands import Client
+from penstock_consumer.membership.reading import Reading
+
+JOIN_S = 5.0
+"""How long a thread may take to notice that it should end; each looks several times a second."""
+GONE_S = 1.0
+"""The same of the thread that renews, where the server is away: it pauses for half a second between its tries."""
+LEAVE_S = 2.0
+"""How long closing waits for a server that is away."""
+SILENCE_S = 5.0
+"""And for the answer of one that is there."""
+AT_ONCE_S = 0.3
+"""How long any part of an end takes that nobody asked for in words: Ctrl-C, an error, the end of the program."""
+
+
+@dataclass(slots=True)
+class Session:
+    """What has to be ended with a loader, also one that nobody closed."""
+
+    client: Client
+    reading: Reading | None = None
+    """None until the stream was found and joined."""
+    is_patient: bool = False
+    """Whether somebody closes it, and wants to have it closed."""
+    pid: int = field(default_factory=getpid)
+    """A process forked later (a framework's worker) has copies of all this, and no part in it."""
+
+
+def end_session(session: Session) -> None:
+    """Ends threads, closes epochs that are settled by now, hands back, signs off."""
+    if session.pid != getpid():
+        return
+    patience_s, silence_s = (LEAVE_S, SILENCE_S) if session.is_patient else (0.0, AT_ONCE_S)
+    session.client.hurry(patience_s, silence_s)
+    if session.reading is not None:
+        with suppress(PenstockError):  # the server is gone: the leases lapse by themselves
+            _end_reading(session.client, session.reading, JOIN_S if session.is_patient else AT_ONCE_S, patience_s)
+    session.client.close()
+
+
+def _end_reading(client: Client, reading: Reading, join_s: float, patience_s: float) -> None:
+    run, reading.run = reading.run, None
+    if run is not None:
+        run.queue.stop()
+    try:
+        client.ping()
+    except PenstockError:  # it would not hear that we leave, and the threads may long be waiting for it
+        reading.keeper.stop(GONE_S if patience_s else 0)
+        raise
+    if run is not None:
+        run.thread.join(timeout=join_s)
+    reading.keeper.stop(join_s)
+    place = reading.place
+    place.hurry(patience_s)
+    with suppress(EpochIncomplete):  # whoever iterates next is told
+        for epoch in sorted(place.unclosed):
+            place.close_epochs(epoch)
+    place.leave()
+
+
+def default_member() -> str:
+    """Host and process: two processes of a host are two members; a restarted container is the same one."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", gethostname())[:80] or "host"
+    return f"{host}-{getpid()}"

@@ -1,0 +1,1 @@
+"""Entries on their way from the server into the rows of batches."""

@@ -1,0 +1,256 @@
+"""Receiving entries: an EntrySink that checks each header and has payloads land straight in the batch's arrays.
+
+Anything wrong with an entry is remembered and reported when the entry ends; the connection stays in step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.errors import BadEntry, SegmentGone
+from penstock_common.format.block import Column
+from penstock_common.format.dtypes import BOOL
+from penstock_common.format.header import Header, parse_header
+from penstock_common.format.limits import MAX_FIELD_BYTES, MAX_HEADER_BYTES
+from penstock_common.format.ragged import Ragged
+from penstock_common.format.ref import Ref
+from penstock_common.format.spec import META, Spec
+from penstock_common.format.wire import check_values, decode_column, verify
+from penstock_common.segments.reading import SegmentReader
+from penstock_common.stream.groups.ledger import runs
+from penstock_common.stream.link.channel import SKIP, Channel, EntrySink, Skip
+from penstock_common.stream.manifest import Manifest
+from penstock_common.stream.streams import Stream
+from penstock_consumer.pipeline.batch import Assembler, Lease, Span, as_ragged
+from penstock_consumer.pipeline.meter import Meter
+
+_META = META.encode()
+
+
+class Place(Protocol):
+    """What the receiver must know of where it reads."""
+
+    def check(self, header: Header) -> None:
+        """Raises BadEntry unless the header's identity lies inside the manifest."""
+
+    def wanted(self, header: Header) -> NDArray[np.bool_] | NDArray[np.int64] | None:
+        """Which samples are wanted: a bit for each offset of [first, end), or rows (indices of the entry's samples,
+        in the order wanted, repeats allowed); None = all.
+        """
+
+
+def check_identity(header: Header, stream: Stream, manifest: Manifest) -> None:
+    """Raises BadEntry unless the header names this stream and epoch, and offsets that the manifest has."""
+    if header.stream != stream.id or header.epoch != manifest.epoch:
+        raise BadEntry(f"entry of stream {header.stream} epoch {header.epoch}, found in {stream.id} {manifest.epoch}")
+    if header.end > manifest.shard_size(header.shard):
+        raise BadEntry(f"shard {header.shard} offsets {header.first}-{header.end - 1} are not in the manifest")
+
+
+@dataclass(slots=True)
+class Received:
+    """What became of one entry."""
+
+    entry_id: bytes
+    nbytes: int
+    lease: Lease | None
+    """None if nothing of it was wanted, or it is bad."""
+    error: BadEntry | None = None
+    is_missing: bool = False
+    header: Header | None = None
+    """Of a bad one, where its header could be believed."""
+
+
+def read_by_id(channel: Channel, sink: EntrySink, meter: Meter) -> int:
+    """An answer whose entries are there already: waiting for it is waiting for the server."""
+    meter.to("server")
+    before_s = channel.waited_s
+    found = channel.read_entries(sink)
+    meter.received(channel.waited_s - before_s, created_s=0.0)
+    return found
+
+
+class Receiver:
+    """Receives the entries of one partition and epoch into an assembler."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        assembler: Assembler,
+        place: Place,
+        partition: int,
+        report: Callable[[Received], None],
+        segments: SegmentReader | None = None,
+    ) -> None:
+        """``segments`` has the payloads that headers refer to; None where they travel in the entries."""
+        self._segments = segments
+        self._spec, self._assembler, self._place, self._partition = spec, assembler, place, partition
+        self._report = report
+        self._ragged = any(tensor.is_ragged for tensor in spec)
+        self.begin(b"")
+
+    @property
+    def header(self) -> Header | None:
+        """Of the entry received last; None where it could not be believed."""
+        return self._header
+
+    def begin(self, entry_id: bytes) -> None:
+        """An entry starts."""
+        self._entry_id = entry_id
+        self._header: Header | None = None
+        self._error: BadEntry | None = None
+        self._wanted: NDArray[np.bool_] | NDArray[np.int64] | None = None
+        self._pending: list[tuple[bytes, int | None]] = []
+        self._received: list[Any] = []
+        self._scratch: dict[bytes, NDArray[np.uint8]] = {}
+        self._nbytes = 0
+
+    def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
+        """Where a field goes: the header to `value`, whole fixed tensors into batches, all else into scratch memory."""
+        self._nbytes += nbytes
+        if self._error is not None:
+            return SKIP
+        if self._header is None:
+            if name == _META and nbytes <= MAX_HEADER_BYTES:
+                return None
+            self._error = BadEntry(f"the first field is {name[:40]!r} of {nbytes} bytes, expected 'meta'")
+            return SKIP
+        if not self._pending or self._pending[0][0] != name:
+            expected = self._pending[0][0].decode() if self._pending else "no more"
+            self._error = BadEntry(f"field {name[:40]!r}, expected {expected}")
+            return SKIP
+        _, announced = self._pending.pop(0)
+        if nbytes > MAX_FIELD_BYTES or (announced is not None and announced != nbytes):
+            self._error = BadEntry(f"field {name.decode()!r} has {nbytes} bytes, expected {announced}")
+            return SKIP
+        return self._views(name, nbytes, announced is not None)
+
+    def _views(self, name: bytes, nbytes: int, is_fixed: bool) -> Sequence[memoryview]:
+        assert self._header is not None
+        text = name.decode()
+        if is_fixed and self._wanted is None and text in self._spec.names:
+            rows = self._assembler.targets(text, self._header.count)
+            views = [row.reshape(-1).view(np.uint8).data for row in rows]
+        else:
+            self._scratch[name] = np.empty(nbytes, dtype=np.uint8)
+            views = [self._scratch[name].data]
+        self._received += views
+        return views
+
+    def value(self, name: bytes, data: bytes) -> None:
+        """The header."""
+        try:
+            header = parse_header(data, self._spec, takes_refs=self._segments is not None)
+            self._place.check(header)
+            self._wanted = self._place.wanted(header)
+            self._pending = header.fields() if header.ref is None else []
+            self._header = header
+        except BadEntry as error:
+            self._error = error
+
+    def missing(self, entry_id: bytes) -> None:
+        """The entry is listed but gone."""
+        self._report(Received(entry_id, 0, None, is_missing=True))
+
+    def end(self) -> None:
+        """All fields are there: verify, then let the batches have it."""
+        lease: Lease | None = None
+        if self._error is None:
+            try:
+                lease = self._complete()
+            except BadEntry as error:
+                self._error = error
+        header = self._header if self._error is not None else None
+        self._report(Received(self._entry_id, self._nbytes, lease, self._error, header=header))
+        self._received, self._scratch = [], {}
+
+    def _complete(self) -> Lease | None:
+        header = self._header
+        if header is None or self._pending:
+            missing = ", ".join(name.decode() for name, _ in self._pending) or "meta"
+            raise BadEntry(f"fields are missing: {missing}")
+        if header.ref is not None:
+            if self._is_view(header):
+                return self._adopt(header, header.ref)
+            self._fetch(header, header.ref)
+        verify(header, self._received)
+        if self._wanted is None:
+            return self._accept(header)
+        offsets = self._offsets(header)
+        is_mask = self._wanted.dtype == np.bool_
+        kept = np.flatnonzero(self._wanted[offsets - header.first]) if is_mask else self._wanted
+        rows = kept.astype(np.int64, copy=False)
+        lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, len(rows))
+        if lease.owed:
+            spans = [Span(lease, lo, hi) for lo, hi in runs(offsets[rows])]
+            self._assembler.append(self._columns(header), rows, spans)
+        return lease
+
+    def _fetch(self, header: Header, ref: Ref) -> None:
+        """The payload of an entry that has only a header, to where its fields would have gone."""
+        assert self._segments is not None
+        fields = zip(header.fields(), ref.sizes, strict=True)
+        views = [self._views(name, size, announced is not None) for (name, announced), size in fields]
+        with self._named(self._segments):
+            self._segments.read_into(ref, views)
+        self._nbytes += sum(ref.sizes)
+
+    def _is_view(self, header: Header) -> bool:
+        """Whether the entry is to be handed out where it lies."""
+        assert self._segments is not None
+        is_whole = self._wanted is None and not self._ragged
+        return self._segments.gives_views and is_whole and self._assembler.takes_whole(header.count)
+
+    def _adopt(self, header: Header, ref: Ref) -> Lease:
+        """The whole entry as a batch of read-only views of its segment."""
+        assert self._segments is not None
+        with self._named(self._segments):
+            views = self._segments.views(ref)
+        verify(header, views)
+        self._nbytes += sum(ref.sizes)
+        for (name, _), view in zip(header.fields(), views, strict=True):
+            self._scratch[name] = view
+        lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, header.count)
+        spans = [Span(lease, lo, hi) for lo, hi in runs(self._offsets(header))]
+        self._assembler.adopt(self._columns(header), spans)
+        return lease
+
+    @contextmanager
+    def _named(self, segments: SegmentReader) -> Iterator[None]:
+        try:
+            yield
+        except SegmentGone:
+            segments.require()  # with the folder gone it is not this entry that is bad
+            raise
+
+    def _accept(self, header: Header) -> Lease:
+        """The whole entry; its fixed tensors lie in the batches already."""
+        for tensor in self._spec:
+            if tensor.dtype == BOOL and not tensor.is_ragged:
+                for row in self._assembler.targets(tensor.name, header.count):
+                    check_values(tensor, row.reshape(-1).view(np.uint8))
+        ragged = self._ragged_parts(header)
+        lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, header.count)
+        ranges = runs(self._offsets(header)) if header.holes else [(header.first, header.end)]
+        self._assembler.accept(header.count, [Span(lease, lo, hi) for lo, hi in ranges], ragged)
+        return lease
+
+    def _offsets(self, header: Header) -> NDArray[np.int64]:
+        every = np.arange(header.first, header.end, dtype=np.int64)
+        return np.delete(every, np.array(header.holes, dtype=np.int64) - header.first) if header.holes else every
+
+    def _columns(self, header: Header) -> dict[str, Column]:
+        values: dict[bytes, Any] = dict(self._scratch)
+        return {tensor.name: decode_column(header, tensor, values) for tensor in self._spec}
+
+    def _ragged_parts(self, header: Header) -> dict[str, Ragged]:
+        if not self._ragged:
+            return {}
+        values: dict[bytes, Any] = dict(self._scratch)
+        return {t.name: as_ragged(decode_column(header, t, values)) for t in self._spec if t.is_ragged}

@@ -1,0 +1,130 @@
+"""Exporting: a stream's epochs to files, bit-exact, with the holes and their reasons. The way back is the producer's.
+
+An epoch is held by a replay's lease while it is copied, verified as it is read, and counts once it is all on the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock_common.errors import BadEntry, BadExport, EpochIncomplete
+from penstock_common.format.export import Contents, EpochNote
+from penstock_common.format.ref import without_ref
+from penstock_common.format.wire import Fields, decode
+from penstock_common.segments.exports import EXPORT_BYTES, ExportWriter, exporting
+from penstock_common.segments.reading import SegmentReader
+from penstock_common.stream.entries import Record
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import PRODUCED, retained_epochs
+from penstock_common.stream.mending.bad import list_bad
+from penstock_common.stream.payloads import entry_fields, reader_of
+from penstock_common.stream.streams import Stream, load_stream
+from penstock_consumer.replaying.replay import LEASE_S
+from penstock_consumer.replaying.retained import Retained
+
+Progress = Callable[[int, int, int], None]
+"""Epoch, payload bytes of it that are copied, and all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export did."""
+
+    path: Path
+    contents: Contents
+    new: tuple[int, ...]
+    """Epochs that were copied."""
+    kept: tuple[int, ...]
+    """Epochs that an earlier export to the same folder had copied."""
+
+
+def export_stream(
+    client: Client,
+    name: str,
+    path: str | Path,
+    *,
+    epochs: Sequence[int] | None = None,
+    file_bytes: int = EXPORT_BYTES,
+    progress: Progress = lambda epoch, done, total: None,
+) -> Exported:
+    """Copies produced epochs (None: all that are retained) to a folder, new or with an earlier export of the stream.
+
+    Raises BadExport, StreamNotFound, EpochNotFound, EpochIncomplete, ReplayTruncated, and BadEntry for an entry that is
+    damaged: what was finished before stands, and the same call goes on from there.
+    """
+    stream = load_stream(client, name)
+    if stream.spec is None:
+        raise BadExport(f"stream {name!r} has no samples yet: there is nothing to export")
+    wanted = sorted(set(epochs)) if epochs is not None else _produced(client, stream)
+    contents = Contents(stream.name, stream.id, stream.spec, stream.info, len(stream.partitions))
+    with exporting(path, contents, file_bytes=file_bytes) as writer:
+        kept = [epoch for epoch in wanted if writer.contents.find(epoch)]
+        new = [epoch for epoch in wanted if epoch not in kept]
+        for epoch in new:
+            note = _copied(client, stream, epoch, writer, progress)
+            both = sorted((*writer.contents.epochs, note), key=lambda one: one.epoch)
+            writer.finish(replace(writer.contents, epochs=tuple(both)))
+        return Exported(writer.path, writer.contents, tuple(new), tuple(kept))
+
+
+def _produced(client: Client, stream: Stream) -> list[int]:
+    states = retained_epochs(client, stream)
+    found = [epoch for epoch, state in states.items() if state == PRODUCED]
+    if not found:
+        there = ", ".join(f"{epoch} ({state})" for epoch, state in states.items()) or "none"
+        raise EpochIncomplete(f"stream {stream.name!r} has no produced epoch to export; epochs there: {there}")
+    return found
+
+
+def _copied(client: Client, stream: Stream, epoch: int, writer: ExportWriter, progress: Progress) -> EpochNote:
+    held = Retained(client, stream, epoch, LEASE_S)
+    try:
+        done = 0
+        writer.begin(epoch)
+        progress(epoch, 0, held.nbytes)
+        for fields, record in _entries(client, held):
+            held.raise_lost()
+            writer.append(fields)
+            done += record.nbytes
+            progress(epoch, done, held.nbytes)
+        holes = [(shard, offset) for shard, record in held.records() for offset in record.holes]
+        why = {(bad.shard, bad.offset): bad.why for bad in list_bad(client, stream, epoch=epoch).quarantined}
+        manifest = held.manifest
+        return EpochNote(
+            epoch, manifest.kind, manifest.seed, manifest.fingerprint,
+            tuple(manifest.shard_size(shard) for shard in manifest.shards()), held.samples, held.nbytes, writer.files(),
+            tuple((shard, offset, why.get((shard, offset), "")) for shard, offset in holes),
+        )  # fmt: skip
+    finally:
+        held.let_go()
+
+
+def _entries(client: Client, held: Retained) -> Iterator[tuple[Fields, Record]]:
+    """The epoch's entries as they would travel inline, in canonical order, each verified; raises BadEntry."""
+    segments = reader_of(held.stream)
+    try:
+        for shard, record in held.records():
+            if record.entry_id:
+                yield _verified(client, held, shard, record, segments), record
+    finally:
+        if segments is not None:
+            segments.close()
+
+
+def _verified(client: Client, held: Retained, shard: int, record: Record, segments: SegmentReader | None) -> Fields:
+    stream, epoch = held.stream, held.epoch
+    assert stream.spec is not None
+    fields = entry_fields(client, stream, epoch, shard, record.entry_id, segments)
+    if fields is None:
+        raise held.truncated(record)
+    header, _ = decode(fields, stream.spec, takes_refs=segments is not None)
+    said = (header.stream, header.epoch, header.shard, header.first, header.end, header.holes)
+    if said != (stream.id, epoch, shard, record.first, record.end, record.holes):
+        raise BadEntry(
+            f"the index says that entry {record.entry_id.decode()} has offsets {record.first}-{record.end - 1} of "
+            f"shard {shard}, it says {header.first}-{header.end - 1} of {header.shard}: `penstock audit {stream.name}`"
+        )
+    meta = bytes(fields[0][1])
+    return [(fields[0][0], meta if header.ref is None else without_ref(meta)), *fields[1:]]

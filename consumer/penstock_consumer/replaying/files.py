@@ -1,0 +1,124 @@
+"""Files: an exported epoch read from disk, without any server: the same batches as a `Replay` of it gives.
+
+Nothing in a file is believed: each record is bounded, compared with what the export says, and its checksum verified.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.errors import BadExport
+from penstock_common.format.header import Header
+from penstock_common.format.ref import Ref
+from penstock_common.format.spec import META, Spec
+from penstock_common.segments.exports import ExportFolder
+from penstock_common.segments.reading import SegmentReader
+from penstock_common.segments.whole import whole_epoch
+from penstock_common.waiting import Notify, to_stderr
+from penstock_consumer.pipeline.again import Shuffle
+from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.receiving.receive import Received, Receiver
+from penstock_consumer.replaying.passes import PREFETCH_BYTES, Passes, permuted
+
+_META = META.encode()
+AHEAD = 16
+"""Blocks of a shuffled pass that the disk is asked for before the first of them is read."""
+
+
+class Files(Passes):
+    """Batches of one exported epoch, in canonical order or, with ``shuffle=SEED``, shuffled as a `Replay` is.
+
+    With ``views`` a batch that is one block is not copied: its arrays are read-only and lie in the file.
+
+    ``path`` is the folder that `penstock export` made. Raises BadExport where it is none, not whole, or damaged.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        batch_size: int,
+        epoch: int | None = None,
+        shuffle: int | None = None,
+        window: int | None = None,
+        views: bool = False,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        notify: Notify = to_stderr,
+    ) -> None:
+        """``epoch`` may be left out where the export has one only."""
+        super().__init__(batch_size, prefetch_bytes, shuffle, window, notify)
+        self._folder, self._views = ExportFolder(path), views
+        self._note = self._folder.contents.require(epoch)
+        self.epoch, self.samples = self._note.epoch, self._note.samples
+        self._blocks = [
+            (found.meta, found.header.ref) for found in whole_epoch(self._folder, self._note) if found.header.ref
+        ]
+        self.info = self._folder.contents.info
+        """The stream's: class names, file names, units."""
+
+    @property
+    def spec(self) -> Spec:
+        """The tensors of a sample."""
+        return self._folder.contents.spec
+
+    def _name(self) -> str:
+        return f"{self._folder.path.name} epoch {self.epoch}"
+
+    def _read(self, queue: Prefetch, shuffle: Shuffle | None) -> None:
+        assembler, outlet = self._outlet(queue, shuffle)
+        received: list[Received] = []
+        segments = SegmentReader(self._folder, gives_views=self._views)
+        receiver = Receiver(self.spec, assembler, _Anything(), 0, received.append, segments)
+        try:
+            for meta in _ahead(permuted(iter(self._blocks), shuffle), segments, shuffle is not None):
+                while not queue.wait_for_room(0, 0.2):
+                    pass
+                queue.meter.to("server")  # the disk, here
+                receiver.begin(b"")
+                receiver.target(_META, len(meta))
+                receiver.value(_META, meta)
+                receiver.end()
+                queue.meter.to("reader")
+                error = received.pop().error
+                if error is not None:
+                    raise BadExport(f"{self._folder.path}: {error}; copy the file again, or export anew") from error
+                outlet.drain()
+            outlet.end()
+        finally:
+            segments.close()
+
+    def close(self) -> None:
+        """Nothing is held between iterations: here for the ``with`` statement, as a `Replay` has it."""
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _ahead(blocks: Iterator[tuple[bytes, Ref]], segments: SegmentReader, is_shuffled: bool) -> Iterator[bytes]:
+    """The blocks' headers; out of order, the disk is asked for a few before they are needed."""
+    waiting: deque[bytes] = deque()
+    for meta, ref in blocks:
+        if is_shuffled:
+            segments.expect(ref)
+        waiting.append(meta)
+        if not is_shuffled or len(waiting) > AHEAD:
+            yield waiting.popleft()
+    yield from waiting
+
+
+class _Anything:
+    """Identities were checked when the files were opened: everything in them is wanted."""
+
+    def check(self, header: Header) -> None:
+        """All of it is what the export says."""
+
+    def wanted(self, header: Header) -> NDArray[np.bool_] | None:
+        return None

@@ -1,0 +1,317 @@
+"""Looking at samples by identity, without a group: nothing is delivered, acknowledged or owed because of it.
+
+Goes by the shard indexes, as a replay does. A produced epoch is held by a replay's lease while it is looked at; of a
+running one what is there is read, and what was trimmed meanwhile is counted. What the samples say is for others.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.errors import BadEntry, EntryNotFound, EpochNotFound, PenstockError, SegmentGone
+from penstock_common.format.block import Block, Column
+from penstock_common.format.header import Header
+from penstock_common.format.spec import Spec
+from penstock_common.format.wire import Fields, decode, row_starts
+from penstock_common.stream.entries import Record, fetch_fields, index_records, newest_entry, parse_id
+from penstock_common.stream.groups.roster import end_replay, hold_for_replay
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import (
+    PRODUCED,
+    Manifest,
+    begun_shards,
+    find_manifest,
+    load_manifest,
+    retained_epochs,
+)
+from penstock_common.stream.payloads import reader_of, whole_fields
+from penstock_common.stream.streams import Stream, require_there
+from penstock_consumer.receiving.receive import check_identity
+
+LEASE_S = 30.0
+"""As a replay's: who dies while looking keeps the epoch for so long."""
+RENEW_S = 3.0
+MOST_UNREADABLE = 32
+"""Entries passed over while looking for the newest samples: a forger must not make that a walk through a stream."""
+
+
+class Identity(NamedTuple):
+    """Names a sample for ever."""
+
+    epoch: int
+    shard: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}/{self.shard}/{self.offset}"
+
+
+@dataclass(slots=True)
+class Seen:
+    """One entry that was read, and which of its samples are wanted."""
+
+    header: Header
+    block: Block
+    rows: NDArray[np.int64]
+    """Rising indices into the block's samples."""
+
+    def identity(self, row: int) -> Identity:
+        """Of one of the block's samples."""
+        return Identity(self.header.epoch, self.header.shard, int(self.block.offsets()[row]))
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sample, on its own: arrays of the sample's shape (0-d for scalars), ``bytes`` for byte strings."""
+
+    identity: Identity
+    tensors: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Missed:
+    """What was committed and could not be looked at, in samples."""
+
+    trimmed: int = 0
+    """Removed by retention."""
+    unreadable: int = 0
+    """Their entry does not decode: `why` is the first such entry's reason."""
+    why: str = ""
+
+
+class Viewer:
+    """Looks at one epoch of a stream. Used by one thread, and closed: a produced epoch is held until then.
+
+    Raises EpochNotFound, and SegmentsUnseen where payloads lie in a folder that this process does not see.
+    """
+
+    def __init__(
+        self, client: Client, stream: Stream, epoch: int | None = None, *, holds: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """``epoch`` None: the newest that is produced, else the newest there is.
+
+        ``holds``: whether a complete one is held while it is looked at.
+        """
+        self._client, self._stream, self._clock = client, stream, clock
+        self._manifest: Manifest = load_manifest(
+            client, stream, newest_epoch(client, stream) if epoch is None else epoch
+        )
+        self.spec: Spec = _known_spec(stream)
+        self.missed = Missed()
+        self._segments = reader_of(stream)
+        self._token = secrets.token_hex(8)
+        self._holds, self._held_at = holds and self._manifest.state == PRODUCED, -math.inf
+        self._hold()
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the epoch, as it was when looking began."""
+        return self._manifest
+
+    @property
+    def epoch(self) -> int:
+        """Its number."""
+        return self._manifest.epoch
+
+    # --- what there is ---
+
+    def committed(self) -> int:
+        """Samples in the index now, bad ones not counted; reads ids only."""
+        return sum(record.count for _, _, record in self._records())
+
+    def drawn(self, chosen: Sequence[int] | NDArray[np.int64] | None = None) -> Iterator[Seen]:
+        """Entries in canonical order, whole, or of each the samples at these positions.
+
+        A position counts committed samples in canonical order from 0, rising and each once. What is gone or cannot be
+        read is left out and counted in `missed`.
+        """
+        at, begin = 0, 0
+        wanted = None if chosen is None else np.asarray(chosen, dtype=np.int64)
+        for partition, _, record in self._records():
+            rows: NDArray[np.int64] = np.arange(record.count)
+            if wanted is not None:
+                end = int(np.searchsorted(wanted, at + record.count))
+                rows, begin = wanted[begin:end] - at, end
+            at += record.count
+            if len(rows) and (seen := self._read(partition, record, rows)) is not None:
+                yield seen
+            if wanted is not None and begin == len(wanted):
+                return
+
+    def sample(self, identity: Identity) -> Sample:
+        """One sample; raises EntryNotFound where it is a hole, not committed yet, trimmed, or unreadable."""
+        shard, offset = identity.shard, identity.offset
+        partition = self._stream.partition_of(shard)
+        for record in index_records(self._client, partition, self.epoch, shard, after=offset):
+            if record.first <= offset < record.end and offset not in record.holes:
+                row = offset - record.first - sum(hole < offset for hole in record.holes)
+                before = Missed(self.missed.trimmed, self.missed.unreadable)
+                seen = self._read(partition, record, np.array([row]))
+                if seen is not None:
+                    return samples_of(seen)[0]
+                was_trimmed = self.missed.trimmed > before.trimmed
+                why = "retention has removed it" if was_trimmed else f"its entry cannot be read: {self.missed.why}"
+                raise EntryNotFound(f"sample {identity} of {self._stream.name!r}: {why}")
+            if offset in record.holes:
+                raise EntryNotFound(
+                    f"sample {identity} of {self._stream.name!r} is a bad one, a hole: "
+                    f"`penstock bad list {self._stream.name} --epoch {self.epoch}` says why"
+                )
+            break
+        shards = len(begun_shards(self._client, self._stream, self._manifest))
+        raise EntryNotFound(
+            f"sample {identity} of {self._stream.name!r} is not committed: epoch {self.epoch} has {shards} shards, "
+            f"and this one has {self._size_of(shard)} samples so far"
+        )
+
+    def _size_of(self, shard: int) -> int:
+        records = index_records(self._client, self._stream.partition_of(shard), self.epoch, shard)
+        return max((record.end for record in records), default=0)
+
+    def newest(self, count: int, after: dict[int, bytes]) -> tuple[list[Sample], dict[int, bytes]]:
+        """At most so many samples, the newest first, of entries appended ``after`` these ids (partition -> id).
+
+        With them the ids to go on from.
+        """
+        found: list[tuple[tuple[int, int], Sample]] = []
+        last = dict(after)
+        for partition in self._stream.partitions:
+            seen_before = after.get(partition.number, b"0-0")
+            for entry_id, samples in self._backwards(partition, seen_before, count):
+                last[partition.number] = max(last.get(partition.number, b"0-0"), entry_id, key=parse_id)
+                found += [(parse_id(entry_id), sample) for sample in samples]
+            found = sorted(found, key=lambda pair: pair[0], reverse=True)[:count]
+        return [sample for _, sample in found], last
+
+    def _backwards(self, partition: PartitionKeys, after: bytes, count: int) -> Iterator[tuple[bytes, list[Sample]]]:
+        """From the newest entry on back to ``after``, until there are so many samples."""
+        before, left = b"", count
+        for _ in range(count + MOST_UNREADABLE):
+            entry = newest_entry(self._client, partition, self.epoch, before)
+            if entry is None or parse_id(entry[0]) <= parse_id(after):
+                return
+            before = entry[0]
+            seen = self._decoded(entry[1], None)
+            samples = [] if seen is None else samples_of(seen)[-left:][::-1]
+            left -= len(samples)
+            yield before, samples
+            if not left:
+                return
+
+    # --- reading ---
+
+    def _records(self) -> Iterator[tuple[PartitionKeys, int, Record]]:
+        for shard in begun_shards(self._client, self._stream, self._manifest):
+            partition = self._stream.partition_of(shard)
+            for record in index_records(self._client, partition, self.epoch, shard):
+                if record.entry_id:
+                    yield partition, shard, record
+
+    def _read(self, partition: PartitionKeys, record: Record, rows: NDArray[np.int64]) -> Seen | None:
+        self._hold()
+        fields = fetch_fields(self._client, partition, self.epoch, record.entry_id)
+        if fields is None:
+            require_there(self._client, self._stream)
+            self.missed.trimmed += len(rows)
+            return None
+        return self._decoded(fields, rows)
+
+    def _decoded(self, fields: Fields, rows: NDArray[np.int64] | None) -> Seen | None:
+        """``rows`` None: all of them. An entry that is not what its index says is unreadable."""
+        try:
+            whole = whole_fields(fields, self.spec, self._segments)
+            header, block = decode(whole, self.spec, takes_refs=self._segments is not None)
+            check_identity(header, self._stream, self._manifest)
+            if rows is not None and rows[-1] >= block.count:
+                raise BadEntry(f"the entry has {block.count} samples, its index says more")
+        except BadEntry as error:
+            if isinstance(error, SegmentGone) and self._segments is not None:
+                self._segments.require()  # with the folder gone it is not this entry that is bad
+            self.missed.unreadable += 1 if rows is None else len(rows)
+            self.missed.why = self.missed.why or str(error)
+            return None
+        return Seen(header, block, np.arange(block.count) if rows is None else rows)
+
+    # --- the lease ---
+
+    def _hold(self) -> None:
+        """Takes or renews it, of an epoch that is complete: a running one is not held, so no writer waits for us."""
+        now = self._clock()
+        if not self._holds or now - self._held_at < RENEW_S:
+            return
+        for partition in self._stream.partitions:
+            # a lease that has lapsed is taken again: what was removed meanwhile is counted as such
+            if (
+                not hold_for_replay(self._client, partition, self._token, self.epoch, int(LEASE_S * 1000), renew=False)
+                and find_manifest(self._client, self._stream, self.epoch) is None
+            ):
+                raise EpochNotFound(f"epoch {self.epoch} of {self._stream.name!r} was released while it was looked at")
+        self._held_at = now
+
+    def close(self) -> None:
+        """Gives the epoch free."""
+        if self._segments is not None:
+            self._segments.close()
+        if self._holds:
+            for partition in self._stream.partitions:
+                end_replay(self._client, partition, self._token)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        with suppress(PenstockError):  # the lease lapses by itself, and the error is what counts
+            self.close()
+
+
+def newest_epoch(client: Client, stream: Stream, *, running: bool = False) -> int:
+    """The newest produced epoch, else the newest; the newest at once with ``running``. Raises EpochNotFound."""
+    states = retained_epochs(client, stream)
+    if not states:
+        require_there(client, stream)
+        raise EpochNotFound(f"stream {stream.name!r} has no epoch yet: start a producer (`penstock produce`)")
+    produced = [epoch for epoch, state in states.items() if state == PRODUCED]
+    return max(states) if running or not produced else max(produced)
+
+
+def _known_spec(stream: Stream) -> Spec:
+    if stream.spec is None:
+        raise EntryNotFound(f"stream {stream.name!r} has no sample yet: its first one fixes what tensors there are")
+    return stream.spec
+
+
+def samples_of(seen: Seen) -> list[Sample]:
+    """The wanted samples of an entry, in order; arrays are views of it."""
+    offsets = seen.block.offsets()
+    columns = {column.spec.name: _values_of(column, seen.rows) for column in seen.block.columns}
+    return [
+        Sample(
+            Identity(seen.header.epoch, seen.header.shard, int(offsets[row])),
+            {name: values[position] for name, values in columns.items()},
+        )
+        for position, row in enumerate(seen.rows.tolist())
+    ]
+
+
+def _values_of(column: Column, rows: NDArray[np.int64]) -> list[Any]:
+    if column.shapes is None:
+        return [column.values[row, ...] for row in rows.tolist()]
+    starts = row_starts(column.shapes, column.spec)
+    flat = [column.values[starts[row] : starts[row + 1]] for row in rows.tolist()]
+    if column.spec.dtype == "bytes":
+        return [values.tobytes() for values in flat]
+    return [values.reshape(column.shapes[row]) for values, row in zip(flat, rows.tolist(), strict=True)]

@@ -1,0 +1,142 @@
+"""One epoch that is all there, iterated any number of times: what `Replay` and `Files` have in common.
+
+A thread reads ahead into a bounded queue. Where the bytes come from is theirs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TypeVar
+
+from penstock_common.format.spec import Spec
+from penstock_common.waiting import Notify
+from penstock_consumer.counting.stats import Stats
+from penstock_consumer.counting.tally import Tally
+from penstock_consumer.membership.session import AT_ONCE_S
+from penstock_consumer.pipeline.again import Outlet, Shuffle
+from penstock_consumer.pipeline.arena import Arena
+from penstock_consumer.pipeline.batch import Assembler, Batch
+from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
+from penstock_consumer.pipeline.stage import Setting
+
+PREFETCH_BYTES = 64 << 20
+POLL_S = 0.5
+T = TypeVar("T")
+
+
+class Passes:
+    """Batches of one epoch; an iteration is a pass over it. ``len()`` is known.
+
+    Without ``shuffle`` every pass has the canonical order. With it, pass n has an order that this seed and n decide:
+    blocks are read in a permuted order, and batches drawn from a window of ``window`` samples.
+    """
+
+    epoch: int
+    samples: int
+    """Samples in the epoch, bad ones not counted."""
+
+    def __init__(
+        self, batch_size: int, prefetch_bytes: int, shuffle: int | None, window: int | None, notify: Notify
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, expected at least 1")
+        if shuffle is not None and (type(shuffle) is not int or shuffle < 0):
+            raise ValueError(f"shuffle is {shuffle!r}, expected a seed, 0 or more, or None for canonical order")
+        if window is not None and (shuffle is None or window < 1):
+            raise ValueError(f"window={window} is the samples to draw from, at least 1, and goes with shuffle=SEED")
+        self.batch_size = batch_size
+        self._prefetch_bytes, self._shuffle, self._window, self._notify = prefetch_bytes, shuffle, window, notify
+        self._pass = 0
+        self._tally = Tally()
+
+    @property
+    def spec(self) -> Spec:
+        """The tensors of a sample."""
+        raise NotImplementedError
+
+    def _name(self) -> str:
+        """What is read, for people."""
+        raise NotImplementedError
+
+    def _read(self, queue: Prefetch, shuffle: Shuffle | None) -> None:
+        """One pass, in a thread of its own; raises Stopped, or what ends it."""
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        """Called by the loop now and then; raises what makes going on impossible."""
+
+    def stats(self) -> Stats:
+        """The iteration under way, else the last one: as `Loader.stats`, and nobody waits for producers here."""
+        return self._tally.stats()
+
+    def set_pass(self, number: int) -> None:
+        """The next iteration is this pass: a training that goes on after a restart shuffles as it would have.
+
+        Passes are counted from 0, by themselves; only a shuffled one depends on its number.
+        """
+        if type(number) is not int or number < 0:
+            raise ValueError(f"pass {number!r}: passes are counted from 0")
+        self._pass = number
+
+    def __len__(self) -> int:
+        """Batches in an iteration."""
+        return (self.samples + self.batch_size - 1) // self.batch_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The epoch from its first sample; the last batch may be smaller."""
+        shuffle = None
+        if self._shuffle is not None:
+            shuffle = Shuffle(self._shuffle, self._pass, self._window, self._prefetch_bytes)
+        self._pass += 1
+        tally = self._tally = Tally()
+        queue = Prefetch(self._prefetch_bytes)
+        tally.ask()
+        tally.begin(self.epoch, queue)
+        thread = threading.Thread(target=self._run, args=(queue, shuffle), name="penstock-replay", daemon=True)
+        thread.start()
+        try:
+            while True:
+                batch = queue.get(POLL_S)
+                self._check()
+                if batch is not None:
+                    tally.hand(batch)
+                    yield batch
+                    tally.ask()
+                elif queue.is_over:
+                    self._notify(f"{self._name()}: {tally.end()}")
+                    return
+        finally:
+            tally.rest()
+            queue.stop()
+            thread.join(timeout=AT_ONCE_S)
+
+    def _run(self, queue: Prefetch, shuffle: Shuffle | None) -> None:
+        try:
+            self._read(queue, shuffle)
+            queue.end()
+        except Stopped:
+            queue.end()
+        except BaseException as error:
+            queue.end(error)
+
+    # --- for those who read ---
+
+    def _outlet(self, queue: Prefetch, shuffle: Shuffle | None) -> tuple[Assembler, Outlet]:
+        """Where samples go, and the way from there to the queue."""
+        sample_bytes = max(1, sum(t.sample_bytes for t in self.spec if not t.is_ragged))
+        arena = Arena(keep=self._prefetch_bytes // (sample_bytes * self.batch_size) + 8)
+        queue.when_less = arena.trim
+        assembler = Assembler(self.spec, self.batch_size, arena, self.epoch)
+        setting = Setting(self.spec, arena, self.epoch, self.batch_size, is_ordered=False)
+        return assembler, Outlet(assembler, queue, None if shuffle is None else shuffle.window(setting))
+
+
+def permuted(items: Iterator[T], shuffle: Shuffle | None) -> Iterator[T]:
+    """The same items; of a shuffled pass all of them are read before the first."""
+    if shuffle is None:
+        yield from items
+        return
+    held = list(items)
+    for place in shuffle.blocks(len(held)).tolist():
+        yield held[place]

@@ -1,0 +1,130 @@
+"""A retained epoch, kept by a lease on the roster while somebody reads it: its index records, in canonical order.
+
+For whoever reads without a group. What becomes of the records is ``replay``'s and ``exporting``'s.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+
+from penstock_common.errors import EpochIncomplete, PenstockError, ReplayTruncated, ServerUnavailable
+from penstock_common.stream.entries import Record, index_records
+from penstock_common.stream.groups.roster import end_replay, hold_for_replay
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import PRODUCED, load_manifest
+from penstock_common.stream.streams import Stream, require_there
+
+RENEWALS_PER_LEASE = 10
+
+
+class Retained:
+    """One produced epoch. Raises EpochNotFound, EpochIncomplete, ReplayTruncated where it is not whole any more."""
+
+    def __init__(self, client: Client, stream: Stream, epoch: int, lease_s: float) -> None:
+        self._client, self.stream, self.epoch, self._lease_s = client, stream, epoch, lease_s
+        self.manifest = load_manifest(client, stream, epoch)
+        if self.manifest.state != PRODUCED:
+            raise EpochIncomplete(
+                f"epoch {epoch} of {stream.name!r} is {self.manifest.state}: replay reads produced epochs; "
+                "read it with a Loader"
+            )
+        self._token = secrets.token_hex(8)
+        self._closed = threading.Event()
+        self.lost: PenstockError | None = None
+        """What ended the lease."""
+        self._holder = threading.Thread(target=self._keep_hold, name="penstock-replay-lease", daemon=True)
+        try:
+            self._hold(renew=False)
+            self.samples = self.records_count = self.nbytes = 0
+            for _, record in self.records():
+                self.samples += record.count
+                self.nbytes += record.nbytes
+                self.records_count += 1
+        except PenstockError:
+            self.let_go()
+            raise
+        self._holder.start()
+
+    def records(self) -> Iterator[tuple[int, Record]]:
+        """(shard, index record) of all shards, in canonical order; raises ReplayTruncated where one is missing."""
+        for shard in self.manifest.shards():
+            partition, end = self.stream.partition_of(shard), 0
+            for record in index_records(self._client, partition, self.epoch, shard):
+                if record.first != end:
+                    raise ReplayTruncated(
+                        f"shard {shard} of epoch {self.epoch} has no record of offsets {end}-{record.first - 1}"
+                    )
+                end = record.end
+                yield shard, record
+            if end != self.manifest.shard_size(shard):
+                raise ReplayTruncated(
+                    f"shard {shard} of epoch {self.epoch} ends at {end}, planned are {self.manifest.shard_size(shard)}"
+                )
+
+    def truncated(self, record: Record) -> ReplayTruncated:
+        """The error for an entry that is gone."""
+        return ReplayTruncated(
+            f"epoch {self.epoch} of {self.stream.name!r} is no longer whole: entry {record.entry_id.decode()} was "
+            "removed (retention needs its room); replay a later epoch, or give the stream a larger budget"
+        )
+
+    def lasting(self, error: PenstockError) -> PenstockError:
+        """The same error, or what took the whole stream along."""
+        try:
+            require_there(self._client, self.stream)
+        except PenstockError as worse:
+            return worse
+        return error
+
+    def raise_lost(self) -> None:
+        """Raises what ended the lease, if it ended."""
+        if self.lost is not None:
+            raise self.lost
+
+    # --- the lease ---
+
+    def _hold(self, *, renew: bool) -> None:
+        lease_ms = int(self._lease_s * 1000)
+        for partition in self.stream.partitions:
+            if not hold_for_replay(self._client, partition, self._token, self.epoch, lease_ms, renew=renew):
+                require_there(self._client, self.stream)
+                what = f"epoch {self.epoch} of {self.stream.name!r}"
+                raise ReplayTruncated(
+                    f"this replay's lease on {what} lapsed: it renewed nothing for {self._lease_s:g} s, and retention "
+                    "may have removed entries; replay it again if it is still there, with a longer lease_s where "
+                    "processes or servers stand still, or pin it (`penstock epochs pin`)"
+                )
+
+    def _keep_hold(self) -> None:
+        beat_s = self._lease_s / RENEWALS_PER_LEASE
+        last = time.monotonic()
+        while not self._closed.wait(beat_s):
+            try:
+                self._hold(renew=True)
+                last = time.monotonic()
+            except ServerUnavailable as error:
+                if time.monotonic() - last > self._lease_s:
+                    self.lost = error
+                    return
+            except PenstockError as error:
+                self.lost = error
+                return
+
+    @property
+    def is_let_go(self) -> bool:
+        """Whether `let_go` was called."""
+        return self._closed.is_set()
+
+    def let_go(self) -> None:
+        """Ends the lease."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._client.ping()  # a server that is away hears nothing of this, and the thread may be waiting for it
+        if self._holder.is_alive():
+            self._holder.join(timeout=5)
+        for partition in self.stream.partitions:
+            end_replay(self._client, partition, self._token)

@@ -1,0 +1,99 @@
+"""What a stream's groups were given and have not acknowledged, in bytes, and how much of it only one of them holds.
+
+Asked only when a wait has lasted: by ids and index records, never payloads. What follows from it is ``overdue``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock_common.errors import PenstockError
+from penstock_common.stream.entries import Record, index_records, list_pending
+from penstock_common.stream.groups.ledger import group_bits
+from penstock_common.stream.groups.roster import SHARED, Roster, load_roster
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
+from penstock_common.stream.servers.suitability import readable_bytes
+from penstock_common.stream.streams import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHold:
+    """What the members of one shared group hold together of a partition."""
+
+    nbytes: int = 0
+    """Payload bytes of entries given out and not acknowledged; an entry counts whole."""
+    freed_bytes: int = 0
+    """Of them, what would go if this group alone settled it: no other group, pin or replay needs it."""
+    members: int = 0
+    """How many members have something."""
+
+
+def hold_of(
+    client: Client, stream: Stream, partition: PartitionKeys, roster: Roster, group: str, *, with_freed: bool
+) -> GroupHold:
+    """Counts it; ``freed_bytes`` only where asked for."""
+    kept = roster.pinned | {epoch for epoch, _ in roster.replays.values()}
+    total, freed, holders = 0, 0, set[str]()
+    for epoch in roster.epochs:
+        pending = {entry.entry_id: entry.member for entry in list_pending(client, partition, epoch, group)}
+        manifest = find_manifest(client, stream, epoch) if pending else None
+        if manifest is None:
+            continue
+        holders |= set(pending.values())
+        for shard, records in _records(client, stream, partition, manifest):
+            held = [record for record in records if record.entry_id in pending]
+            total += sum(record.nbytes for record in held)
+            if with_freed and epoch not in kept and held:
+                freed += _freed(client, partition, manifest, roster, group, shard, held)
+    return GroupHold(total, freed, len(holders))
+
+
+def _records(
+    client: Client, stream: Stream, partition: PartitionKeys, manifest: Manifest
+) -> Iterator[tuple[int, list[Record]]]:
+    for shard in begun_shards(client, stream, manifest):
+        if stream.partition_of(shard) == partition:
+            yield shard, list(index_records(client, partition, manifest.epoch, shard))
+
+
+def _freed(
+    client: Client, partition: PartitionKeys, manifest: Manifest, roster: Roster, group: str, shard: int,
+    held: list[Record],
+) -> int:  # fmt: skip
+    """Of these records, the bytes that every other group has settled."""
+    epoch, end = manifest.epoch, max(record.end for record in held)
+    done = np.ones(end, dtype=bool)
+    for name, other in roster.groups.items():
+        if name != group and other.holds and other.first <= epoch and (name, epoch) not in roster.closed:
+            done &= group_bits(client, partition, manifest, name, other, shard, 0, end, may_go=True)
+    for record in held:
+        done[list(record.holes)] = True
+    return sum(record.nbytes for record in held if done[record.first : record.end].all())
+
+
+def why_no_room(client: Client, stream: Stream) -> str:
+    """Where the awaited shard's writer waits for room: what is held, and who has it in hand; else ''."""
+    with suppress(PenstockError):  # a sentence is no place to fail
+        for partition in stream.partitions:
+            roster = load_roster(client, partition)
+            awaited = [waiter for waiter in roster.waiting.values() if waiter.is_next]
+            if awaited:
+                return _sentence(client, stream, partition, roster, awaited[0].why)
+    return ""
+
+
+def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster, why: str) -> str:
+    if why == "memory":
+        return "its writer waits for room in the server's memory, which others fill"
+    parts = [f"{readable_bytes(roster.bytes)} of {readable_bytes(stream.partition_budget)} is held"]
+    for name, record in roster.groups.items():
+        hold = hold_of(client, stream, partition, roster, name, with_freed=False) if record.kind == SHARED else None
+        if hold is not None and hold.nbytes:
+            parts.append(f"group {name!r} has {readable_bytes(hold.nbytes)} unacknowledged")
+    return f"its writer waits for room ({'; '.join(parts)})"

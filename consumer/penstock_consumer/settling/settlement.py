@@ -1,0 +1,264 @@
+"""When what was handed out is acknowledged: the three policies, and the word of an adapter, on the loop's side.
+
+What is outstanding is ``handed``'s, whether a checkpoint is overdue ``overdue``'s, acknowledging itself the place's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, Literal, Protocol, get_args
+
+from penstock_common.errors import ServerUnavailable, StateMismatch
+from penstock_common.waiting import Notify
+from penstock_consumer.membership.parts import Idleness
+from penstock_consumer.membership.reading import Reading
+from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.settling.handed import Handed, canonical
+from penstock_consumer.settling.overdue import ELSEWHERE_S, PATIENCE_S, overdue, remedy_of, warning
+
+LOOK_EVERY_S = 2.0
+"""What all readers of a stream hold is counted from its indexes, so not at every turn of a wait."""
+
+Acknowledge = Literal["on_next", "manual", "on_checkpoint"]
+
+
+class Adapter(Protocol):
+    """What stands between a loader and a framework that pulls batches long before its step uses them."""
+
+    def settle(self) -> None:
+        """Reports to `Loader.trained` what the training step is done with."""
+
+    def reached(self) -> list[Batch]:
+        """What `settle` would report now."""
+
+
+class Settlement:
+    """One loader's acknowledging; see `loader.Loader` for the policies. A framework's threads may call it."""
+
+    def __init__(self, policy: Acknowledge, stream: str, notify: Notify) -> None:
+        if policy not in get_args(Acknowledge):
+            raise ValueError(f"acknowledge is {policy!r}, expected one of {', '.join(get_args(Acknowledge))}")
+        self.policy: Acknowledge = policy
+        self.adapter: Adapter | None = None
+        self.reading: Reading | None = None
+        """Set when the group was joined."""
+        self._stream, self._notify = stream, notify
+        self._lock = threading.Lock()
+        """A framework's step and its read-ahead are different threads."""
+        self._handed = Handed()
+        self._in_hand: Batch | None = None
+        """The batch that a plain loop has, if asking for the next one acknowledges it."""
+        self._is_warned = False
+        self._looked_s = 0.0
+        self._held_up: list[Batch] = []
+        """Ordered groups settle by position: what was trained on before something that lies earlier waits for it."""
+
+    # --- handing out and settling ---
+
+    def hand(self, batch: Batch) -> None:
+        """A batch goes to the loop, or to a framework."""
+        self._go_on()
+        if self.adapter is not None:
+            self._handed.pull(batch)
+            return
+        self._handed.train(batch)
+        if self.policy == "on_next":
+            self._in_hand = batch
+        else:
+            self._warn()
+
+    def unless_dropped(self, batch: Batch | None) -> Batch | None:
+        """A batch to hand out; one that nobody is to be given counts as trained on instead."""
+        if batch is None or not batch.is_dropped:
+            return batch
+        self._handed.train(batch)
+        if self.policy != "on_checkpoint":
+            self.acknowledge(batch)
+        return None
+
+    def asked_for_next(self) -> None:
+        """The loop is done with what it had."""
+        if self._in_hand is not None:
+            batch, self._in_hand = self._in_hand, None
+            self.acknowledge(batch)
+
+    def acknowledge(self, batch: Batch) -> None:
+        """See `Loader.acknowledge`."""
+        if self.policy == "on_checkpoint":
+            raise ValueError(
+                "with acknowledge='on_checkpoint' batches are acknowledged together, by loader.checkpointed() once a "
+                "checkpoint is durable; for single batches there is acknowledge='manual'"
+            )
+        if self._handed.drop(batch):
+            self._settle([batch])
+
+    def trained(self, batch: Batch) -> None:
+        """See `Loader.trained`."""
+        if not self._handed.arrive(batch):
+            return
+        if self.policy == "on_next":
+            self.acknowledge(batch)
+        else:
+            self._warn()
+
+    def checkpointed(self, batches: int | None) -> None:
+        """Settles the first so many batches that were trained on since the loader was made; None: all."""
+        if self.policy != "on_checkpoint":
+            raise ValueError(f"checkpointed() belongs to acknowledge='on_checkpoint'; this loader has {self.policy!r}")
+        if self.adapter is not None:
+            self.adapter.settle()
+        if batches is not None and not 0 <= batches <= self._handed.batches:
+            hint = "pass what state_dict() returned, as it was"
+            raise StateMismatch("batches", batches, f"{self._handed.batches} trained on", hint)
+        self._settle(self._handed.cover(batches))
+        self.flush()
+        self._is_warned = False
+
+    def hand_back(self, batches: Iterable[Batch]) -> None:
+        """See `Loader.hand_back`."""
+        left = [batch for batch in batches if self._handed.drop(batch)]
+        if self.reading is not None:
+            with self._lock:
+                self._held_up.clear()  # an ordered group reads all from the first of them on again
+                self.reading.hand_back(left, self._handed.trained())
+
+    def forget(self) -> None:
+        """Reading goes on elsewhere: nothing of what was handed out is to be settled."""
+        self._handed.forget()
+        self._held_up.clear()
+        self._in_hand = None
+
+    def take_over(self, adapter: Adapter) -> None:
+        """See `Loader.take_over`."""
+        if self.policy == "manual":
+            raise ValueError(
+                "Loader(acknowledge='manual') leaves acknowledging to you, but a framework's dataset shows no batch to "
+                "acknowledge; with 'on_next' it means the training step, however far is read ahead, and with "
+                "'on_checkpoint' you say when a checkpoint is durable"
+            )
+        self.adapter = adapter
+
+    def progress(self) -> dict[str, Any]:
+        """What a state says of this loader's batches."""
+        reached = self.adapter.reached() if self.adapter is not None else []
+        last = reached[-1] if reached else self._handed.last
+        batches = self._handed.batches + len(reached)
+        self._handed.promised = max(self._handed.promised, batches)
+        return {
+            "epoch": None if last is None else last.epoch,
+            "batches": batches,
+            "samples": self._handed.samples + sum(batch.size for batch in reached),
+        }
+
+    # --- ends ---
+
+    def end_epoch(self, epoch: int) -> None:
+        """An epoch was read to its end here: closes it for the group, unless something of it is still to be settled."""
+        assert self.reading is not None
+        self._go_on()
+        place = self.reading.place
+        with self._lock:
+            if place.owes(epoch):
+                place.unclosed.add(epoch)
+            else:
+                place.close_epochs(epoch)
+
+    def close(self) -> None:
+        """Settles what the loop, or the step, is done with."""
+        self.asked_for_next()
+        if self.adapter is not None:
+            self.adapter.settle()
+        self.flush()
+        if self.policy == "on_checkpoint" and (left := self._handed.waiting).batches:
+            self._notify(f"{left.samples} samples were trained on since the last checkpoint: they are handed out again")
+
+    def _settle(self, batches: list[Batch]) -> None:
+        if self.reading is None:  # nothing was handed out yet
+            return
+        self._go_on()
+        place = self.reading.place
+        with self._lock:
+            for batch in self._in_order(batches) if self.reading.is_ordered else batches:
+                place.acknowledge(batch)
+            for epoch in sorted({batch.epoch for batch in batches} & place.unclosed):
+                if not place.owes(epoch):
+                    place.close_epochs(epoch)
+
+    def _in_order(self, batches: list[Batch]) -> list[Batch]:
+        """Which batches of an ordered group may be settled: none beyond one that still has to be."""
+        if self.policy == "manual":  # the user's own word: all up to this one
+            return batches
+        first = self._handed.first()
+        due = sorted((*self._held_up, *batches), key=canonical)
+        ready = [batch for batch in due if first is None or canonical(batch) < canonical(first)]
+        self._held_up = due[len(ready) :]
+        return ready
+
+    def frontier(self) -> tuple[Batch | None, Batch | None]:
+        """Of an ordered group: (the last batch trained on, the first that was pulled before it and was not)."""
+        reached = self.adapter.reached() if self.adapter is not None else []
+        trained = [self._handed.last] if self._handed.last is not None else []  # without arrays it counts as empty
+        last = max((*reached, *trained), key=canonical, default=None)
+        left = self._handed.first(besides=reached, pulled_only=True)
+        is_before = left is not None and (last is None or canonical(left) < canonical(last))
+        return last, left if is_before else None
+
+    def flush(self) -> None:
+        """Returns once every acknowledgement is on the server."""
+        if self.reading is not None:
+            with self._lock:
+                self.reading.place.flush()
+
+    # --- what waits for a checkpoint ---
+
+    def _warn(self) -> None:
+        """Says, once for each checkpoint, that much is handed out and not settled."""
+        assert self.reading is not None
+        if self._is_warned:
+            return
+        budget = self.reading.place.stream.budget_bytes
+        if (text := warning(self._handed.waiting, budget, self._stream, self._remedy(budget))) is not None:
+            self._is_warned = True
+            self._notify(text)
+
+    def raise_if_overdue(self, waited_s: float) -> None:
+        """Ends a wait for a batch that only this loop, or all loops together, could end: raises CheckpointOverdue.
+
+        TooLarge where what all readers hold is parts of batches. Until then the roster says that this loop waits.
+        """
+        waited_s = min(waited_s, self._handed.quiet_s)
+        self.wait_for_next(waited_s)
+        is_alone = self.policy == "on_checkpoint" and self.adapter is None and not self._handed.is_being_saved
+        if self.reading is None or waited_s < (PATIENCE_S if is_alone else ELSEWHERE_S):
+            return
+        with suppress(ServerUnavailable):  # the reader says so
+            place = self.reading.place
+            budget, held = place.stream.budget_bytes, self._handed.waiting
+            # other members may be about to settle, too
+            jams = place.jams(together=waited_s >= ELSEWHERE_S and self._is_time_to_look())
+            if (error := overdue(jams, held, budget, self._stream, self._remedy(budget))) is not None:
+                raise error
+
+    def wait_for_next(self, waited_s: float) -> None:
+        """The loop has waited so long, for a batch or for an epoch: everyone else is told."""
+        if self.reading is not None:
+            since_s = time.monotonic() - min(waited_s, self._handed.quiet_s)
+            self.reading.keeper.idle = Idleness(since_s, self._handed.waiting.nbytes)
+
+    def _go_on(self) -> None:
+        """The loop waits no more."""
+        if self.reading is not None:
+            self.reading.keeper.idle = None
+
+    def _is_time_to_look(self) -> bool:
+        now, last = time.monotonic(), self._looked_s
+        if is_time := now - last >= LOOK_EVERY_S:
+            self._looked_s = now
+        return is_time
+
+    def _remedy(self, budget_bytes: int) -> str:
+        call = "call loader.checkpointed()" if self.policy == "on_checkpoint" else "acknowledge"
+        return remedy_of(self._handed.waiting, budget_bytes, call)

@@ -1,0 +1,1 @@
+"""What a stream keeps and what may go: retention, recycling, tidying. Plans are pure; the janitor carries them out."""

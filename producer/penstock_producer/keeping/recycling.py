@@ -1,0 +1,103 @@
+"""Segments that nobody needs any more: found, and made ready to be used again. Any number may do it at once.
+
+Only what the server's registry says to be empty and sealed may go, and what is of a released epoch. A file that a
+dead writer left is sealed first, registered or not: a commit of his that comes later is refused. Whoever still reads or
+writes a file has a lock on it, which the kernel takes away from the dead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock_common.segments.folder import SegmentFolder
+from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import Manifest, find_manifest
+from penstock_common.stream.payloads import segments_of
+from penstock_common.stream.registry import free_segments, registered_segments, seal_segments
+from penstock_common.stream.servers.durability import Durability, is_safe
+from penstock_common.stream.streams import Stream
+
+GRACE_S = 60.0
+"""A file that nobody has in use and that was not written to for so long has a dead writer: one that lives may have
+closed it a moment ago, and is about to commit the last of it."""
+SPARE_SHARE = 1 / 4
+"""Of the budget: so much is kept ready to be used again, what is beyond it is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recycled:
+    """What one pass did."""
+
+    kept: int = 0
+    """Files made ready to be used again."""
+    removed: int = 0
+    """Files removed."""
+
+
+def recycle(
+    client: Client, stream: Stream, *, grace_s: float = GRACE_S, clock: Callable[[], float] = time.time
+) -> Recycled:
+    """One pass over a stream's folder; does nothing where there is none, or it is not seen here.
+
+    Raises SegmentsUnseen where its files cannot be used again.
+    """
+    folder = segments_of(stream)
+    if folder is None:
+        return Recycled()
+    files = folder.names()  # before the registry is read: what is registered meanwhile is not among them
+    if not files and not folder.unfinished():
+        return Recycled()
+    quiet: dict[tuple[int, int], set[str]] = {}
+    for name, stat in files.items():
+        if clock() - stat.st_mtime >= grace_s and folder.is_unused(name):
+            quiet.setdefault(_of(name), set()).add(name)
+    free: set[str] = set()
+    live: set[tuple[int, int]] = set()
+    for partition in stream.partitions:
+        for epoch in load_roster(client, partition).epochs:
+            live.add((epoch, partition.number))
+            manifest = find_manifest(client, stream, epoch)
+            if manifest is not None:
+                free |= _freed_of(client, partition, manifest, quiet.get((epoch, partition.number), set()))
+    # of an epoch that was released nothing can be committed any more, however late it comes
+    free |= {name for name in files if _of(name) not in live}
+    durability = Durability.parse(stream.durability)
+    if free and durability.is_synced and not is_safe(client, stream, durability):
+        return Recycled()  # a server that loses its last second would refer to them again
+    return _give_back(folder, free, int(stream.budget_bytes * SPARE_SHARE), grace_s, clock)
+
+
+def _of(name: str) -> tuple[int, int]:
+    """(epoch, partition) in a segment's name."""
+    epoch, partition, _ = name.split("-")
+    return int(epoch), int(partition)
+
+
+def _freed_of(client: Client, partition: PartitionKeys, manifest: Manifest, quiet: set[str]) -> set[str]:
+    """Those of one epoch in one partition that nothing refers to, now or later; taken off the registry."""
+    known = registered_segments(client, partition, manifest.epoch)
+    left = {name for name in quiet if name not in known or not known[name].is_sealed}
+    seal_segments(client, partition, manifest, left, for_the_dead=True)
+    empty = {name for name, found in known.items() if found.is_sealed and not found.entries}
+    return set(free_segments(client, partition, manifest.epoch, left | empty))
+
+
+def _give_back(
+    folder: SegmentFolder, free: set[str], spare_bytes: int, grace_s: float, clock: Callable[[], float]
+) -> Recycled:
+    spare = sum(stat.st_size for stat in folder.spare().values())
+    sizes = folder.names()
+    kept = removed = 0
+    for name in sorted(free & sizes.keys()):
+        size = sizes[name].st_size
+        keep = size > 0 and spare + size <= spare_bytes
+        if folder.give_back(name, keep=keep):
+            kept, removed, spare = kept + keep, removed + (not keep), spare + size * keep
+    for name, stat in folder.unfinished().items():
+        if clock() - stat.st_mtime >= grace_s and folder.give_back(name, keep=False):
+            removed += 1
+    return Recycled(kept, removed)

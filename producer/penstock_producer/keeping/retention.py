@@ -1,0 +1,122 @@
+"""What may be deleted: pure plans from rosters, manifests and ledgers to epochs to release and entries to drop.
+
+The janitor carries them out. Two reasons to release: the stream's policy, and room that a writer needs. Neither ever
+touches what some group is owed, what is pinned, or what a replay holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.stream.entries import Record
+from penstock_common.stream.groups.roster import Roster
+from penstock_producer.keeping.policy import Policy
+
+MOST_KEPT = 1000
+"""Settled epochs kept at once, whatever the policy: each has keys of its own, which the byte budget does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFacts:
+    """What a partition's roster and a manifest say of one epoch."""
+
+    epoch: int
+    state: str
+    nbytes: int
+    ended_ms: int = 0
+    """When it was produced, by the server's clock; matters to a policy of ages only."""
+
+
+def owing_groups(roster: Roster, epoch: int) -> list[str]:
+    """Groups for which the epoch is kept: they hold data, read it, and have not settled it."""
+    return [
+        name
+        for name, group in roster.groups.items()
+        if group.holds and group.first <= epoch and (name, epoch) not in roster.closed
+    ]
+
+
+def is_settled(roster: Roster, epoch: int) -> bool:
+    """Settled by every group of the roster that holds data, and by one at least."""
+    return not owing_groups(roster, epoch) and any(closed == epoch for _, closed in roster.closed)
+
+
+def is_replayed(roster: Roster, epoch: int, now_ms: int) -> bool:
+    """Whether a replay's lease holds the epoch."""
+    return any(held == epoch and till > now_ms for held, till in roster.replays.values())
+
+
+def is_held(roster: Roster, epoch: int, now_ms: int) -> bool:
+    """Whether an operator's pin or a replay's lease keeps the epoch, settled or not."""
+    return epoch in roster.pinned or is_replayed(roster, epoch, now_ms)
+
+
+def is_free(fact: EpochFacts, roster: Roster) -> bool:
+    """Whether nobody is owed anything of it any more: all have settled it, or it will never be complete."""
+    return fact.state == "abandoned" or (fact.state == "produced" and is_settled(roster, fact.epoch))
+
+
+def plan_policy(policy: Policy, facts: Iterable[EpochFacts], roster: Roster, now_ms: int) -> list[int]:
+    """Whole epochs that the policy keeps no longer, oldest first. Held ones stay, and count as kept."""
+    most = MOST_KEPT if policy.epochs is None else min(policy.epochs, MOST_KEPT)
+    plan: list[int] = []
+    kept_bytes = 0
+    newest_first = sorted((fact for fact in facts if is_free(fact, roster)), key=lambda fact: -fact.epoch)
+    for newer, fact in enumerate(newest_first):
+        kept_bytes += fact.nbytes
+        is_old = policy.age_ms is not None and now_ms - fact.ended_ms > policy.age_ms
+        is_beyond = policy.nbytes is not None and kept_bytes > policy.nbytes
+        if (newer >= most or is_old or is_beyond) and not is_held(roster, fact.epoch, now_ms):
+            plan.append(fact.epoch)
+    return plan[::-1]
+
+
+def plan_release(facts: Iterable[EpochFacts], roster: Roster, now_ms: int, need_bytes: int) -> list[int]:
+    """Whole epochs to release, oldest first, until ``need_bytes`` are free; abandoned ones owe nothing to anyone."""
+    plan: list[int] = []
+    freed = 0
+    for fact in sorted(facts, key=lambda fact: (fact.state != "abandoned", fact.epoch)):
+        if freed >= need_bytes:
+            break
+        if is_free(fact, roster) and not is_held(roster, fact.epoch, now_ms):
+            plan.append(fact.epoch)
+            freed += fact.nbytes
+    return plan
+
+
+def trimming_groups(roster: Roster, epoch: int) -> list[str]:
+    """Groups whose ledgers decide which entries of a running epoch may go; empty = none may."""
+    holding = [name for name, group in roster.groups.items() if group.holds and group.first <= epoch]
+    return [name for name in holding if (name, epoch) not in roster.closed] or holding
+
+
+def plan_trim(
+    records: Iterable[Record], settled: Sequence[NDArray[np.bool_]], need_bytes: int, base: int = 0
+) -> list[Record]:
+    """Entries that every group has settled, in order, until ``need_bytes`` are free.
+
+    ``settled`` has one array of bits per group, for the offsets from ``base`` on. Holes count as settled.
+    """
+    plan: list[Record] = []
+    freed = 0
+    for record in records:
+        if freed >= need_bytes:
+            break
+        if record.entry_id and all(_covers(bits, record, base) for bits in settled):
+            plan.append(record)
+            freed += record.nbytes
+    return plan
+
+
+def _covers(bits: NDArray[np.bool_], record: Record, base: int) -> bool:
+    part = bits[record.first - base : record.end - base]
+    if len(part) < record.end - record.first:
+        return False
+    if record.holes:
+        part = part.copy()
+        part[np.array(record.holes) - record.first] = True
+    return bool(part.all())

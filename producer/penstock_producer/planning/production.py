@@ -1,0 +1,399 @@
+"""The producer's main loop: opens epochs, has their shards made, watches, and ends when all is produced or one failed.
+
+Jobs are ``dispatch``'s, processes ``fleet``'s, showing progress the caller's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from penstock_common.errors import PenstockError, ServerUnavailable, SourceError
+from penstock_common.stream.manifest import (
+    ABANDONED,
+    PRODUCED,
+    Manifest,
+    abandon_epoch,
+    find_manifest,
+    retained_epochs,
+)
+from penstock_common.stream.ranges import parse_ranges
+from penstock_common.stream.streams import await_event, last_event, read_counters, require_there, set_plan
+from penstock_common.waiting import Notify, Outage, to_stderr
+from penstock_producer.planning.ahead import count_unread
+from penstock_producer.planning.dispatch import Dispatcher, Reports
+from penstock_producer.planning.lookout import Lookout
+from penstock_producer.planning.order import EpochOrder, count_samples, default_shard_samples
+from penstock_producer.planning.plan import EpochFailed, ProductionPlan, find_epochs, plan_fingerprint
+from penstock_producer.planning.progress import EpochProgress, Progress, Summary, bad_reasons, look
+from penstock_producer.planning.tasting import taste
+from penstock_producer.sources.blocks import seen_through
+from penstock_producer.sources.open import open_source, pin
+from penstock_producer.sources.protocol import BatchSource, Source
+from penstock_producer.working.fill import HOPELESS, Seed, bad_limit
+from penstock_producer.working.fleet import LOST_SERVER, STOPPED, Fleet, advise
+from penstock_producer.working.oversight import Death
+from penstock_producer.working.task import ShardTask
+from penstock_producer.working.workbench import first_good
+from penstock_producer.working.worker import WorkerOptions
+from penstock_producer.writing.writer import Writer
+
+TICK_MS = 200
+CARE_S = 5.0
+"""How often lost jobs are looked for."""
+LEAVE_S = 2.0
+"""How long a production that was broken off waits for a server that is away, to clear up behind itself."""
+GATE_S = 0.5
+"""How often it is asked whether trainers are far enough for the next epoch."""
+
+
+class Production:
+    """One run over a plan's epochs. Use it in a ``with`` block, and go through `run` to the end.
+
+    ``workers`` local processes take part; 0 leaves all to `penstock worker` elsewhere. Raises SourceError at once for
+    a source that cannot be read.
+    """
+
+    def __init__(
+        self,
+        plan: ProductionPlan,
+        options: WorkerOptions,
+        *,
+        workers: int,
+        notify: Notify = to_stderr,
+    ) -> None:
+        self._plan, self._notify, self._began = plan, notify, time.monotonic()
+        self._live: dict[int, list[ShardTask]] = {}
+        self._finished: list[EpochProgress] = []
+        self._job_ids: set[str] = set()
+        """Of jobs that the queue's server still knows."""
+        self._noted = Reports()
+        """What those noted that it knows no more."""
+        self._seen: dict[int, EpochProgress] = {}
+        """The last look at each epoch in work."""
+        self._held_back, self._gated = "", float("-inf")
+        """Why the next epoch is not begun yet, while it follows trainers; and when that was asked."""
+        self._dispatcher = Dispatcher(options.queue_url, options.queue, notify)
+        # Forked while this process has neither threads nor frameworks: starts in milliseconds. Replacements come later
+        # and are started clean, unless only a fork has the objects they need.
+        self._fleet = Fleet(
+            replace(options, owner=os.getpid()),
+            workers,
+            restart="fork" if plan.source.kind == "local" else "spawn",
+            on_death=self._on_death,
+        )
+        try:
+            self._prepare(plan, options, workers)
+        except BaseException:
+            self._fleet.stop()
+            self._dispatcher.close()
+            raise
+
+    def _prepare(self, plan: ProductionPlan, options: WorkerOptions, workers: int) -> None:
+        self._source = open_source(plan.source)
+        self._config = pin(plan.source, self._source).model_dump(mode="json")
+        self._fingerprint = plan_fingerprint(self._source.fingerprint, plan.shuffle, plan.block_transform)
+        self._tasted = seen_through(self._source, plan.block_transform)
+        spec = plan.spec if plan.spec is not None else self._tasted.spec
+        self._writer = Writer(
+            plan.stream, url=options.url, spec=spec, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
+            block_bytes=plan.block_bytes, retention=plan.retention, durability=plan.durability,
+            payload=plan.payload, info=self._source.info, notify=self._notify,
+        )  # fmt: skip
+        self._client = self._writer.client
+        self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan)
+        self.epochs = tuple(self._todo)
+        """Numbers of the epochs this run produces."""
+        if earlier is not None and plan.numbers is None:
+            self._notify(
+                f"going on with epoch{_ranges(self._todo)} of {plan.stream!r}, which an earlier run left unfinished"
+            )
+        self._shard_samples = self._choose_shard_samples(earlier, workers)
+        self._cared = time.monotonic()
+        self._lookout = Lookout(self._dispatcher, self._client)
+        self._require_spec()
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """None where only reading tells."""
+        source = self._source
+        return None if source.unit == "item" else count_samples(source)
+
+    # --- going through it ---
+
+    def run(self) -> Iterator[Progress]:
+        """Progress several times a second, until all epochs are produced. Raises EpochFailed, having abandoned it.
+
+        A server that goes away is waited for. ServerUnavailable is raised if it does not come back in time; another
+        run then goes on where this one was.
+        """
+        outage = Outage(self._notify, doing="producing")
+        try:
+            self._announce()
+            while True:
+                try:
+                    event = last_event(self._client, self._writer.stream.keys)
+                    self._open_epochs(self._plan.ahead)
+                    progress = self._look()
+                    yield progress
+                    if not self._live and not self._todo:
+                        return
+                    self._check_failures(progress)
+                    self._care()
+                    await_event(self._client, self._writer.stream.keys, event, TICK_MS)
+                    outage.over()
+                except ServerUnavailable as error:  # of what the clients do not ask again by themselves
+                    outage.bear(error)
+        except ServerUnavailable as error:
+            raise advise(error) from error.__cause__
+        except EpochFailed:
+            try:
+                self.abandon()
+            except PenstockError as error:
+                self._notify(f"what is unfinished could not be abandoned: {error}")
+            raise
+
+    def enqueue_all(self) -> None:
+        """Opens all epochs and queues all jobs, for workers elsewhere; nobody then watches over them."""
+        self._announce()
+        self._open_epochs(len(self._todo), is_gated=False)
+
+    def _announce(self) -> None:
+        """Tells trainers which epoch is the last, or that nobody knows."""
+        final = None if self._plan.is_endless else self.epochs[-1] + 1
+        if final != read_counters(self._client, self._writer.stream)[1]:
+            set_plan(self._client, self._writer.stream, final)
+
+    def summary(self) -> Summary:
+        """After `run`: what was made."""
+        self._forget_jobs()
+        reports = self._dispatcher.reports(self._job_ids)
+        return Summary(
+            stream=self._plan.stream,
+            epochs=self.epochs,
+            samples=sum(epoch.done for epoch in self._finished),
+            bad=sum(epoch.bad for epoch in self._finished),
+            nbytes=reports.nbytes + self._noted.nbytes,
+            seconds=time.monotonic() - self._began,
+            workers=tuple(sorted(reports.workers | self._noted.workers)),
+        )
+
+    def abandon(self) -> None:
+        """Declares that what is unfinished will not come, so that trainers end."""
+        states = retained_epochs(self._client, self._writer.stream)
+        for epoch in self._live:
+            if states.get(epoch) not in (PRODUCED, ABANDONED, None):
+                abandon_epoch(self._client, self._writer.stream, epoch)
+        if not self._plan.is_endless:
+            set_plan(self._client, self._writer.stream, self._todo[0] if self._todo else self.epochs[-1] + 1)
+
+    def close(self) -> None:
+        """Ends the workers, takes unfinished jobs out of the queue. What is committed stands; a later run goes on."""
+        jobs = [task.job_id for tasks in self._live.values() for task in tasks]
+        with ExitStack() as steps:  # each is done whatever becomes of the others; the last one named comes first
+            steps.callback(self._writer.close)
+            steps.callback(self._source.close)
+            steps.callback(self._dispatcher.close)
+            steps.callback(self._dispatcher.cancel, jobs)  # again: a worker that is stopped puts its own back
+            steps.callback(self._forget_all)
+            steps.callback(self._fleet.stop)
+            steps.callback(self._dispatcher.cancel, jobs)
+
+    def _forget_all(self) -> None:
+        with suppress(ServerUnavailable):
+            self._dispatcher.forget(self._job_ids)
+
+    def leave(self) -> None:
+        """As `close`, but leaves the jobs in the queue."""
+        self._live.clear()
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+            return
+        patience_s = 0.0 if isinstance(error, ServerUnavailable) else LEAVE_S
+        self._dispatcher.hurry(patience_s)
+        self._client.patience.seconds = patience_s
+        with suppress(PenstockError):  # the first reason is the one to be told
+            self.close()
+
+    # --- opening ---
+
+    def _choose_shard_samples(self, earlier: Manifest | None, workers: int) -> int:
+        if self._plan.shard_samples:
+            return self._plan.shard_samples
+        if earlier is not None and earlier.sizes:
+            return max(earlier.sizes)  # of the epochs that follow it
+        source = self._source
+        if source.unit == "item":
+            return 1
+        return default_shard_samples(count_samples(source), workers or os.cpu_count() or 1)
+
+    def _require_spec(self) -> None:
+        """Has one sample made: a broken transform shows at once, and workers need not agree on a spec."""
+        source, epoch = self._source, self.epochs[0]
+        if self._writer.stream.spec is None and source.unit != "item":
+            items = self._order(source, epoch).first(HOPELESS)
+            seed = Seed(self._plan.seed, epoch)
+            if source.unit == "batch":  # a framework's, which may not survive a fork
+                self._writer.require_spec(first_good(source, items, replace(seed, sets_globals=False), 0))
+            else:
+                self._writer.require_spec(taste(self._tasted, items, seed, self._plan.sample_limit_s, self._notify))
+
+    def _on_death(self, death: Death) -> None:
+        if death.reason not in (STOPPED, LOST_SERVER):
+            self._notify(f"{death.reason}; another takes its place and goes on with its shard")
+        self._dispatcher.return_jobs(death)
+
+    def _order(self, source: Source | BatchSource, epoch: int) -> EpochOrder:
+        """An epoch that was planned before stays as it was cut, whatever the number of workers now."""
+        plan, earlier = self._plan, find_manifest(self._client, self._writer.stream, epoch)
+        return EpochOrder(
+            source, seed=plan.seed, epoch=epoch, shuffle=plan.shuffle, shard_samples=self._shard_samples,
+            planned=None if earlier is None else earlier.sizes,
+        )  # fmt: skip
+
+    def _may_open(self) -> bool:
+        """Where it follows trainers: whether they are far enough for one more epoch. An unfinished one always may."""
+        if not self._plan.follow or self._todo[0] < read_counters(self._client, self._writer.stream)[0]:
+            return True
+        if time.monotonic() - self._gated < GATE_S:
+            return False
+        unread = count_unread(self._client, self._writer.stream)
+        if unread < self._plan.ahead:
+            self._held_back = ""
+            return True
+        self._gated = time.monotonic()
+        self._held_back = f"trainers have {unread} epochs to read, and --ahead is {self._plan.ahead}"
+        return False
+
+    def _open_epochs(self, ahead: int, *, is_gated: bool = True) -> None:
+        while self._todo and len(self._live) < ahead and (not is_gated or self._may_open()):
+            epoch = self._todo[0]  # until all of it is done: a server that goes away meanwhile leaves it to be done
+            sizes = None if self._source.unit == "item" else self._order(self._source, epoch).sizes
+            opened = self._writer.epoch(epoch, seed=self._plan.seed, sizes=sizes, fingerprint=self._fingerprint)
+            manifest = opened.manifest
+            tasks = [self._task(manifest, shard) for shard in range(1 if sizes is None else len(sizes))]
+            known = self._dispatcher.known()
+            self._dispatcher.enqueue(t for t in tasks if t.shard not in manifest.done and t.job_id not in known)
+            self._live[epoch] = tasks
+            self._seen[epoch] = EpochProgress(epoch, manifest.state, manifest.samples)
+            self._job_ids |= {task.job_id for task in tasks}
+            self._todo.pop(0)
+            self.epochs = tuple(sorted({*self.epochs, epoch}))
+            if self._plan.is_endless and self._plan.numbers is None and not self._todo:
+                self._todo.append(epoch + 1)
+
+    def _task(self, manifest: Manifest, shard: int) -> ShardTask:
+        return ShardTask(
+            stream=self._plan.stream,
+            stream_id=self._writer.stream.id,
+            epoch=manifest.epoch,
+            manifest_id=manifest.id,
+            shard=shard,
+            source=self._config,
+            fingerprint=self._source.fingerprint,
+            seed=self._plan.seed,
+            shuffle=self._plan.shuffle,
+            on_error=self._plan.on_error,
+            max_bad=self._plan.max_bad,
+            block_transform=self._plan.block_transform,
+            block_samples=self._plan.block_samples,
+            sample_limit_s=self._plan.sample_limit_s,
+            spec_is_declared=self._plan.spec is not None,
+        )
+
+    # --- watching ---
+
+    def _look(self) -> Progress:
+        current: list[EpochProgress] = []
+        for epoch in list(self._live):
+            manifest = find_manifest(self._client, self._writer.stream, epoch)
+            if manifest is None:
+                require_there(self._client, self._writer.stream)
+            is_read = manifest is None and self._was_released(epoch)
+            if not is_read and (manifest is None or manifest.state == ABANDONED):
+                raise EpochFailed(f"epoch {epoch} of {self._plan.stream!r} was abandoned or removed by someone else")
+            if manifest is None:
+                last = self._seen[epoch]
+                seen = replace(last, state=PRODUCED, done=last.samples or last.done)
+            else:
+                seen = self._seen[epoch] = look(self._client, self._writer.stream, manifest, self._seen.get(epoch))
+            current.append(seen)
+            if seen.state == PRODUCED:
+                self._finished.append(seen)
+                del self._live[epoch], self._seen[epoch]
+        finished = [epoch for epoch in self._finished if epoch not in current]
+        progress = Progress(
+            epochs=tuple(sorted([*finished, *current], key=lambda seen: seen.epoch)),
+            samples=self._planned(),
+            pids=tuple(self._fleet.pids),
+        )
+        jobs = (task.job_id for tasks in self._live.values() for task in tasks)
+        return self._lookout.explained(progress, self._writer.stream, jobs, self._held_back)
+
+    def _was_released(self, epoch: int) -> bool:
+        """Whether trainers had read it all, and retention gave it up, before it was looked at again."""
+        released = parse_ranges(read_counters(self._client, self._writer.stream)[2])
+        return epoch in self._seen and any(low <= epoch <= high for low, high in released)
+
+    def _forget_jobs(self) -> None:
+        """Removes what the jobs of produced epochs left on the queue's server."""
+        live = {task.job_id for tasks in self._live.values() for task in tasks}
+        gone, noted = self._dispatcher.forget(self._job_ids - live)
+        self._job_ids -= gone
+        self._noted = Reports(self._noted.nbytes + noted.nbytes, self._noted.workers | noted.workers)
+
+    def _planned(self) -> int | None:
+        per_epoch = self.samples_per_epoch
+        return None if per_epoch is None else per_epoch * len(self.epochs)
+
+    def _check_failures(self, progress: Progress) -> None:
+        failed = self._dispatcher.failure(self._job_ids)
+        if failed:
+            what, why = failed
+            raise EpochFailed(f"{what}: {why}")
+        for seen in progress.epochs:
+            limit = None if self._plan.on_error == "skip" else bad_limit(self._plan.max_bad, seen.samples)
+            if limit is not None and seen.bad > limit:
+                reasons = bad_reasons(self._client, self._writer.stream, seen.epoch, 1)
+                raise EpochFailed(
+                    f"epoch {seen.epoch} of {self._plan.stream!r}: {seen.bad} of {seen.samples or 'its'} samples are "
+                    f"bad, --max-bad {self._plan.max_bad} allows {limit}; "
+                    f"e.g. {reasons[0] if reasons else 'unknown'}"
+                )
+
+    def _care(self) -> None:
+        self._fleet.poll()
+        if time.monotonic() - self._cared < CARE_S:
+            return
+        self._cared = time.monotonic()
+        self._dispatcher.clean()
+        self._forget_jobs()
+        for epoch, tasks in self._live.items():
+            known = self._dispatcher.known()
+            manifest = find_manifest(self._client, self._writer.stream, epoch)
+            if manifest is not None:
+                self._dispatcher.requeue_lost((t for t in tasks if t.shard not in manifest.done), known)
+
+
+def refuse_path(dataset: object) -> None:
+    """A string has a length and items, and is no dataset."""
+    if isinstance(dataset, str | os.PathLike):
+        raise SourceError(
+            f"{str(dataset)!r} is a name, not a dataset: for a folder of images use `penstock produce images DIR`, "
+            "for an import name `penstock produce dataset module:attribute`"
+        )
+
+
+def _ranges(epochs: list[int]) -> str:
+    return f" {epochs[0]}" if len(epochs) == 1 else f"s {epochs[0]}-{epochs[-1]}"

@@ -1,0 +1,114 @@
+"""The spec of a source's first good sample, made in a process of its own: a sample that crashes must not end a command.
+
+Which samples are bad for good is the workers' to find out; here they are only passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from penstock_common.errors import BadSpec, PenstockError, SampleError, SourceError
+from penstock_common.format.spec import Spec
+from penstock_common.waiting import FIRST_WORD_S, Notify
+from penstock_producer.sources.protocol import Source
+from penstock_producer.working.fill import HOPELESS, Seed, TooManyBad
+from penstock_producer.working.oversight import Making, Oversight
+
+DEATHS = 5
+"""So many first samples that each end the process that makes them are no accident."""
+_LOOK_S = 0.1
+
+
+def taste(source: Source, items: Any, seed: Seed, limit_s: float, notify: Notify) -> Spec:
+    """The spec of the first of the items of shard 0 that can be made. Raises TooManyBad, and what is no sample's fault.
+
+    The process is forked, so that an open source need not be opened again.
+    """
+    start = 0
+    last = "there are none"
+    for _ in range(DEATHS):
+        oversight = Oversight(None)
+        ours, theirs = get_context("fork").Pipe(duplex=False)
+        args = (theirs, source, items, start, seed, limit_s, oversight.making)
+        process = get_context("fork").Process(target=_make_first, args=args, daemon=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: none of their locks is used
+            process.start()
+        theirs.close()
+        found = _await(process, ours, oversight, lambda place: source.key(int(items[place])), notify)
+        sight = oversight.making.look()
+        process.join()
+        death = oversight.death("", process.pid, process.exitcode or 0)
+        if found is not None:
+            return _read(found)
+        if death is None or sight.place is None:
+            raise TooManyBad("the first sample cannot be made: the process that should make it ended and said nothing")
+        start = sight.place + 1
+        last = f"{source.key(int(items[sight.place]))}: {death.deed}"
+        if start >= len(items):
+            break
+    raise TooManyBad(f"none of the first {start} samples can be made; the last: {last}")
+
+
+def _await(process: BaseProcess, pipe: Connection, oversight: Oversight, key: Any, notify: Notify) -> str | None:
+    """What the process found, or None if it died."""
+    is_told = False
+    with pipe:
+        while not pipe.poll(_LOOK_S):
+            oversight.look_after(process)
+            sight = oversight.making.look()
+            if not is_told and sight.place is not None and time.monotonic() - sight.since > FIRST_WORD_S:
+                is_told = True
+                notify(f"the first sample, {key(sight.place)}, is being made since {FIRST_WORD_S:g} s")
+        try:
+            return pipe.recv_bytes().decode()
+        except EOFError:
+            return None
+
+
+def _read(found: str) -> Spec:
+    answer = json.loads(found)
+    if "spec" in answer:
+        return Spec.from_json(answer["spec"])
+    if "bad" in answer:
+        raise TooManyBad(answer["bad"])
+    raise _KINDS.get(answer["kind"], PenstockError)(answer["error"])
+
+
+_KINDS: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (SourceError, BadSpec)}
+"""What else may be wrong with a source."""
+
+
+def _make_first(
+    pipe: Connection, source: Source, items: Any, start: int, seed: Seed, limit_s: float, making: Making
+) -> None:
+    """In the other process: says what it found, as JSON."""
+    last = ""
+    try:
+        for place in range(start, min(len(items), HOPELESS)):
+            making.begin(place, limit_s)
+            try:
+                spec = Spec.infer(source.read(int(items[place]), seed.of(0, place)))
+            except SampleError as error:
+                last = str(error)
+                continue
+            except SystemExit as error:
+                last = f"{source.key(int(items[place]))}: called sys.exit({error.code!r})"
+                continue
+            making.end()
+            pipe.send_bytes(json.dumps({"spec": spec.as_json()}).encode())
+            return
+        said = f"none of the first {min(len(items), HOPELESS)} samples can be made; the last: {last}"
+        pipe.send_bytes(json.dumps({"bad": said}).encode())
+    except Exception as error:
+        kind = type(error).__name__
+        text = str(error) if isinstance(error, PenstockError) else f"{kind}: {error}"
+        pipe.send_bytes(json.dumps({"error": text, "kind": kind}).encode())
+    finally:
+        making.end()

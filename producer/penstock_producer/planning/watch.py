@@ -1,0 +1,236 @@
+"""Watches a folder: files that are whole become epochs of their own, each file in one of them, also after a restart.
+
+Which file is whole is a pure rule here; which are taken is on the server (``stream.watched``); making an epoch is
+``production``'s.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from penstock_common.errors import EpochNotFound, PenstockError, ServerUnavailable
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.manifest import PRODUCED, abandon_epoch, find_manifest, take_number
+from penstock_common.stream.streams import Stream, create_stream, find_stream
+from penstock_common.stream.watched import load_watched, note_made, take_files
+from penstock_common.waiting import Notify, to_stderr
+from penstock_producer.planning.dispatch import Dispatcher
+from penstock_producer.planning.plan import ProductionPlan
+from penstock_producer.planning.production import Production
+from penstock_producer.planning.progress import Progress
+from penstock_producer.sources.config import ImagesConfig
+from penstock_producer.sources.files import File
+from penstock_producer.sources.folder import images_below
+from penstock_producer.working.fleet import LOST_SERVER, STOPPED, Fleet
+from penstock_producer.working.oversight import Death
+from penstock_producer.working.worker import WorkerOptions
+
+WHOLE_AFTER_S = 3.0
+"""A file whose size and time have not changed for so long is whole. One that is written with longer pauses should be
+written elsewhere, or under a hidden name, and be renamed."""
+LOOK_S = 1.0
+"""How often the folder is listed; of a large one, as rarely as listing it takes a tenth of the time."""
+MOST_FILES = 10_000
+"""In one epoch: each of its jobs names them all."""
+TICK_S = 0.2
+
+
+class Sightings:
+    """Which files are whole: those that look alike for a while. Pure: it is told what there is, and when."""
+
+    def __init__(self, whole_after_s: float = WHOLE_AFTER_S) -> None:
+        self._whole_after_s = whole_after_s
+        self._since: dict[File, float] = {}
+
+    def whole(self, now_s: float, files: Iterable[File]) -> list[File]:
+        """Those of ``files``, all that are there now, which have not changed for long enough; empty ones never are."""
+        self._since = {file: self._since.get(file, now_s) for file in files}
+        return [file for file, since in self._since.items() if file.size and now_s - since >= self._whole_after_s]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The files of one epoch."""
+
+    epoch: int
+    files: tuple[str, ...]
+
+
+class Watch:
+    """A running watch. Use it in a ``with`` block, and go through `run`; it ends only after ``epochs``, if given.
+
+    Files in folders that are no class yet when the watch of a stream begins are left out, and said: their number would
+    change what the others mean.
+    """
+
+    def __init__(
+        self,
+        plan: ProductionPlan,
+        options: WorkerOptions,
+        *,
+        workers: int,
+        epochs: int | None = None,
+        notify: Notify = to_stderr,
+        whole_after_s: float = WHOLE_AFTER_S,
+    ) -> None:
+        assert isinstance(plan.source, ImagesConfig)
+        self._plan, self._options, self._config, self._notify = plan, options, plan.source, notify
+        self._left, self.epochs, self.files = epochs, 0, 0
+        self._sightings = Sightings(whole_after_s)
+        self._told: set[str] = set()
+        self._folders: tuple[str, ...] = ()
+        """Sub-folders that hold images now."""
+        images_below(self._config.path)  # a folder that is not there is said before anything is made
+        self._dispatcher = Dispatcher(options.queue_url, options.queue, notify)
+        self._fleet = Fleet(
+            replace(options, owner=os.getpid()),
+            workers,
+            restart="spawn",
+            on_death=self._on_death,
+        )
+        try:
+            self._client: Client = connect(options.url, bears_outages=notify)
+            self._stream = self._open_stream()
+            self._watched = load_watched(self._client, self._stream)
+        except BaseException:
+            self._fleet.stop()
+            self._dispatcher.close()
+            raise
+
+    def _open_stream(self) -> Stream:
+        plan = self._plan
+        return find_stream(self._client, plan.stream) or create_stream(
+            self._client, plan.stream, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
+            block_bytes=plan.block_bytes, retention=plan.retention, durability=plan.durability, payload=plan.payload,
+        )  # fmt: skip
+
+    def run(self) -> Iterator[Progress | None]:
+        """Progress of the epoch in work, several times a second; None while there is none."""
+        for epoch in self._watched.due:
+            yield from self._make(Batch(epoch, self._watched.files(epoch)))
+        looked_s, pause_s = float("-inf"), LOOK_S
+        while self._left is None or self.epochs < self._left:
+            self._fleet.poll()
+            began = time.monotonic()
+            if began - looked_s >= pause_s:
+                new = self._new_files()
+                looked_s = time.monotonic()
+                pause_s = max(LOOK_S, 10 * (looked_s - began))
+                if new and (batch := self._take(new[:MOST_FILES])) is not None:
+                    yield from self._make(batch)
+                    looked_s = float("-inf")
+                    continue
+            yield None
+            time.sleep(TICK_S)
+
+    # --- files ---
+
+    def _new_files(self) -> list[str]:
+        known = self._watched.epochs
+        there = images_below(self._config.path)
+        self._folders = tuple(sorted({file.path.partition("/")[0] for file in there if "/" in file.path}))
+        fresh = [file for file in there if file.path not in known and self._is_wanted(file.path)]
+        return sorted(file.path for file in self._sightings.whole(time.monotonic(), fresh))
+
+    def _is_wanted(self, path: str) -> bool:
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            self._tell_once("names that are no UTF-8", "some files have names that are no UTF-8: rename them")
+            return False
+        if self._config.label:
+            return True
+        classes = self._classes
+        folder, slash, _ = path.partition("/")
+        if (folder in classes) if slash and classes else not (slash or classes):
+            return True
+        where = f"folder {folder}" if slash else "the folder itself"
+        known = f"classes {', '.join(classes)}" if classes else "no classes"
+        self._tell_once(where, f"images in {where} are left out: stream {self._plan.stream!r} has {known}")
+        return False
+
+    def _tell_once(self, what: str, text: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self._notify(text)
+
+    @property
+    def _classes(self) -> tuple[str, ...]:
+        """Those of the stream, once its first epoch has fixed them, else the sub-folders; () where there are none."""
+        if self._config.classes is not None:
+            return self._config.classes
+        info = self._stream.info
+        if "classes" in info:
+            return tuple(info["classes"].get("y", ()))
+        return () if self._config.label else self._folders
+
+    def _take(self, files: list[str]) -> Batch | None:
+        """Says on the server whose these files are, before anything is made of them."""
+        batch = Batch(take_number(self._client, self._stream), tuple(files))
+        if not take_files(self._client, self._stream, batch.epoch, batch.files):
+            self._watched = load_watched(self._client, self._stream)  # another watcher was faster
+            return None
+        self._watched.epochs.update(dict.fromkeys(batch.files, batch.epoch))
+        return batch
+
+    # --- epochs ---
+
+    def _make(self, batch: Batch) -> Iterator[Progress]:
+        """One epoch to its end. What cannot be made at all is said and left: the watch goes on."""
+        try:
+            with Production(self._plan_of(batch), self._options, workers=0, notify=self._notify) as production:
+                for look in production.run():
+                    self._fleet.poll()
+                    yield replace(look, pids=tuple(self._fleet.pids))
+        except ServerUnavailable:
+            raise
+        except EpochNotFound:
+            pass  # made, read by everyone and released, before an earlier watcher could note that
+        except PenstockError as error:
+            self._give_up(batch, error)
+        note_made(self._client, self._stream, batch.epoch)
+        self._stream = find_stream(self._client, self._plan.stream) or self._stream
+        self.epochs, self.files = self.epochs + 1, self.files + len(batch.files)
+
+    def _plan_of(self, batch: Batch) -> ProductionPlan:
+        spec = self._plan.spec
+        if spec is None and self._stream.spec is not None:
+            spec = {name: tuple(tensor) for name, tensor in self._stream.spec.as_json().items()}
+        config = self._config.model_copy(update={"files": batch.files, "classes": self._classes or None})
+        update: Mapping[str, object] = {
+            "source": config, "spec": spec, "numbers": (batch.epoch,), "is_endless": True, "epochs": 1,
+        }  # fmt: skip
+        return self._plan.model_copy(update=dict(update))
+
+    def _give_up(self, batch: Batch, error: Exception) -> None:
+        count = len(batch.files)
+        self._notify(f"epoch {batch.epoch} ({count} file{'s' if count > 1 else ''}) cannot be made: {error}")
+        manifest = find_manifest(self._client, self._stream, batch.epoch)
+        if manifest is not None and manifest.state != PRODUCED:
+            abandon_epoch(self._client, self._stream, batch.epoch)
+
+    # --- the end ---
+
+    def _on_death(self, death: Death) -> None:
+        if death.reason not in (STOPPED, LOST_SERVER):
+            self._notify(f"{death.reason}; another takes its place")
+        self._dispatcher.return_jobs(death)
+
+    def close(self) -> None:
+        """Ends the workers. What is committed stands; the same command goes on from there."""
+        self._dispatcher.hurry(0)
+        self._fleet.stop()
+        self._dispatcher.close()
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,187 @@
+"""Worker processes of this machine: started, replaced when they die, their jobs given back, and ended.
+
+Knows no job and no queue: the process is ``worker``'s ``work``.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import Literal
+
+from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.stream.link.failure import redacted
+from penstock_common.waiting import OUTAGE_S
+from penstock_producer.working.oversight import Death, Oversight, memory_part
+from penstock_producer.working.worker import EXIT_AWAY, EXIT_LOST, WorkerOptions, work
+
+TOO_SOON_S = 3.0
+"""A worker that dies this soon after its start counts as not having started."""
+FALSE_STARTS = 3
+STOP_S = 10.0
+"""Longer than a worker's own grace; after it the process is killed, which loses nothing that was committed."""
+
+LOST_SERVER = "its server went away"
+"""Why a worker ended that is replaced by one which waits for the server."""
+
+STOPPED = "stopped"
+"""Why a worker ended that was told to, and did not in time."""
+
+Start = Literal["spawn", "fork"]
+
+
+GOES_ON = "what is committed stands, and the same command goes on from there"
+"""What to know of a production that a server's outage ended."""
+
+
+def advise(error: ServerUnavailable) -> ServerUnavailable:
+    """Says that in an error that ends a command."""
+    if GOES_ON not in str(error):
+        error.args = (f"{error}; {GOES_ON}",)
+    return error
+
+
+class FleetFailed(PenstockError, RuntimeError):
+    """Worker processes die as soon as they are started."""
+
+
+@dataclass
+class _Member:
+    process: BaseProcess
+    options: WorkerOptions
+    began: float
+    oversight: Oversight
+
+
+class Fleet:
+    """``count`` workers, forked from this process: they have its local objects, and share its modules' memory.
+
+    ``restart`` says how the dead are replaced: ``spawn`` starts clean interpreters, for owners that by then have
+    threads or frameworks. ``on_death(death)`` is called for each that did not end by itself. One that hangs in a
+    sample, or holds too much memory, is ended here.
+    """
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        count: int,
+        *,
+        restart: Start = "fork",
+        on_death: Callable[[Death], None] = lambda death: None,
+        most: int = 0,
+    ) -> None:
+        """``most`` is what `resize` may ask for: so many share the machine's memory."""
+        self._options, self._on_death = options, on_death
+        self._restart: Start = restart
+        self._members: list[_Member] = []
+        self._leaving: list[tuple[_Member, float]] = []
+        """Told to end, and when they are killed if they do not."""
+        self._false_starts = 0
+        self._memory_bytes = options.memory_bytes or memory_part(max(count, most))
+        for _ in range(count):
+            self._add("fork")
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers alive."""
+        return [m.process.pid for m in self._members if m.process.pid and m.process.is_alive()]
+
+    @property
+    def size(self) -> int:
+        """Workers there are, without those that were told to end."""
+        return len(self._members)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all have ended by themselves (in a burst they do)."""
+        return not self._members
+
+    def resize(self, count: int) -> None:
+        """Starts workers, or has the youngest end: each gives its job back, and others go on with it."""
+        while len(self._members) < count:
+            self._add(self._restart)
+        for member in self._members[count:]:
+            member.process.terminate()
+            self._leaving.append((member, time.monotonic() + STOP_S))
+        del self._members[count:]
+
+    def _see_off(self) -> None:
+        """Those that were told to end."""
+        for member, deadline in list(self._leaving):
+            if member.process.is_alive():
+                if time.monotonic() > deadline:
+                    member.process.kill()
+                continue
+            self._leaving.remove((member, deadline))
+            if member.process.exitcode:
+                self._on_death(Death(member.options.name, STOPPED, is_to_blame=False))
+
+    def poll(self) -> None:
+        """Replaces the dead. Call it now and then; raises FleetFailed when new ones do not live.
+
+        And ServerUnavailable once a worker has waited for its server in vain.
+        """
+        self._see_off()
+        for member in self._members:
+            if member.process.is_alive():
+                member.oversight.look_after(member.process)
+        for member in [m for m in self._members if not m.process.is_alive()]:
+            self._members.remove(member)
+            code = member.process.exitcode or 0
+            death = member.oversight.death(member.options.name, member.process.pid, code)
+            if death is None:
+                continue
+            if code == EXIT_AWAY:
+                raise advise(ServerUnavailable(f"workers waited {OUTAGE_S:.0f} s in vain for {self._servers()}"))
+            if code == EXIT_LOST:
+                death = Death(member.options.name, LOST_SERVER, is_to_blame=False)
+            soon = time.monotonic() - member.began < TOO_SOON_S and death.place is None
+            self._false_starts = self._false_starts + 1 if soon and code > 0 and code != EXIT_LOST else 0
+            if self._false_starts < FALSE_STARTS:
+                self._add(self._restart)
+            self._on_death(death)
+            if self._false_starts >= FALSE_STARTS:
+                raise FleetFailed(f"{death.reason} right after its start, as did others: see what it said above")
+
+    def _servers(self) -> str:
+        return " or ".join(dict.fromkeys([redacted(self._options.queue_url), redacted(self._options.url)]))
+
+    def stop(self) -> None:
+        """Ends all; each gives its job back. Harmless twice."""
+        self._members += [member for member, _ in self._leaving]
+        self._leaving.clear()
+        for member in self._members:
+            member.process.terminate()
+        deadline = time.monotonic() + STOP_S
+        for member in self._members:
+            member.process.join(max(0.0, deadline - time.monotonic()))
+            if member.process.is_alive():
+                member.process.kill()
+                member.process.join()
+            if member.process.exitcode:
+                with suppress(ServerUnavailable):  # its missing heartbeat will tell
+                    self._on_death(Death(member.options.name, STOPPED, is_to_blame=False))
+        self._members.clear()
+
+    def _add(self, start: Start) -> None:
+        options = self._options.named()
+        context = get_context("fork") if start == "fork" else get_context("spawn")
+        oversight = Oversight(self._memory_bytes)
+        process = context.Process(target=work, args=(options, oversight.making.cells), daemon=True)
+        if start == "spawn":
+            resource_tracker.ensure_running()  # started below, it would unblock what we block
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # until it is ready
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns of forks beside threads; the child leaves the parent's locks and connections alone
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        self._members.append(_Member(process, options, time.monotonic(), oversight))

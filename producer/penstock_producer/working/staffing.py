@@ -1,0 +1,185 @@
+"""How many workers a stream wants: a pure rule from rates to a number, and the patience that keeps it from trembling.
+
+Where the rates come from is ``pace``'s and ``stream.paces``'s; starting and stopping processes is ``autoscale``'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from penstock_common.stream.watching.paces import Fleet, Paces
+
+HELD_UP_SHARE = 0.02
+"""Workers that wait for room, or for jobs, longer than this are as fast as they can be: more would wait, too."""
+SPARE = 1.05
+"""Those who wait are only reduced to what works, and so much more: the waiting that shows it must not end."""
+GROW_AFTER_S = 8.0
+SHRINK_AFTER_S = 16.0
+"""The wish must have lain on the same side for so long. A trainer that starves costs more than a worker that waits."""
+NEARLY_AFTER_S = 40.0
+"""And for so long where one worker more, or one less, is all that it asks for: that much is noise."""
+SETTLE_S = 10.0
+"""After a change, until those who are new have shown how fast they are and how much is waited."""
+LEAP = 4.0
+"""At most so many times more workers in one step: rates are those of the present number, sharing the present cores."""
+LATEST = 3
+"""A step goes to the mean of so many wishes: earlier ones may be of the load before."""
+ABOVE, BELOW = 0.1, 1.5
+"""While the wish lies so little above the number, or not so much below it, the number stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What all workers and trainers of a stream, or of a queue's streams, said last."""
+
+    workers: int = 0
+    rate: float | None = None
+    """Samples that one worker makes in a second of work; None while none has said."""
+    busy: float = 1.0
+    """What part of the workers' time goes into work."""
+    room: float = 0.0
+    """Into waiting for room in the budget."""
+    idle: float = 0.0
+    """Into waiting for jobs."""
+    demand: dict[str, float] = field(default_factory=dict)
+    """Group -> samples a second that its members would take if they never waited."""
+    streams: int = 1
+    """Of how many streams; of several, rate and demand count in workers."""
+
+    @property
+    def wanted(self) -> float | None:
+        """Samples a second that the fastest group would take: each group is given every sample."""
+        return max(self.demand.values(), default=None)
+
+    def __str__(self) -> str:
+        """One line for people."""
+        parts = []
+        if self.wanted is not None and self.streams == 1:
+            parts.append(f"trainers would take {self.wanted:,.0f} samples/s")
+        if self.rate is not None and self.streams == 1:
+            parts.append(f"one worker makes {self.rate:,.3g}/s")
+        if self.room > HELD_UP_SHARE:
+            parts.append(f"workers wait for room {self.room:.0%} of their time".replace("%", " %"))
+        if self.idle > HELD_UP_SHARE:
+            parts.append(f"for jobs {self.idle:.0%}".replace("%", " %"))
+        return ", ".join(parts) or f"{self.streams} streams are served"
+
+
+def load_of(paces: Paces) -> Load:
+    """Sums up what everyone said."""
+    demand: dict[str, float] = {}
+    for (group, _), told in paces.trainers.items():
+        if told.rate is not None:
+            demand[group] = demand.get(group, 0.0) + told.rate
+    rates = [told.rate for told in paces.workers.values() if told.rate is not None]
+    shares = [told.shares for told in paces.workers.values() if told.shares]
+
+    def mean(kind: str, otherwise: float) -> float:
+        return fmean(share.get(kind, 0.0) for share in shares) if shares else otherwise
+
+    return Load(
+        workers=len(paces.workers),
+        rate=fmean(rates) if rates else None,
+        busy=mean("busy", 1.0),
+        room=mean("room", 0.0),
+        idle=mean("idle", 0.0),
+        demand=demand,
+    )
+
+
+def together(loads: Sequence[Load]) -> Load:
+    """Of all streams that the same workers serve: the workers each of them needs are added up."""
+    known = [load for load in loads if load.rate is not None]
+    if len(known) < 2:
+        return known[0] if known else Load(sum(load.workers for load in loads))
+    workers = sum(load.workers for load in loads)
+    parts = [(load.workers / workers if workers else 1 / len(known), load) for load in known]
+    return Load(
+        workers=workers,
+        rate=1.0,
+        busy=sum(part * load.busy for part, load in parts),
+        room=sum(part * load.room for part, load in parts),
+        idle=sum(part * load.idle for part, load in parts),
+        streams=len(known),
+        demand={"all": sum((load.wanted or 0.0) / (load.rate or 1.0) for load in known)},
+    )
+
+
+def wish(load: Load) -> float | None:
+    """The number of workers wanted, unrounded; None while it is not known.
+
+    Consumption over the rate of one worker, as tf.data service has it (its AutoScaler: the sum of consumption rates
+    over the mean worker throughput). That formula asks what trainers would take if they never waited. Where workers
+    wait all the same, for room or for jobs, something else sets the pace (a slower group, an evaluation): then what
+    works of them is what is needed.
+    """
+    if load.rate is None:
+        return None
+    needed = None if load.wanted is None else load.wanted / load.rate
+    waiting = load.room + load.idle
+    if waiting <= HELD_UP_SHARE or not load.workers:
+        return needed
+    working = load.workers * load.busy * SPARE
+    return working if needed is None else min(needed, max(working, 1.0))
+
+
+def shown(load: Load) -> int | None:
+    """The wish as a number of processes."""
+    wanted = wish(load)
+    return None if wanted is None else max(1, math.ceil(wanted - ABOVE))
+
+
+class Staffing:
+    """The number of workers over time: follows the wish only where it stays away from the number."""
+
+    def __init__(self, most: int, least: int = 1) -> None:
+        self._most, self._least = most, least
+        self._since_s: float | None = None
+        """Since when the wish has lain where it does now, above or below."""
+        self._side = 0
+        self._settled_s = float("-inf")
+        self._heard: list[float] = []
+        """The wishes since then."""
+
+    def decide(self, now_s: float, workers: int, load: Load) -> int:
+        """How many there should be, given how many there are. Ask it every second or two."""
+        wanted = wish(load)
+        if wanted is None or now_s < self._settled_s:
+            return self._bounded(workers)
+        side = (wanted > workers + ABOVE * max(1.0, workers / 10)) - (wanted <= workers - BELOW)
+        side = 0 if self._bounded(workers + side) == workers else side
+        if side != self._side:
+            self._side, self._since_s = side, now_s
+            self._heard.clear()
+        self._heard.append(wanted)
+        patience_s = GROW_AFTER_S if side > 0 else SHRINK_AFTER_S
+        if workers - 2 < wanted <= workers + 1 and workers > 1:
+            patience_s = NEARLY_AFTER_S
+        if side == 0 or self._since_s is None or now_s - self._since_s < patience_s:
+            return self._bounded(workers)
+        target = math.ceil(fmean(self._heard[-LATEST:]) - ABOVE)
+        target = self._bounded(min(max(target, workers + 1), math.ceil(workers * LEAP)) if side > 0 else target)
+        self._settled_s, self._side, self._since_s = now_s + SETTLE_S, 0, None
+        self._heard.clear()
+        return target
+
+    def _bounded(self, workers: int) -> int:
+        return min(self._most, max(self._least, workers))
+
+
+def part_of(name: str, wanted: int, fleets: Mapping[str, Fleet], others: int) -> int:
+    """How many of ``wanted`` workers this fleet should have, where several follow the same wish.
+
+    ``others`` workers are there whatever is wished. Each fleet gets a part like its share of all that could be had, and
+    at least one; the larger remainders, then the earlier names, get what is left.
+    """
+    due = max(0, wanted - others)
+    most = sum(fleet.most for fleet in fleets.values())
+    exact = {each: due * fleet.most / most for each, fleet in sorted(fleets.items())} if most else {}
+    parts = {each: int(share) for each, share in exact.items()}
+    left = sorted(exact, key=lambda each: parts[each] - exact[each])[: max(0, due - sum(parts.values()))]
+    mine = parts.get(name, due) + (name in left)
+    return max(1, min(mine, fleets[name].most if name in fleets else mine))

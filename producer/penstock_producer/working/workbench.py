@@ -1,0 +1,317 @@
+"""Does one task: opens what it needs once per process, refuses what is no longer planned, and says what it made.
+
+Knows no queue: the job around it is ``jobs``'s. The samples go through ``fill``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_common.errors import (
+    BudgetFull,
+    PenstockError,
+    SampleError,
+    ServerUnavailable,
+    SourceError,
+    StreamConflict,
+)
+from penstock_common.stream.entries import index_ends, index_records
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, size_epoch
+from penstock_common.stream.streams import find_stream
+from penstock_common.waiting import Notify, Outage, to_stderr
+from penstock_producer.planning.order import EpochOrder
+from penstock_producer.sources.blocks import BlockTransform, seen_through
+from penstock_producer.sources.config import parse_config
+from penstock_producer.sources.open import open_source
+from penstock_producer.sources.protocol import AnySource, IterSource, Sample
+from penstock_producer.working.fill import (
+    HOPELESS,
+    ItemFiller,
+    Seed,
+    Stopped,
+    TooManyBad,
+    Watch,
+    fill_batches,
+    fill_samples,
+)
+from penstock_producer.working.fill_blocks import BlockFiller
+from penstock_producer.working.oversight import Making, Suspicion
+from penstock_producer.working.task import ShardTask, job_id
+from penstock_producer.writing.room import unfinished_shards
+from penstock_producer.writing.shard import ShardWriter
+from penstock_producer.writing.writer import SHARD_SAMPLES, SPREAD_SAMPLES, Writer
+
+ROOM_WAIT_S = 30.0
+"""One lease: a job that waits longer for room makes place for another (design.md 5.8)."""
+
+
+class Outdated(PenstockError, RuntimeError):
+    """What a job was planned for is not there any more; it ends without having done anything."""
+
+
+class SourceChanged(SourceError):
+    """The worker's source is not the one the epoch was planned with."""
+
+
+def connect_patiently(url: str, notify: Notify) -> Client:
+    """For a worker: who started it has reached the server, so one that is away now comes back, or is lost."""
+    outage = Outage(notify, doing="connecting")
+    while True:
+        try:
+            return connect(url)
+        except ServerUnavailable as error:
+            outage.bear(error)
+
+
+@dataclass
+class Made:
+    """What one run of a job did; filled in as it goes, so that it holds also when the run ends early."""
+
+    good: int = 0
+    bad: int = 0
+    nbytes: int = 0
+    """Of the whole shard, whoever made it; known at its end."""
+
+
+class Workbench:
+    """A worker's writer and source, kept open from job to job."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+        room_wait_s: float = ROOM_WAIT_S,
+        making: Making | None = None,
+    ) -> None:
+        self._url, self._should_stop, self._room_wait_s = url, should_stop, room_wait_s
+        self._writer: Writer | None = None
+        self._source: tuple[str, AnySource] | None = None
+        self._notify: Notify = to_stderr
+        self._is_at: Callable[[int], None] = lambda committed: None
+        self._making = making or Making()
+        self.suspects: Mapping[int, Suspicion] = {}
+        """Of the task that is done next: what its samples did to workers that made them before."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether this process was told to end."""
+        return self._should_stop()
+
+    def produce(
+        self,
+        task: ShardTask,
+        made: Made,
+        notify: Notify,
+        before_finish: Callable[[], None],
+        should_yield: Callable[[], bool] = lambda: False,
+        is_at: Callable[[int], None] = lambda committed: None,
+    ) -> None:
+        """Writes what is missing of the task's shard. ``before_finish`` is called when all is committed.
+
+        ``should_yield`` is asked while it waits for room, and may end that wait. ``is_at`` is told before each sample
+        how many are committed.
+        Raises Outdated, SourceChanged, TooManyBad, SpecMismatch, BudgetFull, Stopped and what the writer raises.
+        """
+        self._notify, self._is_at = notify, is_at
+        try:
+            self._making.open()
+            writer, manifest = self._planned(task)
+            writer.should_stop = lambda: self._should_stop() or should_yield()
+            source = self._open_source(task)
+            watch = Watch(
+                self._should_stop, task.on_error, task.max_bad, manifest.samples, task.spec_is_declared,
+                making=self._making, suspects=self.suspects, sample_limit_s=task.sample_limit_s,
+            )  # fmt: skip
+            run = self._run_items if source.unit == "item" else self._run_sized
+            try:
+                run(writer, manifest, task, source, watch, made, before_finish)  # type: ignore[arg-type]
+            finally:
+                made.good, made.bad = watch.good, watch.bad
+        except (TooManyBad, SampleError, Outdated, SourceChanged, BudgetFull):
+            raise
+        except BaseException:
+            self.close()  # what is open may be what is broken
+            raise
+
+    def earlier_jobs(self, task: ShardTask) -> list[str]:
+        """Ids of the jobs whose shards come before the task's and are not complete, in the order of room."""
+        if self._writer is None:
+            return []
+        unfinished = unfinished_shards(self._writer.client, self._writer.stream, task.epoch)
+        return [job_id(manifest.id, s) for manifest, s in unfinished if (manifest.epoch, s) < (task.epoch, task.shard)]
+
+    def close(self) -> None:
+        """Give back connections and files."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._source is not None:
+            self._source[1].close()
+            self._source = None
+
+    def _planned(self, task: ShardTask) -> tuple[Writer, Manifest]:
+        """The writer and the manifest, if both are those that were planned."""
+        writer = self._writer
+        if writer is None or writer.stream.name != task.stream:
+            client = connect_patiently(self._url, self._tell)
+            try:
+                found = find_stream(client, task.stream)
+            finally:
+                client.close()
+            if found is None:
+                raise Outdated(
+                    f"stream {task.stream!r} is not on this worker's server; give --url as the producer has it"
+                )
+            if writer is not None:
+                writer.close()
+            writer = Writer(task.stream, url=self._url, room_wait_s=self._room_wait_s, notify=self._tell)
+            self._writer = writer
+        else:
+            found = find_stream(writer.client, task.stream)
+        if found is None or found.id != task.stream_id or writer.stream.id != task.stream_id:
+            self._writer = None
+            writer.close()
+            raise Outdated(f"stream {task.stream!r} was deleted and made anew since this job was planned")
+        writer.stream = found  # its budget may have been changed meanwhile
+        manifest = find_manifest(writer.client, writer.stream, task.epoch)
+        if manifest is None or manifest.id != task.manifest_id:
+            raise Outdated(f"epoch {task.epoch} of {task.stream!r} is not the one this job was planned for")
+        return writer, manifest
+
+    def _tell(self, text: str) -> None:
+        self._notify(text)
+
+    def _open_source(self, task: ShardTask) -> AnySource:
+        key = json.dumps(task.source, sort_keys=True)
+        if self._source is None or self._source[0] != key:
+            if self._source is not None:
+                self._source[1].close()
+                self._source = None
+            self._source = (key, open_source(parse_config(task.source)))
+        source = self._source[1]
+        if source.fingerprint != task.fingerprint:
+            self._source = None
+            raise SourceChanged(
+                "this worker's source differs from the one that was planned: the files changed meanwhile, or its copy "
+                "has other names, sizes or times"
+            )
+        return source
+
+    def _run_sized(
+        self,
+        writer: Writer,
+        manifest: Manifest,
+        task: ShardTask,
+        source: Any,
+        watch: Watch,
+        made: Made,
+        before_finish: Callable[[], None],
+    ) -> None:
+        if manifest.state in (PRODUCED, ABANDONED) or task.shard in manifest.done:
+            return
+        order = EpochOrder(source, seed=task.seed, epoch=task.epoch, shuffle=task.shuffle, planned=manifest.sizes)
+        if manifest.sizes != tuple(order.sizes):
+            raise StreamConflict(f"epoch {task.epoch} of {task.stream!r} is cut otherwise than this source: it changed")
+        items, seed = order.items(task.shard), Seed(task.seed, task.epoch)
+        if writer.stream.spec is None:
+            writer.require_spec(first_good(seen_through(source, task.block_transform), items, seed, task.shard))
+        shard = writer.open_shard(manifest, task.shard)
+        try:
+            self._is_at(shard.committed)
+
+            def looked() -> bool:
+                self._is_at(shard.committed)
+                return self._should_stop()
+
+            watch.should_stop = looked
+            if task.block_transform:
+                transform = BlockTransform.load(task.block_transform)
+                BlockFiller(source, items, shard, task.shard, seed, watch, transform, task.block_samples).fill()
+            else:
+                fill = fill_batches if source.unit == "batch" else fill_samples
+                fill(source, items, shard, task.shard, seed, watch)
+            shard.settle()
+            # what others finished is committed: the last shard's job sees every bad sample before it ends the epoch
+            watch.require_few(_bad_samples(writer, manifest), manifest.samples)
+            made.nbytes = _committed_bytes(writer, manifest, task.shard)
+            before_finish()
+            shard.close()
+        except Stopped:
+            shard.settle()  # keeps what was made; the worker cuts this short if there is no room
+            raise
+        finally:
+            shard.abort()
+
+    def _run_items(
+        self,
+        writer: Writer,
+        manifest: Manifest,
+        task: ShardTask,
+        source: IterSource,
+        watch: Watch,
+        made: Made,
+        before_finish: Callable[[], None],
+    ) -> None:
+        if manifest.state in (PRODUCED, ABANDONED):
+            return
+
+        def opened(number: int, like: Mapping[str, Any]) -> ShardWriter:
+            writer.require_spec(like)
+            return writer.open_shard(manifest, number)
+
+        limit = SHARD_SAMPLES if len(writer.stream.partitions) == 1 else SPREAD_SAMPLES
+        filler = ItemFiller(source, opened, limit, watch)
+        done = [manifest.done[n] for n in range(len(manifest.done))]
+        current = self._begun(writer, manifest, len(done))
+        filler.begin_at(done, current)
+        skip = sum(done) + (current.position if current else 0)
+        self._is_at(skip)
+        if skip:
+            self._tell(f"{skip} samples are committed; the iterator begins anew and as many are left out")
+        try:
+            filler.fill(Seed(task.seed, task.epoch), skip)
+            watch.require_few(_bad_samples(writer, manifest), skip + watch.good + watch.bad)
+            made.nbytes = sum(_committed_bytes(writer, manifest, shard) for shard in range(len(filler.sizes) + 1))
+            before_finish()
+            filler.close()
+            size_epoch(writer.client, writer.stream, manifest, filler.sizes)
+        except Stopped:
+            filler.settle()
+            raise
+        finally:
+            filler.abort()
+
+    @staticmethod
+    def _begun(writer: Writer, manifest: Manifest, shard: int) -> ShardWriter | None:
+        """The writer of the shard that was left half done, if one was."""
+        end = index_ends(writer.client, writer.stream.partition_of(shard), manifest.epoch, [shard])[shard]
+        return writer.open_shard(manifest, shard) if end else None
+
+
+def _bad_samples(writer: Writer, manifest: Manifest) -> int:
+    return sum(int(writer.client.hlen(p.quarantine(manifest.epoch))) for p in writer.stream.partitions)
+
+
+def _committed_bytes(writer: Writer, manifest: Manifest, shard: int) -> int:
+    records = index_records(writer.client, writer.stream.partition_of(shard), manifest.epoch, shard)
+    return sum(record.nbytes for record in records)
+
+
+def first_good(source: Any, items: Any, seed: Seed, shard: int) -> Sample:
+    """The first sample that can be made, to infer a spec from. Raises TooManyBad."""
+    offset, last = 0, None
+    for item in items[:HOPELESS]:
+        try:
+            made: Sample = source.read(int(item), seed.of(shard, offset))
+        except SampleError as error:
+            last = error
+        else:
+            return {name: values[0] for name, values in made.items()} if source.unit == "batch" else made
+        offset += source.size(int(item)) if source.unit == "batch" else 1
+    raise TooManyBad(f"none of the first {min(len(items), HOPELESS)} samples can be made; the last: {last}")

@@ -1,0 +1,315 @@
+"""One worker process: takes jobs from one queue and does them in this process, so that sources stay open and warm.
+
+Starting, counting and replacing such processes is ``fleet``'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable
+
+try:
+    from rq import Queue, SimpleWorker
+except ModuleNotFoundError as error:
+    if error.name != "rq":
+        raise
+    raise PenstockError('producing needs rq: pip install "penstock[producer]"') from None
+
+from rq.exceptions import NoSuchJobError, StopRequested
+from rq.executions import Execution
+from rq.job import Job, JobStatus
+from rq.registry import StartedJobRegistry
+from rq.serializers import JSONSerializer
+from rq.timeouts import BaseDeathPenalty
+
+from penstock_common.waiting import Notify, Outage, to_stderr
+from penstock_producer.sources.names import allow_only
+from penstock_producer.working.fill import Stopped
+from penstock_producer.working.jobs import ShardJob, set_workbench
+from penstock_producer.working.memory import keep_freed
+from penstock_producer.working.oversight import Death, Making
+from penstock_producer.working.paced import PacedBench
+from penstock_producer.working.workbench import ROOM_WAIT_S, connect_patiently
+
+QUEUE = "penstock"
+"""Where jobs wait unless --queue says otherwise."""
+HEARTBEAT_TTL_S = 15
+"""A worker unheard of for so long is dead, its job goes to another; a mistake does no harm: commits are exact."""
+HEARTBEATS = 5
+"""In that time: one or two may get lost."""
+MAINTENANCE_S = 5
+"""How often somebody looks for the jobs of the dead; rq's default is ten minutes."""
+WORKER_TTL_S = 30
+IDLE_LOOK_S = 0.25
+EXIT_LOST, EXIT_AWAY = 75, 69
+"""Exit codes (of sysexits.h): its server went away in the middle of a job; or did not come back in time."""
+STOP_GRACE_S = 3.0
+"""After SIGTERM a sample may take so long; then it is cut short and made again by another worker."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """All a worker process has to know."""
+
+    url: str
+    queue_url: str
+    queue: str = QUEUE
+    name: str = ""
+    """Of this process among all workers; see `new_name`."""
+    burst: bool = False
+    """End when the queue is empty."""
+    owner: int = 0
+    """Process without which this one is of no use: it ends when that is gone. 0: none."""
+    is_chatty: bool = False
+    """Tell of failed jobs on stderr; a dispatcher's own workers leave that to it."""
+    room_wait_s: float = ROOM_WAIT_S
+    heartbeat_ttl_s: int = HEARTBEAT_TTL_S
+    allow: tuple[str, ...] = ()
+    """The only modules that jobs may name functions and objects of; none given: any."""
+    memory_bytes: int | None = None
+    """A worker that holds more is replaced; None: its part of the machine's (oversight.py)."""
+
+    def named(self) -> WorkerOptions:
+        """The same for one new process."""
+        return replace(self, name=f"{socket.gethostname()}.{secrets.token_hex(4)}")
+
+
+def open_queue(connection: Any, name: str) -> Queue:
+    """The queue, whose jobs are JSON and ours."""
+    return Queue(name, connection=connection, job_class=ShardJob, serializer=JSONSerializer)
+
+
+def work(options: WorkerOptions, cells: Any = None) -> None:
+    """The whole life of one worker process: until SIGTERM, until its owner is gone, or in a burst until all is done.
+
+    ``cells`` are those of its supervisor's `Making`.
+    """
+    _forget_owners_handlers()
+    keep_freed()
+    try:
+        if options.allow:
+            allow_only(options.allow)
+        stopping = threading.Event()
+        bench = PacedBench(
+            options.url, options.name, should_stop=stopping.is_set, room_wait_s=options.room_wait_s,
+            making=Making(cells),
+        )  # fmt: skip
+        set_workbench(bench)
+        queue = open_queue(connect_patiently(options.queue_url, _teller(options)), options.queue)
+        worker = ShardWorker(queue, options, stopping, bench.rest)
+        threading.Thread(target=_watch_owner, args=(options.owner,), daemon=True).start()
+        try:
+            worker.work(burst=options.burst, logging_level="CRITICAL")
+        finally:
+            bench.leave()
+            if worker.waited_in_vain is not None:
+                raise worker.waited_in_vain
+        bench.close()
+        if not options.burst and not stopping.is_set():
+            raise SystemExit(EXIT_LOST)  # rq ends where it cannot tell the queue how a job went
+    except ServerUnavailable as error:  # who started it says so
+        raise SystemExit(EXIT_AWAY if error.borne_s else EXIT_LOST) from None
+    except PenstockError as error:
+        to_stderr(f"worker: {error}")
+        raise SystemExit(1) from None
+
+
+class ShardWorker(SimpleWorker):
+    """rq's in-process worker with heartbeats while it works, and an end that gives its job back."""
+
+    job_class = ShardJob
+
+    def __init__(
+        self,
+        queue: Queue,
+        options: WorkerOptions,
+        stopping: threading.Event,
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_idle`` is called again and again while there is no job."""
+        self._on_idle = on_idle
+        self.death_penalty_class = _Endless
+        super().__init__(
+            [queue],
+            name=options.name,
+            connection=queue.connection,
+            job_class=ShardJob,
+            serializer=JSONSerializer,
+            worker_ttl=WORKER_TTL_S,
+            maintenance_interval=MAINTENANCE_S,
+            job_monitoring_interval=HEARTBEAT_TTL_S,
+            log_job_description=False,
+        )
+        self._options, self._stopping = options, stopping
+        self.waited_in_vain: ServerUnavailable | None = None
+        """A server that did not come back, which ends this worker."""
+        self.log = logging.getLogger("penstock.worker")  # rq's own tells of every job, and of errors with tracebacks
+        self.log.setLevel(logging.CRITICAL)
+        self._install_signal_handlers()  # before it is registered, so that whoever sees it can stop it
+
+    # --- waiting for jobs ---
+
+    def subscribe(self) -> None:
+        """No commands from outside: whoever can write to the queue can do no more than waste time."""
+
+    def dequeue_job_and_maintain_ttl(self, timeout: int | None, max_idle_time: float | None = None) -> Any:
+        """As rq's, but it looks often whether to stop: an interrupted BLMOVE may have moved a job already."""
+        outage = Outage(_teller(self._options), doing="waiting for jobs")
+        while not self._stopping.is_set() and self.waited_in_vain is None:
+            try:
+                found = super().dequeue_job_and_maintain_ttl(timeout, None if timeout is None else IDLE_LOOK_S)  # type: ignore[arg-type]
+            except ServerUnavailable as error:
+                self._await_server(outage, error)
+                continue
+            outage.over()
+            if found is not None or timeout is None:
+                return found
+            self._on_idle()
+        raise StopRequested
+
+    def _await_server(self, outage: Outage, error: ServerUnavailable) -> None:
+        """Until the queue's server is back; this worker then registers anew, as the server may have forgotten it."""
+        while not self._stopping.is_set():
+            try:
+                outage.bear(error)
+                if not self.connection.exists(self.key):
+                    self.register_birth()  # type: ignore[no-untyped-call]
+                return
+            except ServerUnavailable as again:
+                error = again
+                if error.borne_s:
+                    self.waited_in_vain = error
+                    return
+
+    def get_heartbeat_ttl(self, job: Job) -> int:
+        """Short, because a heartbeat comes every few seconds whatever the job does."""
+        return self._options.heartbeat_ttl_s
+
+    # --- doing one ---
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        """In this process, heard of all the time."""
+        with self._beating(job):
+            super().execute_job(job, queue)
+
+    @contextmanager
+    def _beating(self, job: Job) -> Iterator[None]:
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(self._options.heartbeat_ttl_s / HEARTBEATS):
+                try:
+                    self.maintain_heartbeats(job)
+                except Exception as error:  # the next one may get through
+                    self.log.debug("heartbeat: %s", error)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def handle_exception(self, job: Job, *exc_info: Any) -> None:
+        """Decides whether the job is tried again, and says what happened."""
+        error: BaseException = exc_info[1]
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if isinstance(error, ServerUnavailable) and error.borne_s:
+            self.waited_in_vain = error  # the streams' server: its job goes back, and this worker ends
+            self._stop_requested = True
+        if isinstance(job, ShardJob):
+            job.judge(error)
+        if self._options.is_chatty and not isinstance(error, Stopped | BudgetFull):
+            again = "; it is tried again" if job.retries_left else ""
+            to_stderr(f"{job.description}: {job.meta.get('error')}{again}")
+
+    # --- ending ---
+
+    def _install_signal_handlers(self) -> None:
+        signal.signal(signal.SIGTERM, self.request_stop)
+        signal.signal(signal.SIGALRM, _cut_short)
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        """Stops after the current sample, whose shard goes back to the queue."""
+        self._stopping.set()
+        self._stop_requested = True
+        if self.get_state() == "busy":
+            signal.setitimer(signal.ITIMER_REAL, STOP_GRACE_S)
+
+
+class _Endless(BaseDeathPenalty):
+    """No time limit, and no use of SIGALRM: a shard takes as long as it takes."""
+
+    def setup_death_penalty(self) -> None:
+        pass
+
+    def cancel_death_penalty(self) -> None:
+        pass
+
+
+def _cut_short(signum: int, frame: FrameType | None) -> None:
+    raise Stopped
+
+
+def _forget_owners_handlers() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is its owner's, who then sends SIGTERM
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+
+
+def _teller(options: WorkerOptions) -> Notify:
+    """Says what a worker waits for; of a dispatcher's own workers the dispatcher does."""
+    return (lambda text: to_stderr(f"worker: {text}")) if options.is_chatty else (lambda text: None)
+
+
+def _watch_owner(owner: int) -> None:
+    """An owner killed with -9 tells nobody."""
+    tick = threading.Event()
+    while owner and os.getppid() == owner:
+        tick.wait(0.5)
+    if owner:
+        os.kill(os.getpid(), signal.SIGTERM)
+        tick.wait(2 * STOP_GRACE_S)
+        os._exit(EXIT_LOST)  # it waits for a server that most likely went with its owner; what is committed stands
+
+
+def return_jobs(queue: Queue, death: Death) -> int:
+    """Puts what a dead worker was doing back to the front of the queue, at once; returns how many jobs."""
+    registry = StartedJobRegistry(queue=queue, job_class=ShardJob)
+    returned = 0
+    for job_id, execution_id in registry.get_job_and_execution_ids(cleanup=False):
+        try:
+            execution = Execution.fetch(execution_id, job_id, queue.connection)
+            job = ShardJob.fetch(job_id, connection=queue.connection, serializer=JSONSerializer)
+        except (ValueError, NoSuchJobError):
+            continue
+        if execution.worker_name == death.worker and isinstance(job, ShardJob):
+            job.lose_worker(death)
+            _return(queue, job, execution, death.reason)
+            returned += 1
+    return returned
+
+
+def _return(queue: Queue, job: ShardJob, execution: Execution, reason: str) -> None:
+    job.meta["error"] = reason if job.should_retry else job.why_lost(reason)
+    with queue.connection.pipeline() as pipe:
+        execution.delete(job, pipe)
+        if job.should_retry:
+            job.retry(queue, pipe)
+        else:
+            job.set_status(JobStatus.FAILED, pipeline=pipe)
+            job.save(pipeline=pipe)
+            queue.failed_job_registry.add(job, ttl=job.failure_ttl, exc_string=reason, pipeline=pipe)
+        pipe.execute()

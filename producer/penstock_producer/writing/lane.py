@@ -1,0 +1,85 @@
+"""A shard's segments: how large they are made, and whether they are on the disk before the entry is.
+
+Writing them is ``segments.writing``'s; who may use them again is ``recycling``'s.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+from penstock_common.errors import BudgetRefused, SegmentsUnseen
+from penstock_common.segments.plane import parse_payload
+from penstock_common.segments.writing import SegmentWriter
+from penstock_common.settings import Settings
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import Manifest
+from penstock_common.stream.payloads import segments_of
+from penstock_common.stream.servers.durability import Durability
+from penstock_common.stream.servers.suitability import readable_bytes
+from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, find_stream, read_counters, require_there
+
+SEGMENT_BYTES = 64 << 20
+"""Large enough that making and sealing one costs nothing per byte, small enough that they turn over in a budget."""
+BUDGET_SHARE = 1 / 16
+"""Of a partition's budget: what a segment holds that is not settled keeps the rest of it from being used again."""
+
+
+def prepare_folder(client: Client, stream: Stream) -> None:
+    """Before a stream's first epoch its folder is made; then whoever writes must see that one. Raises SegmentsUnseen.
+
+    Made again by whoever does not see it, on another host, say, it would take payloads that no reader finds.
+    """
+    folder = segments_of(stream)
+    if folder is not None and read_counters(client, stream)[0]:
+        folder.require()
+    elif folder is not None:
+        folder.make()
+
+
+def require_capacity(client: Client, name: str, payload: str | None, budget_bytes: int | None) -> None:
+    """To be asked before a stream is made or given another budget (None: its own): whether its folder could hold it.
+
+    Raises BudgetRefused where the whole file system is smaller, BadPayload.
+    """
+    folder, stream = parse_payload(payload or "inline"), find_stream(client, name)
+    if stream is not None:
+        folder, budget_bytes = parse_payload(stream.payload), budget_bytes or stream.budget_bytes
+    if folder is None:
+        return
+    budget_bytes = budget_bytes or DEFAULT_BUDGET_BYTES
+    root = Settings.from_environment().segments or folder
+    there = next(path for path in (root, *root.parents) if path.exists())
+    total = shutil.disk_usage(there).total
+    if total < budget_bytes:
+        raise BudgetRefused(
+            f"budget_bytes is {readable_bytes(budget_bytes)}, and the file system of {root} has "
+            f"{readable_bytes(total)} in all: give a smaller one, or another folder; a container gets more of /dev/shm "
+            "with --shm-size"
+        )
+
+
+def open_lane(client: Client, stream: Stream, manifest: Manifest, shard: int) -> SegmentWriter | None:
+    """For the blocks of one shard; None where payloads travel in the entries. Raises SegmentsUnseen, StreamDeleted."""
+    folder = segments_of(stream)
+    if folder is None:
+        return None
+    assert stream.spec is not None
+    try:
+        folder.require()
+    except SegmentsUnseen:
+        require_there(client, stream)
+        raise
+    return SegmentWriter(
+        folder, (stream.name, stream.id), stream.spec, manifest.epoch, stream.partition_of(shard).number,
+        segment_bytes=segment_bytes(stream, manifest, shard), is_synced=Durability.parse(stream.durability).is_synced,
+    )  # fmt: skip
+
+
+def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:
+    """So large that a small shard takes no more than it needs, and a large one turns over within the budget."""
+    most = max(2 * stream.block_bytes + (16 << 10), min(SEGMENT_BYTES, int(stream.partition_budget * BUDGET_SHARE)))
+    if manifest.sizes is None or stream.spec is None or any(tensor.is_ragged for tensor in stream.spec):
+        return most
+    payload = manifest.shard_size(shard) * sum(tensor.sample_bytes for tensor in stream.spec)
+    entries = payload // max(1, stream.block_bytes) + 2
+    return min(most, payload + entries * 2048 + (16 << 10))

@@ -1,0 +1,201 @@
+"""Room for one shard: asks the pure rule, lets the janitor free what may go, and knows the sentence for a wait."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from penstock_common.errors import PenstockError, TooLarge
+from penstock_common.segments.plane import INLINE
+from penstock_common.stream.groups.ledger import owed_samples
+from penstock_common.stream.groups.roster import Roster, load_roster, server_ms
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import (
+    ABANDONED,
+    PRODUCED,
+    Manifest,
+    begun_shards,
+    find_manifest,
+    retained_epochs,
+)
+from penstock_common.stream.servers.suitability import largest_block, readable_bytes
+from penstock_common.stream.streams import Stream
+from penstock_common.stream.watching.waiters import RENEW_S, Why, end_wait, note_wait
+from penstock_common.waiting import Notify
+from penstock_producer.keeping.alarm import explain_holds, idle_groups
+from penstock_producer.keeping.janitor import SILENT_MS, Janitor
+from penstock_producer.keeping.retention import owing_groups
+from penstock_producer.writing.backpressure import Room, pause_s, reason_of_memory, reason_to_wait
+from penstock_producer.writing.headroom import Headroom
+
+LOOK_EVERY_S = 0.1
+NOTE_AFTER_S = 0.5
+"""A wait this long is noted on the roster; shorter ones are the ordinary course of a full budget."""
+
+
+def unfinished_shards(client: Client, stream: Stream, upto: int) -> Iterator[tuple[Manifest, int]]:
+    """The begun or planned shards of the epochs up to that one that are not complete, in the order room is given."""
+    for epoch, state in retained_epochs(client, stream).items():
+        if epoch > upto:
+            return
+        manifest = None if state in (PRODUCED, ABANDONED) else find_manifest(client, stream, epoch)
+        if manifest is not None:
+            yield from ((manifest, s) for s in begun_shards(client, stream, manifest) if s not in manifest.done)
+
+
+class RoomKeeper:
+    """Decides for one shard whether its next block may be written."""
+
+    def __init__(
+        self,
+        client: Client,
+        stream: Stream,
+        manifest: Manifest,
+        shard: int,
+        notify: Notify,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
+        self._partition = stream.partition_of(shard)
+        self._janitor = Janitor(client, stream, self._partition, notify)
+        self._headroom, self._clock = Headroom(client, clock), clock
+        self._room = Room(0, 0, stream.partition_budget, False)
+        self.server_is_full = False
+        """Set when the server refused a write at its maxmemory: then one more round of waiting comes first."""
+        self.full_folder = ""
+        """Set when a folder of segments had no room: the same."""
+        self._was_refused = False
+        self._closed_s: float | None = None
+        """Since when there is no room; until the low mark is reached, or the rule gives way."""
+        self._last_wait_s = 0.0
+        self._lacking_folder = ""
+        self._noted_s: float | None = None
+        self._is_next_now, self._looked_s = False, -LOOK_EVERY_S
+
+    def has_room(self, block_bytes: int, held_bytes: int) -> bool:
+        """Whether the block may go; frees what may be freed before it says no."""
+        if block_bytes > largest_block(self._stream.partition_budget):
+            raise TooLarge(
+                f"a block of {readable_bytes(block_bytes)} does not fit a quarter of the budget of "
+                f"{readable_bytes(self._stream.partition_budget)} a partition of {self._stream.name!r}: "
+                "raise budget_bytes, or write smaller samples"
+            )
+        is_refused, self.server_is_full = self.server_is_full or bool(self.full_folder), False
+        self._lacking_folder, self.full_folder = self.full_folder, ""
+        self._was_refused = is_refused
+        if self._is_enough(block_bytes, held_bytes) and not is_refused:
+            return self._go_on(block_bytes)
+        self._closed_s = self._clock() if self._closed_s is None else self._closed_s
+        freed = self._janitor.make_room(max(self._room.missing_bytes, block_bytes))
+        if not is_refused and freed and self._is_enough(block_bytes, held_bytes - freed):
+            return self._go_on(block_bytes)
+        self._note()
+        return False
+
+    def pause_s(self) -> float:
+        """How long to wait before it is worth asking again."""
+        return pause_s(self._waited_s or 0.0, self._last_wait_s)
+
+    def end_wait(self) -> None:
+        """The wait is over, whether it led to anything or not."""
+        if self._noted_s is not None:
+            self._noted_s = None
+            with suppress(PenstockError):  # a note that stays is soon stale
+                end_wait(self._client, self._partition, self._manifest.epoch, self._shard)
+
+    @property
+    def _waited_s(self) -> float | None:
+        return None if self._closed_s is None else self._clock() - self._closed_s
+
+    def _is_enough(self, block_bytes: int, held_bytes: int) -> bool:
+        """Asks the rule; whether the shard is next only if it matters."""
+        waited_s = self._waited_s
+        is_inline = self._stream.payload == INLINE  # payloads in segments take no memory of the server's
+        left = self._headroom.left_bytes(block_bytes, anew=waited_s is not None) if is_inline else None
+        for is_next in (self._is_next_now, True):
+            if is_next and not self._is_next():
+                break
+            self._room = Room(
+                held_bytes, block_bytes, self._stream.partition_budget, is_next, waited_s=waited_s, left_bytes=left
+            )
+            if self._room.is_enough:
+                return True
+        return False
+
+    def _go_on(self, block_bytes: int) -> bool:
+        if (waited := self._waited_s) is not None:
+            self._closed_s, self._last_wait_s = None, waited
+        self._headroom.spend(block_bytes)
+        return True
+
+    def _note(self) -> None:
+        """Says on the roster that this writer waits: at first after a moment, then every second."""
+        waited, now = self._waited_s or 0.0, self._clock()
+        if waited < NOTE_AFTER_S or (self._noted_s is not None and now - self._noted_s < RENEW_S):
+            return
+        self._noted_s = now
+        note_wait(
+            self._client, self._partition, self._manifest.epoch, self._shard, waited_s=waited,
+            need_bytes=self._room.block_bytes, held_bytes=self._room.held_bytes,
+            why=self._lacking, is_next=self._is_next_now,
+        )  # fmt: skip
+
+    def _is_next(self) -> bool:
+        """Whether this shard is the one the reserve is for: asked now and then, since every block wants to know.
+
+        Once it is, it stays so until it is done: epochs and shards only rise.
+        """
+        now = self._clock()
+        if not self._is_next_now and now - self._looked_s >= LOOK_EVERY_S:
+            self._is_next_now, self._looked_s = self._is_lowest(), now
+        return self._is_next_now
+
+    def _is_lowest(self) -> bool:
+        """Whether no earlier shard of this partition, in this or an older epoch, is unfinished."""
+        for manifest, shard in unfinished_shards(self._client, self._stream, self._manifest.epoch):
+            if self._stream.partition_of(shard) == self._partition:
+                return (manifest.epoch, shard) == (self._manifest.epoch, self._shard)
+        return True
+
+    @property
+    def _lacking(self) -> Why:
+        if self._lacking_folder:
+            return "folder"
+        return "memory" if self._is_memory_short else "budget"
+
+    @property
+    def _is_memory_short(self) -> bool:
+        return self._was_refused or self._room.is_memory_short
+
+    def why(self) -> str:
+        """For what the shard waits, and what helps."""
+        if self._lacking_folder:
+            return (
+                f"there is no space left in {self._lacking_folder} for segments of {self._stream.name!r}: free some, "
+                "or give the stream a smaller budget_bytes"
+            )
+        if self._is_memory_short:
+            return reason_of_memory(self._stream.name, self._room, self._headroom.memory)
+        roster = load_roster(self._client, self._partition)
+        now_ms = server_ms(self._client)
+        idle = idle_groups(roster, now_ms)
+        # who waits for this very shard is behind only because of it
+        blockers = [name for name in self._blockers(roster) if not (self._is_next_now and name in idle)]
+        is_circle = self._is_next_now and not blockers
+        unsettled = {name: nbytes for name, nbytes in idle.items() if nbytes} if is_circle else {}
+        reason = reason_to_wait(self._stream.name, self._room, blockers, bool(roster.groups), unsettled)
+        remedy = explain_holds(self._stream.name, roster, blockers, now_ms, SILENT_MS)
+        return f"{reason}; {remedy}" if remedy else reason
+
+    def _blockers(self, roster: Roster) -> list[str]:
+        """The groups that owe most of what is held; one that owes less than half as much holds up nobody."""
+        owed: Counter[str] = Counter()
+        for epoch in roster.epochs:
+            manifest = find_manifest(self._client, self._stream, epoch)
+            if manifest is not None:
+                owing = {name: roster.groups[name] for name in owing_groups(roster, epoch)}
+                owed.update(owed_samples(self._client, self._stream, manifest, owing))
+        most = max(owed.values(), default=0)
+        return sorted(group for group, count in owed.items() if count > 0 and count > most / 2)

@@ -1,0 +1,206 @@
+"""One shard's writer: numbers samples, packs them into blocks, and says which offsets had to be dropped.
+
+Appending is the committer's. A shard that was begun before goes on at `position`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock_common.errors import PenstockError, ShardMismatch
+from penstock_common.format.block import Block, BlockBuilder, check_rows
+from penstock_common.format.limits import MAX_HOLES, MAX_SHARD_SAMPLES
+from penstock_common.format.spec import Spec
+from penstock_producer.writing.commit import Committer
+from penstock_producer.writing.reserve import Reservation, arrays_in, require_fixed
+
+LINGER_S = 1.0
+"""A block begun this long ago is sent with the next write, so that trainers do not wait for it to be full. There is no
+timer: who writes and then pauses calls `flush`."""
+MAX_BLOCK_SAMPLES = 1 << 16
+
+
+class ShardWriter:
+    """Writes one shard in order; not to be shared between threads."""
+
+    def __init__(
+        self,
+        committer: Committer,
+        spec: Spec,
+        *,
+        block_bytes: int,
+        shard: int,
+        size: int | None,
+        finish: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._committer = committer
+        self._spec = spec
+        self._builder = BlockBuilder(spec, block_bytes, MAX_BLOCK_SAMPLES)
+        self._shard = shard
+        self._size = size
+        self._limit = MAX_SHARD_SAMPLES if size is None else size
+        self._finish = finish
+        self._clock = clock
+        self._first = self._next = committer.position
+        self._bad: dict[int, str] = {}
+        self._uncommitted: deque[tuple[Block, dict[int, str]]] = deque()
+        """Ended, and refused by a committer that found no room or no server: kept, or the shard would have a gap."""
+        self._began = clock()
+        self._reserved = 0
+        """Samples that are being made in place."""
+        self.bytes_written = 0
+        """Payload bytes handed to the committer by this writer."""
+
+    @property
+    def position(self) -> int:
+        """Offset of the next sample; after a restart, where to go on."""
+        return self._next
+
+    @property
+    def committed(self) -> int:
+        """Offset after the last sample that is known to be committed."""
+        return self._committer.position
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Adds the next sample, name -> array, scalar or bytes; its arrays may be reused at once.
+
+        Raises SpecMismatch naming tensor, found and expected, ShardMismatch beyond the planned size.
+        """
+        if self._next >= self._limit or self._reserved:
+            self._refuse_more()
+        self._builder.add(sample)
+        self._next += 1
+        if self._builder.is_full or self._clock() - self._began >= LINGER_S:
+            self.flush()
+
+    def write_batch(self, rows: Mapping[str, Any]) -> None:
+        """Adds n samples, name -> ``[n, *shape]`` (ragged and bytes: a sequence of n)."""
+        count = check_rows(self._spec, rows)
+        if self._next + count > self._limit or self._reserved:
+            self._refuse_more()
+        start = 0
+        while start < count:
+            taken = self._builder.add_rows(rows, start, count)
+            self._next += taken
+            start += taken
+            if self._builder.is_full:
+                self.flush()
+        if self._clock() - self._began >= LINGER_S:
+            self.flush()
+
+    def reserve(self, count: int) -> Reservation:
+        """Arrays for the next ``count`` samples, to be filled in place: see `Reservation`. Nothing is copied later.
+
+        Until they are committed or dropped nothing else may be written. Raises PenstockError for ragged tensors,
+        TooLarge, ShardMismatch beyond the planned size.
+        """
+        require_fixed(self._spec)
+        if not 1 <= count <= MAX_BLOCK_SAMPLES:
+            raise ValueError(f"reserve({count}): a block has 1 to {MAX_BLOCK_SAMPLES} samples")
+        if self._next + count > self._limit:
+            self._refuse_more()
+        self._require_free()
+        self.flush()
+        arrays = arrays_in(self._spec, count, self._committer.reserve(self._spec, count))
+
+        def end(block: Block, is_wanted: bool) -> None:
+            self._reserved = 0
+            if is_wanted:
+                self.write_block(block, {})
+            else:
+                self._committer.drop_reserved(block)
+
+        self._reserved = count
+        return Reservation(self._spec, self._next, arrays, end)
+
+    def _require_free(self) -> None:
+        if self._reserved:
+            raise PenstockError(
+                f"{self._reserved} reserved samples are neither committed nor dropped: leave their with block first"
+            )
+
+    def write_block(self, block: Block, bad: Mapping[int, str]) -> None:
+        """Adds a block that was made before, with its offsets; ``bad`` gives a reason for each of its holes.
+
+        Its arrays must not change any more. Raises ShardMismatch unless its offsets are the next ones.
+        """
+        self.flush()
+        if block.first != self._next:
+            raise ShardMismatch(
+                f"shard {self._shard} stands at offset {self._next}, this block begins at {block.first}"
+            )
+        if block.end > self._limit:
+            self._refuse_more()
+        self._first = self._next = block.end
+        self.bytes_written += block.nbytes
+        self._uncommitted.append((block, dict(bad)))
+        self.flush()
+
+    def quarantine(self, reason: str) -> None:
+        """Records that the next sample could not be made: its offset becomes a hole, settled for every group."""
+        if self._next >= self._limit or self._reserved:
+            self._refuse_more()
+        self._bad[self._next] = reason
+        self._next += 1
+        if len(self._bad) >= MAX_HOLES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends what is gathered; trainers can have it from now on.
+
+        What it raises takes nothing away: the samples are sent again by the next flush.
+        """
+        if self._next > self._first:
+            block = self._builder.finish(self._first, list(self._bad))
+            bad, self._bad = self._bad, {}
+            self.bytes_written += block.nbytes
+            self._first = self._next
+            self._uncommitted.append((block, bad))
+        while self._uncommitted:
+            self._committer.commit(*self._uncommitted[0])
+            self._uncommitted.popleft()
+        self._began = self._clock()
+
+    def settle(self) -> None:
+        """Flushes, and returns once everything is committed."""
+        self.flush()
+        self._committer.settle()
+
+    def close(self) -> None:
+        """Commits the rest and declares the shard complete; raises ShardMismatch if fewer samples came than planned."""
+        self._require_free()
+        self.settle()
+        if self._size is not None and self._next != self._size:
+            raise ShardMismatch(
+                f"shard {self._shard} was closed after {self._next} samples, its manifest plans {self._size}: "
+                "write or quarantine every one"
+            )
+        self._finish(self._next)
+        self._committer.close()
+
+    def close_as_committed(self) -> None:
+        """Declares the shard complete with what is committed, for a writer that ends by an error; the rest is lost."""
+        self._committer.settle()
+        self._finish(self._committer.position)
+        self._committer.close()
+
+    def abort(self) -> None:
+        """Gives the connection back without completing the shard; what was committed stands."""
+        self._committer.close()
+
+    def _refuse_more(self) -> None:
+        self._require_free()
+        raise ShardMismatch(f"shard {self._shard} is full: {self._limit} samples are planned, one more was written")
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()

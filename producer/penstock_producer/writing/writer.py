@@ -1,0 +1,396 @@
+"""The Writer: the only way samples enter a stream. Opens streams, epochs, shards and the endless feed.
+
+Packing is ``shard``'s, appending ``commit``'s.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock_common.errors import PenstockError, ShardMismatch
+from penstock_common.format.spec import Spec, SpecLike
+from penstock_common.settings import Settings
+from penstock_common.stream.feeds import finish_feed_shard, is_sealed, join_feed
+from penstock_common.stream.keys import checked_name
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.manifest import (
+    Manifest,
+    abandon_epoch,
+    finish_shard,
+    load_manifest,
+    open_epoch,
+    reserve_shard,
+    size_epoch,
+)
+from penstock_common.stream.servers.durability import Durability, make_safe, require_durable
+from penstock_common.stream.servers.suitability import largest_block, require_suitable
+from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
+from penstock_common.waiting import Notify, to_stderr
+from penstock_producer.keeping.policy import parse_policy
+from penstock_producer.keeping.tidying import Tidying
+from penstock_producer.writing.commit import Committer
+from penstock_producer.writing.lane import prepare_folder, require_capacity
+from penstock_producer.writing.reserve import Reservation
+from penstock_producer.writing.shard import ShardWriter
+
+SHARD_SAMPLES = 1 << 20
+"""A shard's limit; with one partition an unplanned epoch needs no more shards than this."""
+SPREAD_SAMPLES = 1 << 12
+"""With several partitions an unplanned epoch changes shard, and so partition, this often."""
+FEED_SHARE = 1 / 8
+"""An endless feed starts a new epoch when this part of the budget is written, so that old ones can go."""
+SEAL_CHECK = 64
+"""How many samples of a feed are written between looks whether another writer sealed the epoch."""
+
+
+class Writer:
+    """Writes samples to a stream: ``with writer.epoch() as epoch: epoch.write(sample)``, or ``write`` for a feed.
+
+    Arrays may be reused as soon as a write returns. Not to be shared between threads. Raises ServerUnsuitable or
+    BudgetRefused if the server cannot keep the stream's promises.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        *,
+        url: str | None = None,
+        spec: SpecLike | Spec | None = None,
+        partitions: int | None = None,
+        budget_bytes: int | None = None,
+        block_bytes: int | None = None,
+        retention: str | None = None,
+        durability: str | None = None,
+        payload: str | None = None,
+        info: Mapping[str, Any] | None = None,
+        checksum: bool = True,
+        room_wait_s: float | None = None,
+        fast: bool | None = None,
+        notify: Notify = to_stderr,
+    ) -> None:
+        """``spec`` left out is inferred from the first sample; what is None takes the stream's or the default value.
+
+        ``retention`` says what is kept of epochs that every group has settled: ``budget``, ``epochs:3``, ``time:24h``
+        or ``bytes:500mb``; ``durability`` what must have happened to a write before it counts as committed: ``memory``,
+        ``fsync``, ``replicas=2`` or ``fsync+replicas=2`` (ServerUnsuitable where the server cannot). Both change those
+        of an existing stream. ``payload`` is where payloads lie, for good: ``inline``, or
+        ``segments:/dev/shm/penstock``, any folder that all readers see. ``room_wait_s`` bounds the wait for room in a
+        full budget (BudgetFull); None waits and says why.
+        """
+        settings = Settings.from_environment()
+        self._client: Client = connect(url or settings.url, bears_outages=notify)
+        self._fast = fast if fast is not None else (False if settings.plain_redis else None)
+        self._checksum, self._room_wait_s, self._notify = checksum, room_wait_s, notify
+        policy = None if retention is None else parse_policy(retention).text
+        level = Durability.parse(durability) if durability is not None else self._stored_durability(stream)
+        require_durable(self._client, level)
+        wanted = spec if spec is None or isinstance(spec, Spec) else Spec.of(spec)
+        require_suitable(self._client, checked_name("stream", stream), budget_bytes, payload)
+        require_capacity(self._client, stream, payload, budget_bytes)
+        self.stream: Stream = create_stream(
+            self._client, stream, spec=wanted, partitions=partitions, budget_bytes=budget_bytes,
+            block_bytes=block_bytes, retention=policy, durability=durability and str(level), payload=payload,
+            info=info,
+        )  # fmt: skip
+        prepare_folder(self._client, self.stream)
+        self._tidying = Tidying(self._client.impatient(), self.stream, notify)  # who writes bears outages
+        self._tidying.start()
+        weakref.finalize(self, self._tidying.stopping.set)
+        self.should_stop: Callable[[], bool] = lambda: False
+        """Asked while a shard opened from now on waits for room: true ends the wait with BudgetFull."""
+        self._feed: ShardWriter | None = None
+        self._feed_epoch = 0
+        self._ended_bytes = 0
+        self._feed_count = 0
+        """Samples written to the feed since it was last asked whether its epoch is sealed."""
+
+    def _stored_durability(self, name: str) -> Durability:
+        found = find_stream(self._client, name)
+        return Durability() if found is None else Durability.parse(found.durability)
+
+    def make_safe(self) -> None:
+        """Returns once all that was written so far is as safe as the stream's durability says; see DurabilityLost."""
+        make_safe(self._client, self.stream, Durability.parse(self.stream.durability), self._notify)
+
+    # --- epochs ---
+
+    def epoch(
+        self,
+        number: int | None = None,
+        *,
+        seed: int = 0,
+        sizes: Sequence[int] | None = None,
+        fingerprint: str = "",
+    ) -> EpochWriter:
+        """Opens the next epoch, or number ``number`` whether it exists or not; ``sizes`` plans its shards."""
+        manifest = open_epoch(
+            self._client, self.stream, number, seed=seed, sizes=sizes, fingerprint=fingerprint
+        )  # fmt: skip
+        return EpochWriter(self, manifest, owns=number is None)
+
+    # --- the endless feed ---
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Adds a sample to the stream's endless feed (see `EpochWriter.write`), exactly once in this writer's life."""
+        self._feeding(sample).write(sample)
+        self._feed_count += 1
+
+    def write_batch(self, rows: Mapping[str, Any]) -> None:
+        """Adds n samples to the endless feed; see `EpochWriter.write_batch`."""
+        first = {name: values[0] for name, values in rows.items() if len(values)}
+        if first:
+            self._feeding(first).write_batch(rows)
+            self._feed_count += len(next(iter(rows.values())))
+
+    def quarantine(self, reason: str) -> None:
+        """Records in the endless feed that the next sample could not be made; see `EpochWriter.quarantine`."""
+        if self.stream.spec is None:
+            raise PenstockError("the first sample of a stream without spec cannot be a bad one: give spec=")
+        self._feeding({}).quarantine(reason)
+        self._feed_count += 1
+
+    @property
+    def uncommitted(self) -> int:
+        """Samples of the endless feed that are not known to be committed yet."""
+        return 0 if self._feed is None else self._feed.position - self._feed.committed
+
+    @property
+    def bytes_fed(self) -> int:
+        """Payload bytes that this writer sent to the endless feed."""
+        return self._ended_bytes + (0 if self._feed is None else self._feed.bytes_written)
+
+    def _feeding(self, sample: Mapping[str, Any]) -> ShardWriter:
+        if self._feed is not None and self._is_stretch_over(self._feed):
+            self._end_feed()
+        if self._feed is None:
+            self.require_spec(sample)
+            manifest, shard = join_feed(self._client, self.stream)
+            self._feed_epoch, self._feed_count = manifest.epoch, 0
+
+            def finish(size: int) -> None:
+                finish_feed_shard(self._client, self.stream, manifest, shard, size)
+                self.make_safe()
+
+            self._feed = self._shard_writer(manifest, shard, None, finish)
+        return self._feed
+
+    def _is_stretch_over(self, feed: ShardWriter) -> bool:
+        if feed.position >= SHARD_SAMPLES - MAX_STEP or feed.bytes_written > self.stream.partition_budget * FEED_SHARE:
+            return True
+        if self._feed_count < SEAL_CHECK:
+            return False
+        self._feed_count = 0
+        return is_sealed(self._client, self.stream, self._feed_epoch)
+
+    def _end_feed(self) -> None:
+        if self._feed is not None:
+            self._feed.close()  # where it fails the feed stays: its epoch would never end, nor what it holds be sent
+            self._ended_bytes += self._feed.bytes_written
+            self._feed = None
+
+    # --- used by the parts ---
+
+    def require_spec(self, sample: Mapping[str, Any] | Spec) -> Spec:
+        """The stream's spec, inferred from this sample (or somebody did that), said and fixed if it has none yet."""
+        if self.stream.spec is None:
+            self.stream = load_stream(self._client, self.stream.name)
+        if self.stream.spec is None:
+            found = sample if isinstance(sample, Spec) else Spec.infer(sample)
+            spec = fix_spec(self._client, self.stream, found)
+            self._notify(f"the spec of {self.stream.name!r} is taken from its first sample: {spec}")
+            self.stream = load_stream(self._client, self.stream.name)
+        assert self.stream.spec is not None
+        return self.stream.spec
+
+    def open_shard(self, manifest: Manifest, shard: int) -> ShardWriter:
+        """The writer of one shard, at its progress; the stream must have a spec."""
+        size = None if manifest.sizes is None else manifest.shard_size(shard)
+        if manifest.sizes is None:
+            reserve_shard(self._client, self.stream, manifest.epoch, shard)
+
+        def finish(size: int) -> None:
+            finish_shard(self._client, self.stream, manifest, shard, size)
+            self.make_safe()
+
+        return self._shard_writer(manifest, shard, size, finish)
+
+    def _shard_writer(self, manifest: Manifest, shard: int, size: int | None, finish: Any) -> ShardWriter:
+        assert self.stream.spec is not None
+        committer = Committer(
+            self._client, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
+            fast=self._fast, notify=self._notify, should_stop=self.should_stop,
+        )  # fmt: skip
+        block_bytes = min(self.stream.block_bytes, largest_block(self.stream.partition_budget))
+        return ShardWriter(committer, self.stream.spec, block_bytes=block_bytes, shard=shard, size=size, finish=finish)
+
+    @property
+    def client(self) -> Client:
+        """The control connection."""
+        return self._client
+
+    def flush(self) -> None:
+        """Returns once everything written to the endless feed is committed."""
+        if self._feed is not None:
+            self._feed.settle()
+
+    def close(self) -> None:
+        """Ends the feed's epoch, if one was begun, and the connection."""
+        self._end_feed()
+        self._client.patience.seconds = 0  # nobody waits for tidying
+        self._tidying.stop()
+        self._client.close()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._feed is not None:
+            feed, self._feed = self._feed, None
+            try:  # what was written stands, and its epoch must end: trainers would wait for it for ever
+                _end_somehow(feed)
+            except PenstockError:
+                feed.abort()
+        self.close()
+
+
+def _end_somehow(feed: ShardWriter) -> None:
+    """With all that was written, or, where that cannot be committed now, with what is."""
+    try:
+        feed.close()
+    except PenstockError:
+        feed.close_as_committed()
+
+
+MAX_STEP = 1 << 16
+"""Samples of a feed that may come at once between two looks at its length."""
+
+
+class EpochWriter:
+    """One epoch being written. Leaving the ``with`` block well closes its manifest; an error abandons it."""
+
+    def __init__(self, writer: Writer, manifest: Manifest, *, owns: bool) -> None:
+        self._writer, self._manifest, self._owns = writer, manifest, owns
+        self._current: ShardWriter | None = None
+        self._sizes: list[int] = []
+
+    @property
+    def number(self) -> int:
+        """The epoch's number."""
+        return self._manifest.epoch
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it was when the epoch was opened here."""
+        return self._manifest
+
+    def shard(self, shard: int, *, like: Mapping[str, Any] | None = None) -> ShardWriter:
+        """The writer of one shard, positioned after what is committed; ``like`` is a sample to infer a spec from."""
+        if self._writer.stream.spec is None:
+            if like is None:
+                raise PenstockError(f"stream {self._writer.stream.name!r} has no spec yet: give spec= or like=")
+            self._writer.require_spec(like)
+        return self._writer.open_shard(self._manifest, shard)
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Adds a sample: name -> array, scalar or bytes, as the spec says. Raises SpecMismatch and writes nothing."""
+        current = self._current
+        if current is None or current.position >= self._shard_limit:
+            current = self._next_shard(sample)
+        current.write(sample)
+
+    def write_batch(self, rows: Mapping[str, Any]) -> None:
+        """Adds n samples: name -> ``[n, *shape]``; for ragged tensors and bytes a sequence of n."""
+        count = len(next(iter(rows.values()))) if rows else 0
+        start = 0
+        while start < count:
+            if self._current is None or self._current.position >= self._shard_limit:
+                self._next_shard({name: values[start] for name, values in rows.items()})
+            assert self._current is not None
+            stop = min(count, start + self._shard_limit - self._current.position)
+            whole = start == 0 and stop == count
+            self._current.write_batch(rows if whole else {name: values[start:stop] for name, values in rows.items()})
+            start = stop
+
+    def reserve(self, count: int) -> Reservation:
+        """Arrays for the next ``count`` samples, to be filled in place; see `ShardWriter.reserve`. Needs a spec."""
+        if self._current is None or self._current.position + count > self._shard_limit:
+            if self._writer.stream.spec is None:
+                raise PenstockError("reserve() makes arrays of the stream's spec, and it has none yet: give spec=")
+            self._next_shard({})
+        assert self._current is not None
+        return self._current.reserve(count)
+
+    def quarantine(self, reason: str) -> None:
+        """Records in the sample's place that it could not be made, and why."""
+        if self._current is None or self._current.position >= self._shard_limit:
+            if self._writer.stream.spec is None:
+                raise PenstockError("the first sample of a stream without spec cannot be a bad one: give spec=")
+            self._next_shard({})
+        assert self._current is not None
+        self._current.quarantine(reason)
+
+    @property
+    def _shard_limit(self) -> int:
+        return SHARD_SAMPLES if len(self._writer.stream.partitions) == 1 else SPREAD_SAMPLES
+
+    def _next_shard(self, sample: Mapping[str, Any]) -> ShardWriter:
+        if self._manifest.sizes is not None:
+            raise PenstockError(f"epoch {self.number} is planned in shards: write with .shard(n)")
+        if self._writer.stream.spec is None:
+            self._writer.require_spec(sample)
+        self._end_shard()
+        self._current = self._writer.open_shard(self._manifest, len(self._sizes))
+        return self._current
+
+    def _end_shard(self) -> None:
+        if self._current is not None:
+            self._current.close()
+            self._sizes.append(self._current.position)
+            self._current = None
+
+    def flush(self) -> None:
+        """Returns once everything written so far is committed."""
+        if self._current is not None:
+            self._current.settle()
+
+    def close(self) -> None:
+        """Completes the epoch. With shards written by number, they are complete when their jobs close them."""
+        if self._manifest.sizes is None and (self._owns or self._current is not None or self._sizes):
+            self._end_shard()
+            size_epoch(self._writer.client, self._writer.stream, self._manifest, self._written_sizes())
+            self._writer.make_safe()
+
+    def _written_sizes(self) -> list[int]:
+        """Of every shard up to the last; raises ShardMismatch where one written by number was not completed."""
+        done = {**self.refresh().done, **dict(enumerate(self._sizes))}
+        missing = [shard for shard in range(max(done, default=-1) + 1) if shard not in done]
+        if missing:
+            raise ShardMismatch(f"shards {missing[:10]} of epoch {self.number} are not complete: write and close them")
+        return list(dict(sorted(done.items())).values())
+
+    def abandon(self) -> None:
+        """Declares that the epoch will never be complete; trainers end it with what is there."""
+        if self._current is not None:
+            self._current.abort()
+            self._current = None
+        abandon_epoch(self._writer.client, self._writer.stream, self.number)
+        self._writer.make_safe()
+
+    def refresh(self) -> Manifest:
+        """Reads the manifest again."""
+        self._manifest = load_manifest(self._writer.client, self._writer.stream, self.number)
+        return self._manifest
+
+    def __enter__(self) -> EpochWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        elif self._owns:
+            self.abandon()
+        elif self._current is not None:
+            self._current.abort()
