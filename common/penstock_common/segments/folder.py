@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
 
-from penstock_common.errors import BadSegment, SegmentGone, SegmentsUnseen
+from penstock_common.errors import BadSegment, PenstockError, SegmentGone, SegmentsUnseen
 from penstock_common.format.ref import NAME
 from penstock_common.format.segment import SegmentInfo, info_bytes, pack_info, parse_info
 
@@ -29,6 +29,8 @@ _NEW = re.compile(r"new-[0-9a-f]{12}\.seg\Z")
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 MODE = 0o640
 REMOVALS = 5
+_OURS = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""What is amiss with this process or host, and not with the file: others may read it well."""
 
 
 def new_token() -> str:
@@ -56,11 +58,14 @@ class OpenSegment:
 
 
 def open_segment(folder: Path, name: str) -> OpenSegment:
-    """A segment of a folder to read; raises SegmentGone where there is none of that name, or it is none."""
+    """A segment of a folder to read; raises SegmentGone where there is none of that name, or it is none.
+
+    SegmentsUnseen where it is this process that cannot: what the file holds is lost to nobody else.
+    """
     try:
         fd = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)  # a pipe under that name would block
     except OSError as error:
-        raise SegmentGone(f"the payload lies in {name}, which cannot be read: {error.strerror}") from None
+        raise unreadable(str(folder / name), error) from None
     try:
         if not S_ISREG(os.fstat(fd).st_mode):
             raise BadSegment("it is no file")
@@ -75,6 +80,16 @@ def open_segment(folder: Path, name: str) -> OpenSegment:
     except BaseException:
         os.close(fd)
         raise
+
+
+def unreadable(name: str, error: OSError) -> PenstockError:
+    """What to raise: SegmentGone, or SegmentsUnseen where it is this process, or its host, that cannot."""
+    if error.errno not in _OURS:
+        return SegmentGone(f"the payload lies in {name}, which cannot be read: {error.strerror}")
+    return SegmentsUnseen(
+        f"the payload lies in {name}, which this process cannot open: {error.strerror}; it needs the right to read the "
+        "folder's files, and a limit of open files (ulimit -n) above what it has open"
+    )
 
 
 class SegmentFolder:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import SegmentGone
 from penstock_common.format.ref import Ref
-from penstock_common.segments.folder import OpenSegment
+from penstock_common.segments.folder import OpenSegment, unreadable
 
 _ALL_AT_ONCE = getattr(mmap, "MAP_POPULATE", 0)
 
@@ -49,7 +49,7 @@ class MappedSegment:
                 raise SegmentGone(f"the payload lies in {opened.name}, which is empty")
             self._bytes = mmap.mmap(opened.fd, self._nbytes, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise SegmentGone(f"the payload lies in {opened.name}, which cannot be mapped: {error.strerror}") from None
+            raise unreadable(opened.name, error) from None
         finally:
             opened.close()
 

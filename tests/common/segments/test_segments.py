@@ -144,6 +144,24 @@ def test_a_damaged_file_is_an_error_and_no_signal(folder: SegmentFolder, trouble
         reader.read(ref_of(stored))
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
+def test_what_this_process_cannot_open_is_no_bad_entry(
+    folder: SegmentFolder, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No right to read, no descriptor left: as a dead letter, or as lost to an audit, it would cost good samples."""
+    stored, name = writer_in(folder).append(entry(0))
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    reader = SegmentReader(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(SegmentsUnseen, match=f"{name}, which this process cannot open.*ulimit"):
+            reader.look(ref_of(stored))
+    reader.look(ref_of(stored))
+
+
 def test_a_folder_that_is_not_seen_is_said_at_once(tmp_path: Path) -> None:
     """A trainer on another host must not find out entry by entry."""
     with pytest.raises(SegmentsUnseen, match="PENSTOCK_SEGMENTS"):
