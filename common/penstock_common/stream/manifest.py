@@ -19,8 +19,7 @@ from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 from penstock_common.stream.link.commands import Client, decoded, is_script_error, readable, run_script
 from penstock_common.stream.lua.epochs import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH, UNMAKE_EPOCH
 from penstock_common.stream.lua.streams import BEGIN_MANIFEST, RESERVE_EPOCH
-from penstock_common.stream.ranges import parse_ranges
-from penstock_common.stream.streams import Stream, announce, deleted, read_counters, require_there
+from penstock_common.stream.streams import Stream, announce, deleted, is_released, read_counters, require_there
 
 OPEN, SIZED, PRODUCED, ABANDONED = "open", "sized", "produced", "abandoned"
 
@@ -195,7 +194,7 @@ def _reserve_number(client: Client, stream: Stream, wanted: int | None) -> int:
     epoch = int(run_script(client, RESERVE_EPOCH, [stream.keys.meta], arguments))
     if epoch < 0:
         raise deleted(client, stream)
-    if any(low <= epoch <= high for low, high in parse_ranges(read_counters(client, stream)[2])):
+    if is_released(client, stream, epoch):
         raise _was_released(client, stream, epoch)
     return epoch
 

@@ -18,6 +18,7 @@ from penstock_common.format.spec import Spec
 from penstock_common.stream.keys import ANY_META, PartitionKeys, StreamKeys, checked_name, name_in_meta_key, search_tags
 from penstock_common.stream.link.commands import Client, decoded, readable, run_script
 from penstock_common.stream.lua.streams import FIX_SPEC, SET_IF_THERE
+from penstock_common.stream.ranges import parse_ranges
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 DEFAULT_BLOCK_BYTES = 1_000_000
@@ -255,3 +256,8 @@ def read_counters(client: Client, stream: Stream) -> tuple[int, int | None, str]
     """(number of the next epoch, planned number of epochs or None, ranges of released epochs such as ``0-4,6``)."""
     following, final, released = client.hmget(stream.keys.meta, "next_epoch", "final", "released")
     return int(following or 0), int(final) if final is not None else None, (released or b"").decode()
+
+
+def is_released(client: Client, stream: Stream, epoch: int) -> bool:
+    """Whether the epoch was there, and was given up by retention or an operator."""
+    return any(low <= epoch <= high for low, high in parse_ranges(read_counters(client, stream)[2]))

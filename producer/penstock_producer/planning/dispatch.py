@@ -159,7 +159,7 @@ class Dispatcher:
             self._queue.connection.delete(*left)
 
     def forget(self, job_ids: Iterable[str]) -> tuple[set[str], Reports]:
-        """Removes what finished jobs left on the server; their ids, and what they had noted.
+        """Removes what ended jobs left on the server; their ids, and what they had noted.
 
         Their shards are known to be complete, and a production of many epochs must not leave a trail.
         """
@@ -167,7 +167,7 @@ class Dispatcher:
         reports = Reports()
         for job_id in job_ids:
             job = self._fetch(job_id)
-            if job is not None and job.get_status(refresh=False) != JobStatus.FINISHED:
+            if job is not None and job.get_status(refresh=False) not in (JobStatus.FINISHED, JobStatus.FAILED):
                 continue  # its worker is about to say so
             done.add(job_id)
             self._missed.pop(job_id, None)

@@ -22,8 +22,7 @@ from penstock_common.stream.manifest import (
     find_manifest,
     retained_epochs,
 )
-from penstock_common.stream.ranges import parse_ranges
-from penstock_common.stream.streams import await_event, last_event, read_counters, require_there, set_plan
+from penstock_common.stream.streams import await_event, is_released, last_event, read_counters, require_there, set_plan
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.planning.ahead import count_unread
 from penstock_producer.planning.dispatch import Dispatcher, Reports
@@ -194,7 +193,7 @@ class Production:
 
     def close(self) -> None:
         """Ends the workers, takes unfinished jobs out of the queue. What is committed stands; a later run goes on."""
-        jobs = [task.job_id for tasks in self._live.values() for task in tasks]
+        jobs = self._live_jobs()
         with ExitStack() as steps:  # each is done whatever becomes of the others; the last one named comes first
             steps.callback(self._writer.close)
             steps.callback(self._source.close)
@@ -338,18 +337,18 @@ class Production:
             samples=self._planned(),
             pids=tuple(self._fleet.pids),
         )
-        jobs = (task.job_id for tasks in self._live.values() for task in tasks)
-        return self._lookout.explained(progress, self._writer.stream, jobs, self._held_back)
+        return self._lookout.explained(progress, self._writer.stream, self._live_jobs(), self._held_back)
+
+    def _live_jobs(self) -> list[str]:
+        return [task.job_id for tasks in self._live.values() for task in tasks]
 
     def _was_released(self, epoch: int) -> bool:
         """Whether trainers had read it all, and retention gave it up, before it was looked at again."""
-        released = parse_ranges(read_counters(self._client, self._writer.stream)[2])
-        return epoch in self._seen and any(low <= epoch <= high for low, high in released)
+        return epoch in self._seen and is_released(self._client, self._writer.stream, epoch)
 
     def _forget_jobs(self) -> None:
         """Removes what the jobs of produced epochs left on the queue's server."""
-        live = {task.job_id for tasks in self._live.values() for task in tasks}
-        gone, noted = self._dispatcher.forget(self._job_ids - live)
+        gone, noted = self._dispatcher.forget(self._job_ids - set(self._live_jobs()))
         self._job_ids -= gone
         self._noted = Reports(self._noted.nbytes + noted.nbytes, self._noted.workers | noted.workers)
 
@@ -358,7 +357,8 @@ class Production:
         return None if per_epoch is None else per_epoch * len(self.epochs)
 
     def _check_failures(self, progress: Progress) -> None:
-        failed = self._dispatcher.failure(self._job_ids)
+        # of what is complete another run may fail as it likes: its worker died before it could say that it was done
+        failed = self._dispatcher.failure(set(self._live_jobs()))
         if failed:
             what, why = failed
             raise EpochFailed(f"{what}: {why}")

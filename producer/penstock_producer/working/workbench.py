@@ -22,7 +22,7 @@ from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, size_epoch
-from penstock_common.stream.streams import find_stream
+from penstock_common.stream.streams import find_stream, is_released
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.planning.order import EpochOrder
 from penstock_producer.sources.blocks import BlockTransform, seen_through
@@ -116,12 +116,16 @@ class Workbench:
 
         ``should_yield`` is asked while it waits for room, and may end that wait. ``is_at`` is told before each sample
         how many are committed.
+        Nothing is to be done where trainers have read the epoch and it was released: then this job's last worker died,
+        or was slow, between completing the shard and saying so.
         Raises Outdated, SourceChanged, TooManyBad, SpecMismatch, BudgetFull, Stopped and what the writer raises.
         """
         self._notify, self._is_at = notify, is_at
         try:
             self._making.open()
             writer, manifest = self._planned(task)
+            if manifest is None:
+                return
             writer.should_stop = lambda: self._should_stop() or should_yield()
             source = self._open_source(task)
             watch = Watch(
@@ -155,8 +159,8 @@ class Workbench:
             self._source[1].close()
             self._source = None
 
-    def _planned(self, task: ShardTask) -> tuple[Writer, Manifest]:
-        """The writer and the manifest, if both are those that were planned."""
+    def _planned(self, task: ShardTask) -> tuple[Writer, Manifest | None]:
+        """The writer and the manifest, if both are those that were planned; None if the epoch was released since."""
         writer = self._writer
         if writer is None or writer.stream.name != task.stream:
             client = connect_patiently(self._url, self._tell)
@@ -180,6 +184,8 @@ class Workbench:
             raise Outdated(f"stream {task.stream!r} was deleted and made anew since this job was planned")
         writer.stream = found  # its budget may have been changed meanwhile
         manifest = find_manifest(writer.client, writer.stream, task.epoch)
+        if manifest is None and is_released(writer.client, writer.stream, task.epoch):
+            return writer, None
         if manifest is None or manifest.id != task.manifest_id:
             raise Outdated(f"epoch {task.epoch} of {task.stream!r} is not the one this job was planned for")
         return writer, manifest

@@ -1,0 +1,63 @@
+"""Jobs whose shard is complete already: a worker died between the last commit and saying so, or two had the job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from penstock_common.stream.removal.release import release_epoch
+from penstock_producer.planning.dispatch import Dispatcher
+from penstock_producer.planning.plan import ProductionPlan
+from penstock_producer.planning.production import Production
+from penstock_producer.working.fleet import Fleet
+from penstock_producer.working.worker import QUEUE
+from tests.producer.made import SAMPLES
+from tests.producer.test_jobs import PATIENCE_S, dataset, numbers_in, options_of
+
+Found = TypeVar("Found")
+
+
+def awaited(look: Callable[[], Found]) -> Found:
+    """What there is to see once there is something."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def test_a_job_of_an_epoch_that_was_read_and_released_has_nothing_to_do(any_url: str) -> None:
+    """Trainers were quick, and the budget small: the job comes back when its epoch is gone, and must not fail."""
+    with Production(ProductionPlan(stream="train", source=dataset()), options_of(any_url), workers=0) as production:
+        writer, dispatcher, fleet = production._writer, Dispatcher(any_url, QUEUE), Fleet(options_of(any_url), 1)
+        try:
+            stale = production._task(writer.epoch(0, sizes=[SAMPLES]).manifest, 0)
+            assert release_epoch(writer.client, writer.stream, 0)
+            dispatcher.enqueue([stale])
+            awaited(lambda: dispatcher.failure({stale.job_id}) or stale.job_id in dispatcher.forget([stale.job_id])[0])
+            assert dispatcher.failure({stale.job_id}) is None
+        finally:
+            fleet.stop()
+            dispatcher.close()
+
+
+def test_what_fails_of_a_complete_epoch_does_not_end_the_production(any_url: str) -> None:
+    """A second run of a shard that is there may find its source changed, or its epoch gone in its midst; so what?"""
+    plan = ProductionPlan(stream="train", source=dataset("slowly"), epochs=2, shard_samples=30)
+    with Production(plan, options_of(any_url), workers=1) as production:
+        dispatcher, deadline, failed = production._dispatcher, time.monotonic() + PATIENCE_S, ""
+        first = ""
+        for look in production.run():
+            first = first or production._live[0][0].job_id
+            if not failed and 0 not in production._live and first in production._job_ids:
+                changed = production._live[1][0].model_copy(update={"fingerprint": "another", "shard": 99})
+                dispatcher.enqueue([changed], at_front=True)
+                failed = changed.job_id
+                production._job_ids.add(failed)
+                awaited(lambda: dispatcher.failure(production._job_ids))
+            assert time.monotonic() < deadline, look
+        assert failed
+        production.summary()
+        assert failed not in production._job_ids, "nothing of it is left on the server"
+    assert sorted(numbers_in(any_url, 1)) == list(range(SAMPLES))
