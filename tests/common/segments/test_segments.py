@@ -14,7 +14,7 @@ from penstock_common.errors import BadEntry, BadPayload, BadSegment, SegmentGone
 from penstock_common.format.block import BlockBuilder
 from penstock_common.format.header import parse_header
 from penstock_common.format.ref import ALIGN, Ref, parse_ref
-from penstock_common.format.segment import SegmentInfo, info_bytes, parse_info, parse_record
+from penstock_common.format.segment import SegmentInfo, parse_info
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import Fields, decode, encode
 from penstock_common.segments.folder import SegmentFolder, new_token
@@ -73,27 +73,6 @@ def test_what_is_written_is_read_back_over_several_segments(folder: SegmentFolde
     reader.close()
     writer.close()
     assert set(writer.full) == set(folder.names())
-
-
-def test_a_file_is_read_by_its_documented_format_alone(folder: SegmentFolder) -> None:
-    """Years later, without a server: docs/segments.md and nothing else."""
-    writer = writer_in(folder)
-    stored = [writer.append(entry(first))[0] for first in (0, 3, 6)]
-    writer.close()
-    data = (folder.path / writer.full[0]).read_bytes()
-    at = info_bytes(data[:64])
-    info = parse_info(data[:at])
-    assert (info.stream, info.epoch, info.partition, info.spec) == (STREAM, 3, 1, SPEC)
-    found = []
-    while (record := parse_record(data[at : at + 64], info.token)) is not None:
-        meta = data[at + 64 : at + 64 + record.meta_bytes]
-        record.check(meta)
-        found.append(meta)
-        ref = parse_header(meta, SPEC, takes_refs=True).ref
-        assert ref is not None
-        assert at < ref.at < ref.end <= at + record.nbytes
-        at += record.nbytes
-    assert found == [fields[0][1] for fields in stored]
 
 
 def test_a_file_in_use_is_not_used_again(folder: SegmentFolder) -> None:
