@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 HALF_LIFE_S = 10.0
 """What is longer ago than this counts less than half: long enough to even out blocks and steps, short enough to show a
@@ -26,6 +26,8 @@ class Look:
     """What part of the late time went into work and into each kind of waiting; empty at first."""
     samples: int
     """In all."""
+    spent_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of work and of each kind of waiting, since it began."""
 
 
 class Pace:
@@ -43,6 +45,7 @@ class Pace:
         """Work since the last count: samples are counted in lumps, and seconds with them."""
         self._worked_s = self._weight = 0.0
         self._spent: dict[str, float] = {}
+        self._ever: dict[str, float] = {}
         self._samples = 0
 
     def enter(self, kind: str | None) -> None:
@@ -74,6 +77,7 @@ class Pace:
                 rate=self._weight / self._worked_s if self._weight and self._worked_s > 0 else None,
                 shares={kind: spent / total for kind, spent in self._spent.items()} if total > 0 else {},
                 samples=self._samples,
+                spent_s=dict(self._ever),
             )
 
     def _pass(self) -> None:
@@ -86,6 +90,7 @@ class Pace:
         fade = self._fade(gone)
         self._spent = {kind: spent * fade for kind, spent in self._spent.items()}
         self._spent[self.kind] = self._spent.get(self.kind, 0.0) + gone
+        self._ever[self.kind] = self._ever.get(self.kind, 0.0) + gone
 
     def _fade(self, seconds: float) -> float:
         return float(0.5 ** (seconds / self._half_life_s))

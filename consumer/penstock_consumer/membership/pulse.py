@@ -1,4 +1,4 @@
-"""The thread that shows that a member lives, and what its loop is doing: one beat every thirtieth of a lease.
+"""The thread that shows that a member lives, and what its loop is doing: a beat every thirtieth of a lease, or sooner.
 
 A member of a shared group has leases to renew with it (``shared.keeper``); a rank has nothing to renew but its name.
 """
@@ -19,6 +19,8 @@ from penstock_consumer.membership.parts import Idleness, said_of
 
 BEATS_PER_LEASE = 30
 """Renewals are cheap, and their rhythm is how soon others see that a member lives."""
+LONGEST_BEAT_S = 2.0
+"""Of a long lease a thirtieth is long: who looks for the dead should not wait for it, nor see the living as silent."""
 
 
 class Pulse:
@@ -56,7 +58,7 @@ class Pulse:
         """Nothing is given to a rank that another process would have to be asked for."""
 
     def _run(self) -> None:
-        while not self._stop.wait(self._lease_s / BEATS_PER_LEASE):
+        while not self._stop.wait(min(self._lease_s / BEATS_PER_LEASE, LONGEST_BEAT_S)):
             try:
                 self._beat()
                 self._outage.over()

@@ -25,6 +25,11 @@ def _set(name: str, value: object) -> str:
     return f"redis-cli CONFIG SET {name} {value}"
 
 
+def _mb(nbytes: float) -> str:
+    """As redis.conf has it, rounded up."""
+    return f"{-(-int(nbytes) // (1 << 20))}mb"
+
+
 def _setting(facts: ServerFacts, name: str) -> str | None:
     return None if facts.config is None else facts.config.get(name)
 
@@ -73,33 +78,34 @@ def memory(facts: ServerFacts) -> Finding:
         return Finding(
             "memory", "warning",
             f"no maxmemory: {readable_bytes(used)} are used, and nothing stops the server before the host's "
-            f"{readable_bytes(host)} are gone", _set("maxmemory", max(host // 2, 2 * budgets) or "2gb"),
+            f"{readable_bytes(host)} are gone", _set("maxmemory", _mb(max(host // 2, 2 * budgets) or 2 << 30)),
         )  # fmt: skip
     others = max(0, used - facts.held_bytes)
     if used > usable_bytes(limit):
         return Finding(
             "memory", "error",
             f"{readable_bytes(used)} of {readable_bytes(limit)} are used, {readable_bytes(others)} by what is not "
-            "payload of streams: writers wait, rq fails", f"redis-cli --bigkeys; or {_set('maxmemory', 2 * limit)}",
+            "payload of streams: writers wait, rq fails",
+            f"redis-cli --bigkeys; or {_set('maxmemory', _mb(2 * limit))}",
         )  # fmt: skip
     if budgets > usable_bytes(limit):
         return Finding(
             "memory", "error",
             f"the streams' budgets come to {readable_bytes(budgets)}, maxmemory {readable_bytes(limit)} leaves room "
-            f"for {readable_bytes(max(0, usable_bytes(limit)))}", _set("maxmemory", int(budgets * 1.25) + (32 << 20)),
+            f"for {readable_bytes(max(0, usable_bytes(limit)))}", _set("maxmemory", _mb(budgets * 1.25 + (32 << 20))),
         )  # fmt: skip
     if budgets + others > usable_bytes(limit):
         return Finding(
             "memory", "warning",
             f"{readable_bytes(others)} are taken by what is not payload of streams, so budgets of "
             f"{readable_bytes(budgets)} do not fit under {readable_bytes(limit)}: writers will wait for memory",
-            f"redis-cli --bigkeys; or {_set('maxmemory', int((budgets + others) * 1.25) + (32 << 20))}",
+            f"redis-cli --bigkeys; or {_set('maxmemory', _mb((budgets + others) * 1.25 + (32 << 20)))}",
         )  # fmt: skip
     if host and limit > 0.9 * host:
         return Finding(
             "memory", "warning",
             f"maxmemory {readable_bytes(limit)} is nearly all of the host's {readable_bytes(host)}; "
-            "buffers and a rewrite of the append-only file need as much again", _set("maxmemory", host // 2),
+            "buffers and a rewrite of the append-only file need as much again", _set("maxmemory", _mb(host // 2)),
         )  # fmt: skip
     left = readable_bytes(usable_bytes(limit) - used)
     return ok("memory", f"{readable_bytes(used)} of {readable_bytes(limit)} used, writers may take {left} more")

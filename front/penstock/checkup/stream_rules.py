@@ -13,6 +13,8 @@ from penstock_common.stream.watching.glance import Glance
 
 LONG_WAIT_S = 30.0
 """One lease: a worker's job that waits longer makes place for another."""
+SLOW = ("producers", "no workers", "jobs", "reading", "memory")
+"""Causes that other rules here say nothing of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,10 @@ def silent_members(facts: StreamFacts) -> Finding:
     if holding:
         named = ", ".join(f"{one.name} of {name} ({one.pending_entries} entries)" for name, one in holding)
         return Finding(
-            "silent members", "warning", f"not heard of for a lease, and holding entries: {named}",
-            "start a trainer of the group: it takes them over within a lease",
+            "silent members", "warning", f"not heard of for 10 s or more, and holding entries: {named}",
+            "start a trainer of the group: it takes them over when their lease has lapsed (30 s, or what lease_s says)",
         )  # fmt: skip
-    return ok("silent members", f"{len(silent)} were not heard of for a lease" if silent else "all were heard of")
+    return ok("silent members", f"{len(silent)} were not heard of for 10 s" if silent else "all were heard of")
 
 
 def waiting_writers(facts: StreamFacts) -> Finding:
@@ -111,10 +113,20 @@ def waiting_writers(facts: StreamFacts) -> Finding:
     glance = facts.glance
     if not glance.waiting or glance.waited_s < LONG_WAIT_S:
         return ok("waiting writers", f"{len(glance.waiting)}")
+    count, verdict = len(glance.waiting), seen(None, glance)["bottleneck"]
     return Finding(
-        "waiting writers", "warning", f"{len(glance.waiting)} wait for room, the longest for {glance.waited_s:.0f} s: "
-        + seen(None, glance)["bottleneck"]["text"], f"penstock monitor {glance.name}",
+        "waiting writers", "warning",
+        f"{count} wait{'s' if count == 1 else ''} for room, the longest for {glance.waited_s:.0f} s: {verdict['text']}",
+        verdict["remedy"] or f"penstock monitor {glance.name}",
     )  # fmt: skip
+
+
+def pace(facts: StreamFacts) -> Finding:
+    """A training that waits for its data is slow, whatever else is well."""
+    verdict = seen(None, facts.glance)["bottleneck"]
+    if verdict["cause"] not in SLOW:
+        return ok("pace", verdict["text"])
+    return Finding("pace", "note", verdict["text"], verdict["remedy"] or f"penstock monitor {facts.glance.name}")
 
 
 def idle_workers(facts: StreamFacts) -> Finding:
@@ -145,7 +157,7 @@ def bad_samples(facts: StreamFacts) -> Finding:
 
 
 RULES: tuple[Callable[[StreamFacts], Finding], ...] = (
-    durability, segments, absent_groups, silent_members, waiting_writers, idle_workers, bad_samples,
+    durability, segments, absent_groups, silent_members, waiting_writers, pace, idle_workers, bad_samples,
 )  # fmt: skip
 
 

@@ -116,6 +116,20 @@ def url_of(args: argparse.Namespace) -> str:
     return args.url or Settings.from_environment().url
 
 
+def typed(command: str, args: argparse.Namespace) -> str:
+    """A command that some rule proposes, as it has to be typed to reach the server that was looked at."""
+    from penstock_common.settings import DEFAULT_URL
+
+    is_told = bool(args.url) and "@" not in args.url  # a password is not for screens and logs
+    if url_of(args) != DEFAULT_URL:
+        where = args.url if is_told else '"$PENSTOCK_URL"'
+        command = command.replace("redis-cli ", f"redis-cli -u {where} ")
+    if is_told:
+        parts = command.split("; ")
+        command = "; ".join(f"{part} --url {args.url}" if part.startswith("penstock ") else part for part in parts)
+    return command
+
+
 def byte_size(text: str) -> int:
     """An argparse type: ``2gb``, ``500mb``, ``64kb`` (powers of 1024, as in redis.conf) or plain bytes."""
     number = text.strip().lower().removesuffix("b")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_json, add_url, url_of
+from penstock.cli import add_json, add_url, typed, url_of
 
 if TYPE_CHECKING:
     from penstock.checkup.findings import Finding
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         server, streams = _facts(client, args)
     found = [("server", one) for one in check_server(server)]
     found += [(f"stream {facts.glance.name}", one) for facts in streams for one in check_stream(facts)]
+    found = [(of, replace(one, mend=typed(one.mend, args))) for of, one in found]
     found.sort(key=lambda each: ORDER.index(each[1].severity))
     counts: dict[str, int] = {severity: sum(one.severity == severity for _, one in found) for severity in ORDER}
     if args.json:

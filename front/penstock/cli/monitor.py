@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import add_json, add_url, url_of
+from penstock.cli import add_json, add_url, typed, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             f"--every {args.every:g}: at least {_SHORTEST_S} s, so that the server has its time for data"
         )
     with connect(url_of(args)) as client:
-        looks = _looks(client, args.stream, args.every)
+        looks = _looks(client, args)
         if args.once:
             next(looks)
             _show_once(next(looks), args, console)
@@ -58,13 +58,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _looks(client: Client, name: str | None, every_s: float) -> Iterator[list[dict[str, Any]]]:
+def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     """One record for each stream, every so many seconds. The first one has no rates."""
     from penstock.watching.rates import seen
     from penstock_common.errors import StreamNotFound
     from penstock_common.stream.streams import list_streams
     from penstock_common.stream.watching.onlooker import Onlooker
 
+    name: str | None = args.stream
     onlookers: dict[str, Onlooker] = {}
     before: dict[str, Glance] = {}
     due = time.monotonic()
@@ -79,9 +80,11 @@ def _looks(client: Client, name: str | None, every_s: float) -> Iterator[list[di
                     raise
                 continue  # deleted since it was listed
             records.append(seen(before.get(each), glance))
+            found = records[-1]["bottleneck"]
+            found["remedy"] = typed(found["remedy"], args)
             before[each] = glance
         yield records
-        due = max(due + every_s, time.monotonic())
+        due = max(due + args.every, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
 
 

@@ -21,10 +21,12 @@ except ModuleNotFoundError as error:
         "the monitor's screen needs the package rich: pip install 'penstock[monitor]'; --json works without"
     ) from error
 
-BAR = 24
+BAR, SHORT_BAR = 24, 12
+NARROW = 100
+"""Columns; a terminal has 80 unless somebody made it wider."""
 EPOCHS_SHOWN = 6
 GOOD = ("balanced", "done")
-BAD = ("memory", "dead member", "absent group")
+BAD = ("memory", "folder", "dead member", "absent group", "unacknowledged")
 
 Records = list[dict[str, Any]]
 
@@ -41,7 +43,7 @@ class Screen:
 
     def print(self, records: Records) -> None:
         """One screen."""
-        self._terminal.print(drawn(records))
+        self._terminal.print(drawn(records, self._terminal.width))
 
     def follow(self, looks: Iterator[Records]) -> None:
         """Each look in place of the one before. While the server is away it says so, and the last look stays."""
@@ -49,7 +51,7 @@ class Screen:
             shown: RenderableType = Text("looking")
             while True:
                 try:
-                    shown = drawn(next(looks))
+                    shown = drawn(next(looks), self._terminal.width)
                     live.update(shown, refresh=True)
                 except ServerUnavailable as failure:
                     live.update(Group(shown, Text(" ".join(str(failure).split()), style="red")), refresh=True)
@@ -58,22 +60,23 @@ class Screen:
                     return
 
 
-def drawn(records: Records) -> RenderableType:
-    """All of it."""
+def drawn(records: Records, width: int) -> RenderableType:
+    """All of it, for so many columns."""
     if not records:
         return Text("no streams yet: start a producer (`penstock produce`, or penstock.Writer)")
-    return Group(*[_panel(record) for record in records])
+    bar = SHORT_BAR if width < NARROW else BAR
+    return Group(*[_panel(record, bar) for record in records])
 
 
-def _panel(record: dict[str, Any]) -> RenderableType:
+def _panel(record: dict[str, Any], bar: int) -> RenderableType:
     cause = record["bottleneck"]["cause"]
     style = "green" if cause in GOOD else "red" if cause in BAD else "yellow"
     sentence = Text(record["bottleneck"]["text"], style=f"bold {style}")
-    parts: list[RenderableType] = [_top(record), sentence]
+    parts: list[RenderableType] = [_top(record, bar), sentence]
     if record["bottleneck"]["remedy"]:
         parts.append(Text(f"  {record['bottleneck']['remedy']}", style="dim"))
     if record["epochs"]:
-        parts += [Text(), _epochs(record)]
+        parts += [Text(), _epochs(record, bar)]
     if record["groups"]:
         parts += [Text(), _groups(record["groups"])]
         if any(group["members"] for group in record["groups"]):
@@ -83,17 +86,17 @@ def _panel(record: dict[str, Any]) -> RenderableType:
     return Panel(Group(*parts), title=Text(f"stream {record['stream']}", style="bold"), title_align="left")
 
 
-def _top(record: dict[str, Any]) -> RenderableType:
+def _top(record: dict[str, Any], bar: int) -> RenderableType:
     used, budget = record["held_bytes"], record["budget_bytes"]
     row = Table.grid(padding=(0, 2))
     row.add_row(
-        Text(f"in {rate(record['in']['samples_per_s'])} samples, {size_rate(record['in']['bytes_per_s'])}"),
         Text("budget"),
-        ProgressBar(total=max(1, budget), completed=min(used, budget), width=BAR),
+        ProgressBar(total=max(1, budget), completed=min(used, budget), width=bar),
         Text(f"{readable_bytes(used)} of {readable_bytes(budget)}"),
         Text(_server(record["server"])),
     )
-    return row
+    into = f"in {rate(record['in']['samples_per_s'])} samples, {size_rate(record['in']['bytes_per_s'])}"
+    return Group(row, Text(into))
 
 
 def _server(server: dict[str, int]) -> str:
@@ -101,16 +104,22 @@ def _server(server: dict[str, int]) -> str:
     return f"server {readable_bytes(server['used_bytes'])}{limit}"
 
 
-def _table(*heads: str, numbers: Iterable[str] = ()) -> Table:
+def _table(*heads: str, numbers: Iterable[str] = (), words: Iterable[str] = ()) -> Table:
+    """Columns of ``words`` give way where it is narrow: over several lines, never cut off."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for head in heads:
-        table.add_column(head, justify="right" if head in set(numbers) else "left", no_wrap=True)
+        is_number, is_wrapped = head in set(numbers), head in set(words)
+        table.add_column(
+            head, justify="right" if is_number else "left", no_wrap=not is_wrapped, overflow="fold", vertical="top"
+        )
     return table
 
 
-def _epochs(record: dict[str, Any]) -> RenderableType:
+def _epochs(record: dict[str, Any], bar: int) -> RenderableType:
     """The newest ones; a bar for what is made, and one for each group that has not read all of it."""
-    table = _table("epoch", "state", "made", "", "samples", "bad", "read by", numbers=("epoch", "bad"))
+    table = _table(
+        "epoch", "state", "made", "", "samples", "bad", "read by", numbers=("epoch", "bad"), words=("read by",)
+    )
     epochs = record["epochs"]
     if len(epochs) > EPOCHS_SHOWN:
         table.add_row("...", f"{len(epochs) - EPOCHS_SHOWN} more", "", "", "", "", "")
@@ -120,15 +129,15 @@ def _epochs(record: dict[str, Any]) -> RenderableType:
         read = ", ".join(f"{name} {100 * count // max(1, made)}%" for name, count in epoch["read"].items())
         table.add_row(
             str(epoch["epoch"]), epoch["state"],
-            ProgressBar(total=whole, completed=made, width=BAR), f"{100 * made // whole}%" if planned else "",
+            ProgressBar(total=whole, completed=made, width=bar), f"{100 * made // whole}%" if planned else "",
             f"{made} of {'?' if planned is None else planned}", str(epoch["bad"]), read,
         )  # fmt: skip
     return table
 
 
 def _groups(groups: list[dict[str, Any]]) -> RenderableType:
-    heads = ("out", "lag entries", "lag samples", "lag s", "pending", "redelivered", "bad")
-    table = _table("group", *heads, "", numbers=heads)
+    heads = ("out", "lag\nentries", "lag\nsamples", "lag\ns", "pending", "given\nagain", "bad")
+    table = _table("group", *heads, "", numbers=heads, words=("group", ""))
     for group in groups:
         note = "" if group["holds"] else "left: holds no data"
         if not group["members"] and group["holds"]:
@@ -143,7 +152,7 @@ def _groups(groups: list[dict[str, Any]]) -> RenderableType:
 
 def _members(groups: list[dict[str, Any]]) -> RenderableType:
     heads = ("last seen", "pending", "would take", "waits")
-    table = _table("group", "member", *heads, "", numbers=heads)
+    table = _table("group", "member", *heads, "", numbers=heads, words=("group", "member"))
     for group in groups:
         for member in group["members"]:
             handed_back = member["name"].startswith("~")
@@ -161,7 +170,7 @@ def _members(groups: list[dict[str, Any]]) -> RenderableType:
 
 def _workers(hosts: list[dict[str, Any]]) -> RenderableType:
     heads = ("workers", "rate", "busy", "wait for room", "idle")
-    table = _table("host", *heads, numbers=heads)
+    table = _table("host", *heads, numbers=heads, words=("host",))
     for host in hosts:
         shares = [f"{100 * host[kind]:.0f}%" for kind in ("busy", "room", "idle")]
         table.add_row(host["host"], str(host["workers"]), rate(host["samples_per_s"]), *shares)

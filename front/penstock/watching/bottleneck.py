@@ -13,10 +13,17 @@ IDLE = 0.5
 """Workers that have no job for more of their time than this are not what is slow."""
 READY_S = 1.0
 """A group that has so many seconds of its own pace before it does not wait for producers."""
+TIGHT_SHARE, FULL_SHARE = 0.1, 0.75
+"""Writers go on and stop again within the first part of a budget (writing.backpressure); what is held stays below the
+second where it is the server's memory, and not the budget, that stops them."""
+MANY = 16
+"""More worker processes than this are rarely one host's: the sentence then asks for hosts, or a faster transform."""
+LEASE_S = 30.0
+"""After which a dead member is one for every command; before, `groups drop` would ask for --force."""
 
 Cause = Literal[
-    "memory", "folder", "dead member", "absent group", "trainers", "reading", "no workers", "jobs", "producers",
-    "no trainers", "balanced", "done", "unknown",
+    "memory", "folder", "dead member", "absent group", "unacknowledged", "trainers", "reading", "no workers", "jobs",
+    "producers", "nothing made", "no trainers", "balanced", "done", "unknown",
 ]  # fmt: skip
 
 
@@ -26,7 +33,7 @@ class Trainers:
 
     group: str
     living: int
-    """Members that were seen within a lease."""
+    """Members that were seen lately."""
     holds: bool
     """Whether what it has not read is kept for it."""
     waits: float | None
@@ -38,6 +45,8 @@ class Trainers:
     demand: float | None = None
     """Samples a second that its members would take if they never waited."""
     is_ordered: bool = False
+    waits_now: float | None = None
+    """The same as ``waits``, of the last seconds only."""
     silent: tuple[tuple[str, float | None, int], ...] = ()
     """(member, seconds since it was seen, entries it holds) of those that are dead for all that is known."""
 
@@ -58,6 +67,8 @@ class Situation:
     waits_for_memory: bool = False
     waits_for_folder: bool = False
     """The file system of its segments is full."""
+    folder: str = ""
+    """Where its segments lie."""
     waited_s: float = 0.0
     workers: int = 0
     worker_rate: float | None = None
@@ -69,6 +80,8 @@ class Situation:
     """Every planned epoch is produced."""
     is_making: bool = False
     """Some epoch is begun and not produced."""
+    has_epochs: bool = True
+    """Some epoch is there that was not abandoned."""
     trainers: tuple[Trainers, ...] = ()
 
 
@@ -90,8 +103,10 @@ def judge(now: Situation) -> Verdict:
         _folder,
         _dead_member,
         _absent_group,
+        _unacknowledged,
         _slow_trainers,
         _starving,
+        _nothing_made,
         _nobody_reads,
         _done,
         _balanced,
@@ -102,18 +117,38 @@ def judge(now: Situation) -> Verdict:
 
 
 def _memory(now: Situation) -> Verdict | None:
-    full = now.memory_left is not None and now.memory_left <= 0
-    if not now.waits_for_memory and not (full and now.waiting):
+    left = now.memory_left
+    full = left is not None and left <= 0 and not now.folder
+    if not (now.waits_for_memory or (full and now.waiting) or (_is_tight(now) and _starved(now))):
         return None
-    limit = readable_bytes(now.memory_limit)
-    used = readable_bytes(now.memory_used)
+    limit, used = readable_bytes(now.memory_limit), readable_bytes(now.memory_used)
+    kept = readable_bytes(now.memory_limit - now.memory_used - (left or 0))
+    lacking = max(now.budget_bytes - now.held_bytes - (left or 0), now.memory_limit // 10)
     return Verdict(
         "memory",
-        f"the server's memory is full: {now.waiting} writer{_s(now.waiting)} wait{_es(now.waiting)} "
-        f"({now.waited_s:.0f} s by now); {used} of {limit} are used, and this stream holds "
-        f"{readable_bytes(now.held_bytes)} of it",
-        "penstock doctor",
+        f"the server's memory is full: {_writers(now)}; {used} of {limit} are used, "
+        f"{readable_bytes(now.held_bytes)} of it by this stream, and writers leave {kept} free: remove what is not "
+        "streams' (`penstock doctor` says how much), or raise maxmemory",
+        f"redis-cli CONFIG SET maxmemory {-(-(now.memory_limit + lacking) // (1 << 20))}mb",
     )
+
+
+def _is_tight(now: Situation) -> bool:
+    """Whether writers go on only as fast as others make room in the server's memory."""
+    if now.memory_left is None or now.folder or not now.is_making:
+        return False
+    is_near = now.memory_left < TIGHT_SHARE * now.budget_bytes
+    return is_near and now.held_bytes + max(0, now.memory_left) < FULL_SHARE * now.budget_bytes
+
+
+def _starved(now: Situation) -> list[Trainers]:
+    return [each for each in now.trainers if each.living and (each.waits or 0.0) > WAITS]
+
+
+def _writers(now: Situation) -> str:
+    if not now.waiting:
+        return "writers go on only as room is made"
+    return f"{now.waiting} writer{_s(now.waiting)} wait{_es(now.waiting)} ({now.waited_s:.0f} s by now)"
 
 
 def _folder(now: Situation) -> Verdict | None:
@@ -121,10 +156,9 @@ def _folder(now: Situation) -> Verdict | None:
         return None
     return Verdict(
         "folder",
-        f"the file system of the segments is full: {now.waiting} writer{_s(now.waiting)} wait{_es(now.waiting)} "
-        f"({now.waited_s:.0f} s by now), and this stream holds {readable_bytes(now.held_bytes)} of it: free some, or "
-        "move the stream to a larger one",
-        "df -h; penstock delete --segments DIR",
+        f"the file system of the segments in {now.folder or 'its folder'} is full: {_writers(now)}, and this stream "
+        f"holds {readable_bytes(now.held_bytes)} of it: remove other files there, also what deleted streams left",
+        f"df -h {now.folder or 'DIR'}; penstock delete --segments {now.folder or 'DIR'}",
     )
 
 
@@ -133,14 +167,29 @@ def _dead_member(now: Situation) -> Verdict | None:
         if each.silent:
             name, age, held = max(each.silent, key=lambda one: one[2])
             since = "is gone" if age is None else f"was not heard of for {age:.0f} s"
-            if each.is_ordered:
-                what = "the other ranks cannot go past it: start that rank again"
-            elif each.living:
-                what = f"it holds {_entries(held)}, which others of its group take over within a lease"
-            else:
-                what = f"it holds {_entries(held)} and nobody else reads: start a trainer of that group again"
-            return Verdict("dead member", f"member {name} of group {each.group} {since}; {what}")
+            also = f", nor were {len(each.silent) - 1} more" if len(each.silent) > 1 else ""
+            what, remedy = _what_of(now, each, name, held)
+            is_over = age is None or age > LEASE_S
+            return Verdict(
+                "dead member", f"member {name} of group {each.group} {since}{also}; {what}", remedy if is_over else ""
+            )
     return None
+
+
+def _what_of(now: Situation, group: Trainers, name: str, held: int) -> tuple[str, str]:
+    """What follows from its death, and what helps."""
+    if group.is_ordered:
+        return "the other ranks cannot go past it: start that rank again", ""
+    as_it = f"started again as member={name!r} it has them at once"
+    if group.living:
+        return (
+            f"it holds {_entries(held)}, which others of its group take over when its lease has lapsed (30 s, or what "
+            f"lease_s says); {as_it}"
+        ), ""
+    return (
+        f"it holds {_entries(held)} and nobody else reads: start a trainer of that group ({as_it}), or drop the group",
+        f"penstock groups drop {now.stream} {group.group}",
+    )
 
 
 def _entries(count: int) -> str:
@@ -160,11 +209,34 @@ def _absent_group(now: Situation) -> Verdict | None:
     )
 
 
+def _unacknowledged(now: Situation) -> Verdict | None:
+    """Both sides wait: what fills the budget was given out, and is neither acknowledged nor worked on."""
+    if not now.waiting or not _holding(now):
+        return None
+    slowest = _slowest(now)
+    if not slowest.pending or (slowest.waits_now or 0.0) < 0.5:
+        return None
+    return Verdict(
+        "unacknowledged",
+        f"producers wait for room while trainers of {slowest.group} wait for samples: {_entries(slowest.pending)} were "
+        "given to them and not acknowledged: they have to acknowledge or save a checkpoint, or one of them died a "
+        "moment ago",
+    )
+
+
+def _holding(now: Situation) -> list[Trainers]:
+    return [each for each in now.trainers if each.living and each.holds]
+
+
+def _slowest(now: Situation) -> Trainers:
+    return max(_holding(now), key=lambda each: (each.lag_bytes, each.pending))
+
+
 def _slow_trainers(now: Situation) -> Verdict | None:
-    living = [each for each in now.trainers if each.living and each.holds]
+    living = _holding(now)
     if not now.waiting or not living:
         return None
-    slowest = max(living, key=lambda each: (each.lag_bytes, each.pending))
+    slowest = _slowest(now)
     also = f", of {len(living)} groups the one furthest behind" if len(living) > 1 else ""
     return Verdict(
         "trainers",
@@ -175,12 +247,15 @@ def _slow_trainers(now: Situation) -> Verdict | None:
 
 
 def _starving(now: Situation) -> Verdict | None:
-    waiting = [each for each in now.trainers if each.living and (each.waits or 0.0) > WAITS]
+    waiting = _starved(now)
     if not waiting or now.is_all_made:
         return None
     most = max(waiting, key=lambda each: each.waits or 0.0)
     part = f"trainers of {most.group} wait {most.waits or 0.0:.0%} of their time".replace("%", " %")
     if most.lag_samples > READY_S * (most.demand or 0.0):
+        if most.waits_now is not None and most.waits_now <= WAITS:
+            return Verdict("balanced", f"{part.replace(' wait ', ' waited ')} lately, and have what they need now: "
+                           f"{most.lag_samples} samples lie ready")  # fmt: skip
         return Verdict(
             "reading",
             f"{part} though {most.lag_samples} samples lie ready: their host, its network or its checksums are what is "
@@ -208,10 +283,27 @@ def _slow_producers(now: Situation, part: str) -> Verdict:
             "penstock produce ... --ahead 2",
         )
     more = (now.wished or 0) - now.workers
-    would = f": {more} more worker{_s(more)} would do" if more > 0 else ""
+    took = f"{1000 / now.worker_rate:,.3g} ms" if now.worker_rate else "too long"
+    if more <= 0:
+        return Verdict("producers", f"{part} for producers: a worker takes {took} for a sample; find out what for")
+    if more <= MANY:
+        return Verdict(
+            "producers", f"{part} for producers: {more} more worker{_s(more)} would do, a sample takes one {took}",
+            f"penstock worker --processes {more}",
+        )  # fmt: skip
     return Verdict(
-        "producers", f"{part} for producers{would}", f"penstock worker --processes {more}" if more > 0 else ""
+        "producers",
+        f"{part} for producers: a sample takes a worker {took}, and {more} more workers would do, on several hosts; or "
+        "a faster transform",
+        "penstock worker --auto",
     )
+
+
+def _nothing_made(now: Situation) -> Verdict | None:
+    if now.has_epochs or now.is_all_made:
+        return None
+    return Verdict("nothing made", "it has no epoch that could be read: start a producer",
+                   f"penstock produce ... --stream {now.stream}")  # fmt: skip
 
 
 def _nobody_reads(now: Situation) -> Verdict | None:

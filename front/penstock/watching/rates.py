@@ -6,13 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.watching.bottleneck import Situation, Trainers, Verdict, judge
-from penstock_common.stream.groups.roster import ORDERED
+from penstock_common.stream.groups.roster import ORDERED, UNSEEN_MS
 from penstock_common.stream.watching.glance import Glance, GroupGlance, MemberGlance
 from penstock_common.stream.watching.paces import Told
 from penstock_producer.working.staffing import load_of, shown
 
-SILENT_S = 30.0
-"""A member unseen for a lease: others may take what it holds."""
+SILENT_S = UNSEEN_MS / 1000
 
 
 def rate(before: float, now: float, seconds: float) -> float | None:
@@ -130,6 +129,7 @@ def situation(now: Glance, worker_rate: float | None, wished: int | None) -> Sit
         waiting=len(now.waiting),
         waits_for_memory=any(waiter.why == "memory" for waiter in now.waiting.values()),
         waits_for_folder=any(waiter.why == "folder" for waiter in now.waiting.values()),
+        folder=now.payload.partition(":")[2],
         waited_s=now.waited_s,
         workers=load.workers,
         worker_rate=worker_rate,
@@ -137,6 +137,7 @@ def situation(now: Glance, worker_rate: float | None, wished: int | None) -> Sit
         idle=load.idle,
         is_all_made=_is_all_made(now),
         is_making=any(epoch.state in ("open", "sized") for epoch in now.epochs),
+        has_epochs=any(epoch.state != "abandoned" for epoch in now.epochs),
         trainers=tuple(_trainers(now, group) for group in now.groups),
     )
 
@@ -147,11 +148,9 @@ def _is_all_made(now: Glance) -> bool:
 
 
 def _trainers(now: Glance, group: GroupGlance) -> Trainers:
-    waiting = [
-        part
-        for (name, _), told in now.paces.trainers.items()
-        if name == group.name and (part := waits(told)) is not None
-    ]
+    mine = [told for (name, _), told in now.paces.trainers.items() if name == group.name]
+    waiting = [part for told in mine if (part := waits(told)) is not None]
+    lately = [1.0 - told.now.get("training", 0.0) for told in mine if told.now]
     is_ordered = group.kind == ORDERED
     silent = [
         member
@@ -163,6 +162,7 @@ def _trainers(now: Glance, group: GroupGlance) -> Trainers:
         living=sum(not is_silent(one) and not one.name.startswith("~") for one in group.members),
         holds=group.holds,
         waits=sum(waiting) / len(waiting) if waiting else None,
+        waits_now=sum(lately) / len(lately) if lately else None,
         lag_samples=group.lag_samples,
         lag_bytes=group.lag_bytes,
         pending=group.pending_entries,

@@ -74,17 +74,25 @@ def pause_s(waited_s: float, last_wait_s: float) -> float:
 
 
 def reason_to_wait(
-    stream: str, room: Room, blockers: list[str], has_groups: bool, unsettled: Mapping[str, int] | None = None
-) -> str:
+    stream: str, room: Room, blockers: list[str], has_groups: bool, unsettled: Mapping[str, int] | None = None,
+    gone: Mapping[tuple[str, str], int] | None = None, is_kept: bool = True,
+) -> str:  # fmt: skip
     """Why there is no room, and what helps. ``blockers`` names the groups that still owe what is held.
 
     ``unsettled``: payload bytes that groups were given and have not acknowledged, of those that wait for a batch.
+    ``gone``: (group, member) -> ms since it was seen, of groups that wait because of it. ``is_kept``: pinned, replayed.
     """
     share = f"{readable_bytes(room.held_bytes)} of {readable_bytes(room.budget_bytes)}"
     if not has_groups:
         return (
             f"the budget of {stream!r} is full ({share}) and no group reads it yet: "
             f"start a trainer, or `penstock groups declare {stream} NAME`"
+        )
+    if gone:
+        each = ", ".join(f"{member} of group {group} ({ms / 1000:.0f} s ago)" for (group, member), ms in gone.items())
+        return (
+            f"the budget of {stream!r} is full ({share}), and trainers wait as well, for what was given to members "
+            f"last seen a while ago: {each}; start them again under their names, or wait until their lease has lapsed"
         )
     if unsettled:
         each = ", ".join(f"group {name} {readable_bytes(nbytes)}" for name, nbytes in sorted(unsettled.items()))
@@ -96,6 +104,8 @@ def reason_to_wait(
         return f"the budget of {stream!r} is full ({share}) because of group {', '.join(blockers)}: it has yet to read"
     if not room.is_next:
         return f"the budget of {stream!r} is full ({share}); its last quarter is kept for the oldest unfinished shard"
+    if not is_kept:
+        return f"the budget of {stream!r} is full ({share}) of what trainers were given and have not acknowledged"
     return f"the budget of {stream!r} is full ({share}) of epochs that a replay or a pin holds"
 
 

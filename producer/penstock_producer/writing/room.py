@@ -24,7 +24,7 @@ from penstock_common.stream.servers.suitability import largest_block, readable_b
 from penstock_common.stream.streams import Stream
 from penstock_common.stream.watching.waiters import RENEW_S, Why, end_wait, note_wait
 from penstock_common.waiting import Notify
-from penstock_producer.keeping.alarm import explain_holds, idle_groups
+from penstock_producer.keeping.alarm import explain_holds, idle_groups, silent_members
 from penstock_producer.keeping.janitor import SILENT_MS, Janitor
 from penstock_producer.keeping.retention import owing_groups
 from penstock_producer.writing.backpressure import Room, pause_s, reason_of_memory, reason_to_wait
@@ -185,7 +185,9 @@ class RoomKeeper:
         blockers = [name for name in self._blockers(roster) if not (self._is_next_now and name in idle)]
         is_circle = self._is_next_now and not blockers
         unsettled = {name: nbytes for name, nbytes in idle.items() if nbytes} if is_circle else {}
-        reason = reason_to_wait(self._stream.name, self._room, blockers, bool(roster.groups), unsettled)
+        gone = silent_members(roster, idle, now_ms) if is_circle else {}
+        is_kept = bool(roster.pinned or any(till > now_ms for _, till in roster.replays.values()))
+        reason = reason_to_wait(self._stream.name, self._room, blockers, bool(roster.groups), unsettled, gone, is_kept)
         remedy = explain_holds(self._stream.name, roster, blockers, now_ms, SILENT_MS)
         return f"{reason}; {remedy}" if remedy else reason
 

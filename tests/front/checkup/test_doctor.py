@@ -40,7 +40,7 @@ def test_every_server_is_examined_without_leaving_a_trace(
     if "jemalloc" in allocator["found"]:  # libc tells nothing of how it was started
         assert allocator["severity"] == "ok"
     assert "MB/s written" in found["server/throughput"]["found"]
-    assert found["server/persistence"]["mend"] == "redis-cli CONFIG SET appendonly yes"
+    assert found["server/persistence"]["mend"] == 'redis-cli -u "$PENSTOCK_URL" CONFIG SET appendonly yes'
     assert found["stream train/durability"]["found"] == "memory"
     assert main(["doctor", "train", "--no-probe"]) == 0
     out = capsys.readouterr().out
@@ -59,7 +59,7 @@ def test_a_server_that_will_lose_data_ends_with_a_code_for_ci(
         raw.execute_command("ACL", "SETUSER", "eve", "on", ">secret", "~other:*", "+@all")
     code, found = examined(capsys, "--url", started.url, "--no-probe")
     assert code == 3
-    assert found["server/eviction"]["mend"] == "redis-cli CONFIG SET maxmemory-policy noeviction"
+    assert found["server/eviction"]["mend"] == f"redis-cli -u {started.url} CONFIG SET maxmemory-policy noeviction"
     code, found = examined(capsys, "--url", started.url.replace("//", "//bob:secret@"))
     assert code == 3
     assert "xclaim" in found["server/rights"]["found"]

@@ -75,13 +75,13 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
             "allkeys-lru",
             "redis-cli CONFIG SET maxmemory-policy noeviction",
         ),
-        (server.memory, info(maxmemory=0), "warning", "no maxmemory", f"CONFIG SET maxmemory {8 * GB}"),
+        (server.memory, info(maxmemory=0), "warning", "no maxmemory", "CONFIG SET maxmemory 8192mb"),
         (
             server.memory,
             info(used_memory=2 * GB),
             "error",
             "not payload of streams: writers wait",
-            f"CONFIG SET maxmemory {4 * GB}",
+            "CONFIG SET maxmemory 4096mb",
         ),
         (server.memory, replace(WELL, budgets={"a": GB, "b": GB}), "error", "budgets come to 2048 MiB", "maxmemory"),
         (

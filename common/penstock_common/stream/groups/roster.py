@@ -38,6 +38,9 @@ from penstock_common.stream.watching.waiters import STALE_MS, Waiter, read_waite
 SHARED, ORDERED = "shared", "ordered"
 QUIET_MS = 5000
 """A member beats every second: one that was not seen for so long lets an ordered group change its ranks."""
+UNSEEN_MS = 10_000
+"""A member beats every two seconds at least: one that was not seen for so long is spoken of as dead. Nothing is taken
+from it for that; its lease decides."""
 
 Held = Mapping[int, Sequence[bytes]]
 """Epoch -> ids of entries a member holds in one partition."""

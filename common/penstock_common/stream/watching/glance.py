@@ -92,6 +92,8 @@ class Glance:
     """How long the longest of them has waited."""
     paces: Paces
     memory: ServerMemory
+    payload: str = "inline"
+    """Where payloads lie: ``inline``, or ``segments:`` and a folder."""
     replays: int = 0
     """Replays that hold an epoch."""
 

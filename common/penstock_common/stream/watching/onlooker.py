@@ -96,7 +96,7 @@ class Onlooker:
             groups=tuple(self._group(name, each, rosters, now_ms) for name, each in sums.items()),
             waiting=waiting,
             waited_s=max(((now_ms - waiter.since_ms) / 1000 for waiter in waiting.values()), default=0.0),
-            paces=load_paces(client, stream), memory=read_memory(client),
+            paces=load_paces(client, stream), memory=read_memory(client), payload=stream.payload,
             replays=sum(till > now_ms for _, till in rosters[0].replays.values()),
         )  # fmt: skip
 
@@ -332,7 +332,8 @@ def _epoch(number: int, epoch: _Epoch, rosters: list[Roster]) -> EpochGlance:
     committed = sum(log.end for log in epoch.logs.values())
     read = epoch.read
     if epoch.is_finished and not epoch.logs:
-        committed = manifest.samples if manifest.samples is not None else sum(manifest.done.values())
+        planned = manifest.samples if manifest.state == PRODUCED else None
+        committed = sum(manifest.done.values()) if planned is None else planned
         read = dict.fromkeys(_readers(number, rosters), committed)
     held = sum(roster.epoch_bytes.get(number, 0) for roster in rosters)
     return EpochGlance(number, manifest.state, manifest.kind, manifest.samples, committed, epoch.bad, held, read)

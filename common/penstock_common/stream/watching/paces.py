@@ -39,6 +39,8 @@ class Told:
     """Where its time goes: of a worker ``busy``, ``room`` (waiting for room in the budget) and ``idle`` (no job)."""
     samples: int = 0
     """Made, or trained on, in all."""
+    now: dict[str, float] = field(default_factory=dict)
+    """The shares of the seconds since it last spoke: what is over shows here at once, in ``shares`` after a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +86,21 @@ class Teller:
     def __init__(self, client: Client, stream: Stream, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self.stream, self._name, self._clock = client, stream, name, clock
         self._told_s = self._swept_s = float("-inf")
+        self._spent_s: Mapping[str, float] = {}
 
     def tell(self, pace: Pace) -> None:
         """Says how fast it is, if that is due."""
         if self._clock() - self._told_s >= TELL_S:
             look = pace.look()
             shares = {kind: round(share, 3) for kind, share in look.shares.items()}
-            self.say({"rate": look.rate and round(look.rate, 4), "shares": shares, "samples": look.samples})
+            now = self._shares_since(look.spent_s)
+            self.say({"rate": look.rate and round(look.rate, 4), "shares": shares, "now": now, "samples": look.samples})
+
+    def _shares_since(self, spent_s: Mapping[str, float]) -> dict[str, float]:
+        """What part of the time since it last spoke went into what."""
+        lately = {kind: seconds - self._spent_s.get(kind, 0.0) for kind, seconds in spent_s.items()}
+        self._spent_s, total = spent_s, sum(lately.values())
+        return {kind: round(seconds / total, 3) for kind, seconds in lately.items()} if total > 0 else {}
 
     def say(self, value: Mapping[str, Any]) -> None:
         """Says this now."""
@@ -132,6 +142,10 @@ def load_paces(client: Client, stream: Stream) -> Paces:
 
 def _told(said: dict[str, Any]) -> Told:
     rate = said.get("rate")
+    shares, now = (_shares(said.get(name)) for name in ("shares", "now"))
+    return Told(None if rate is None else float(rate), shares, int(said.get("samples", 0)), now)
+
+
+def _shares(said: Any) -> dict[str, float]:
     # an empty table of Lua's is an empty list in JSON as well
-    shares = {str(kind): float(share) for kind, share in dict(said.get("shares") or {}).items()}
-    return Told(None if rate is None else float(rate), shares, int(said.get("samples", 0)))
+    return {str(kind): float(share) for kind, share in dict(said or {}).items()}
