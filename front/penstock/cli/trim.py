@@ -1,47 +1,103 @@
-"""``penstock trim``: one pass of retention now, for streams that nobody writes to at the moment."""
+"""``penstock trim``: one pass of retention now, by the stream's own policy or another one; says what has to stay."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_stream, url_of
+from penstock.cli import add_stream, byte_size, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
+    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.streams import Stream
+    from penstock_producer.keeping.policy import Policy
 
 NAME = "trim"
 HELP = "release what a stream's retention gives up, now"
+
+SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_stream(parser)
+    less = parser.add_mutually_exclusive_group()
+    less.add_argument(
+        "--keep", type=int, metavar="EPOCHS", help="this once: only the newest so many settled epochs (0: none)"
+    )
+    less.add_argument(
+        "--bytes", type=byte_size, metavar="SIZE", help="this once: settled epochs up to so many bytes, as 500mb"
+    )
     parser.epilog = (
-        "example:\n  penstock epochs retain train epochs:3\n  penstock trim train\n\n"
-        "Writers and workers do the same by themselves every 10 seconds. What some group is owed, what is pinned and\n"
-        "what a replay holds is never released."
+        "example:\n  penstock trim train\n  penstock trim train --keep 2\n  penstock trim train --bytes 500mb\n\n"
+        "Without an option it goes by the stream's retention (`penstock epochs retain`), as writers and workers do by\n"
+        "themselves every 10 seconds. What some group is owed, what is pinned and what a replay holds is never\n"
+        "released: it says which epochs stay, and for whom.\n\n"
+        "exit codes: 0 done, also where nothing could go; 1 no such stream or no server, 2 wrong usage"
     )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """One pass, and what it did."""
+    """One pass, what it did, and what it had to leave."""
     from penstock_common.stream.link.connection import connect
     from penstock_common.stream.servers.suitability import readable_bytes
     from penstock_common.stream.streams import load_stream
     from penstock_producer.keeping.janitor import make_fit, tidy
 
+    policy = _policy(args)
     with connect(url_of(args)) as client:
         stream = load_stream(client, args.stream)
-        done = tidy(client, stream, console.notice)
+        done = tidy(client, stream, console.notice, policy=policy)
         freed = done.freed_bytes + make_fit(client, stream, console.notice)
+        stays = _stays(client, stream)
+    by = f"retention {stream.retention}" if policy is None else f"{policy.text}, this once"
     if args.json:
         result = {"released_epochs": done.released, "freed_bytes": freed, "expired_groups": done.expired}
-        console.json({"stream": stream.name, "retention": stream.retention, **result})
-    else:
-        one = len(done.released) == 1
-        which = f"epoch{'' if one else 's'} {', '.join(map(str, done.released))}" if done.released else "no whole epoch"
-        console.line(
-            f"released {which} of {stream.name!r} (retention {stream.retention}): {readable_bytes(freed)} freed"
-        )
+        kept = [{"epoch": epoch, "because": why} for epoch, why in stays.items()]
+        console.json({"stream": stream.name, "retention": stream.retention, **result, "kept": kept})
+        return 0
+    one = len(done.released) == 1
+    which = f"epoch{'' if one else 's'} {', '.join(map(str, done.released))}" if done.released else "no whole epoch"
+    console.line(f"released {which} of {stream.name!r} ({by}): {readable_bytes(freed)} freed")
+    for epoch, why in list(stays.items())[:SHOWN]:
+        console.line(f"epoch {epoch} stays: {', '.join(why)}")
+    if len(stays) > SHOWN:
+        console.line(f"and {len(stays) - SHOWN} more; `penstock inspect {stream.name}` shows all")
     return 0
+
+
+def _policy(args: argparse.Namespace) -> Policy | None:
+    from penstock_common.errors import PenstockError
+    from penstock_producer.keeping.policy import parse_policy
+
+    if args.keep is not None:
+        if args.keep < 0:
+            raise PenstockError(f"--keep {args.keep}: a number of epochs, 0 or more")
+        return parse_policy(f"epochs:{args.keep}")
+    return None if args.bytes is None else parse_policy(f"bytes:{args.bytes}")
+
+
+def _stays(client: Client, stream: Stream) -> dict[int, list[str]]:
+    """Epoch -> why it may not go, of those that are there."""
+    from penstock_common.stream.groups.ledger import owed_samples
+    from penstock_common.stream.groups.roster import load_roster, server_ms
+    from penstock_common.stream.manifest import ABANDONED, find_manifest
+    from penstock_producer.keeping.retention import is_replayed, is_settled, owing_groups
+
+    roster, now_ms = load_roster(client, stream.partitions[0]), server_ms(client)
+    found: dict[int, list[str]] = {}
+    for epoch in roster.epochs:
+        manifest = find_manifest(client, stream, epoch)
+        if manifest is None or manifest.state == ABANDONED:
+            continue
+        owing = {name: roster.groups[name] for name in owing_groups(roster, epoch)}
+        owed = owed_samples(client, stream, manifest, owing)
+        why = [f"group {name} has yet to settle {count} samples" for name, count in sorted(owed.items()) if count]
+        why += ["it is not complete yet"] if not manifest.is_ended else []
+        why += ["it is pinned (`penstock epochs unpin`)"] if epoch in roster.pinned else []
+        why += ["a replay reads it"] if is_replayed(roster, epoch, now_ms) else []
+        why += ["no group has read it"] if manifest.is_ended and not (owing or is_settled(roster, epoch)) else []
+        if why:
+            found[epoch] = why
+    return found

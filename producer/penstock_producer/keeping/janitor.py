@@ -69,10 +69,13 @@ class Tidied:
     """Groups that vanished, and hold no data from now on."""
 
 
-def tidy(client: Client, stream: Stream, notify: Notify, silent_ms: int | None = None) -> Tidied:
+def tidy(
+    client: Client, stream: Stream, notify: Notify, silent_ms: int | None = None, policy: Policy | None = None
+) -> Tidied:
     """One pass over a stream: expires who vanished, ends releases that were begun, releases what its policy gives up.
 
-    The policy is read anew, since it may be changed at any time. Raises StreamDeleted.
+    The policy is read anew, since it may be changed at any time; ``policy`` takes its place this once. Raises
+    StreamDeleted.
     """
     found = find_stream(client, stream.name)
     if found is None or found.id != stream.id:
@@ -81,7 +84,7 @@ def tidy(client: Client, stream: Stream, notify: Notify, silent_ms: int | None =
     rosters = [load_roster(client, partition) for partition in stream.partitions]
     for epoch, manifest_id in {e: m for roster in rosters for e, m in roster.retiring.items()}.items():
         unlink_epoch(client, stream, epoch, manifest_id)
-    policy = parse_policy(found.retention)
+    policy = policy or parse_policy(found.retention)
     facts = _facts(client, stream, rosters, policy)
     gone = [
         facts[epoch]
