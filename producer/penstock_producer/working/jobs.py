@@ -115,8 +115,7 @@ class _Note:
         self._is_told = False
         """This run has shown that it gets on."""
         self._began_at: int | None = None
-        job.meta["workers"] = sorted({*job.meta.get("workers", []), job.worker_name})
-        _save_meta(job)
+        job.meta["workers"] = sorted({*job.meta.get("workers", []), job.worker_name})  # saved with what comes next
 
     def waits(self, text: str) -> None:
         self._job.meta["waits"] = text
@@ -127,13 +126,13 @@ class _Note:
         if self._is_told or committed == self._began_at:
             return
         self._is_told, self._began_at = self._began_at is not None, committed
-        before: int | None = self._job.meta.get("at")
-        if before is not None and committed <= before:
+        if committed <= int(self._job.meta.get("at", 0)):
             return
         self._job.meta["at"] = committed
-        if before is not None:  # some run got on since this was last noted, be it this one or one that was killed
+        # some run got on since this was last noted, be it this one or one that was killed
+        self._job.meta.pop("deaths", None)
+        if self._job.retries_left != RETRIES:
             self._job.retries_left = RETRIES
-            self._job.meta.pop("deaths", None)
             with suppress(ServerUnavailable):
                 self._job.connection.hset(self._job.key, "retries_left", RETRIES)
         _save_meta(self._job)

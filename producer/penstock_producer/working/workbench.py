@@ -228,6 +228,7 @@ class Workbench:
         if writer.stream.spec is None:
             writer.require_spec(first_good(seen_through(source, task.block_transform), items, seed, task.shard))
         shard = writer.open_shard(manifest, task.shard)
+        is_all_ours = shard.position == 0
         try:
             self._is_at(shard.committed)
 
@@ -245,7 +246,7 @@ class Workbench:
             shard.settle()
             # what others finished is committed: the last shard's job sees every bad sample before it ends the epoch
             watch.require_few(_bad_samples(writer, manifest), manifest.samples)
-            made.nbytes = _committed_bytes(writer, manifest, task.shard)
+            made.nbytes = shard.bytes_written if is_all_ours else _committed_bytes(writer, manifest, task.shard)
             before_finish()
             shard.close()
         except Stopped:
