@@ -22,7 +22,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check format-check lint types layers bench chaos fuzz format wheel clean
+.PHONY: help venv demo test check format-check lint types layers bench bench-quick chaos fuzz format wheel clean
 
 help: ## list the targets (default)
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -49,8 +49,11 @@ types: $(VENV)/.dev ## mypy --strict on the whole tree
 layers: $(VENV)/.dev ## the import contracts of pyproject.toml
 	$(BIN)/lint-imports --no-logo
 
-bench: $(VENV)/.dev ## throughput against plain redis-py, as a table and JSON
+bench: $(VENV)/.dev ## from writer to batches beside every peer: tables, targets (ARGS="--json F --plots DIR")
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-quick: $(VENV)/.dev ## the same in 3 minutes, beside plain redis-py; before and after a change: ARGS="--against F"
+	$(BIN)/python -m benchmarks --quick $(ARGS)
 
 fuzz: $(VENV)/.fuzz ## hostile input: TARGET=decoder or resp (coverage-guided), or model; SECONDS=600
 	PYTHONPATH=common:producer:consumer:front:. $(BIN)/python -m tests.fuzz.run $(TARGET) $(SECONDS)

@@ -1,13 +1,12 @@
-"""What is moved: payload shapes, how they are written, and how much of each makes a round."""
+"""What is moved: payload shapes, and how many of them are a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from benchmarks.transports.protocol import ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +15,16 @@ class Case:
 
     name: str
     shape: tuple[int, ...]
+    """Of a sample."""
     dtype: str
-    samples: int
-    """Per round."""
-    batch_size: int
+    batch: int
+    """Samples."""
     by_batch: bool = False
-    """Written with write_batch, many rows at once."""
+    """Written many rows at once."""
+    room_bytes: int = 256 << 20
+    """Payload that may lie between writer and reader: a stream's budget, or what a peer's queues hold."""
+    most_bytes: int = 6_000_000_000
+    """Of one turn."""
 
     @property
     def sample_bytes(self) -> int:
@@ -29,33 +32,20 @@ class Case:
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
     @property
-    def total_bytes(self) -> int:
-        """Payload bytes of a round."""
-        return self.samples * self.sample_bytes
-
-    def pool(self) -> list[NDArray[Any]]:
-        """A few different samples, made before the clock starts."""
-        rng = np.random.default_rng(0)
-        return [rng.integers(0, 255, self.shape).astype(self.dtype) for _ in range(16)]
-
-    def writes(self) -> Iterator[NDArray[Any]]:
-        """What is written, in order: samples, or arrays of ROWS of them."""
-        pool = self.pool()
-        if not self.by_batch:
-            for index in range(self.samples):
-                yield pool[index % len(pool)]
-            return
-        rows = np.stack([pool[index % len(pool)] for index in range(ROWS)])
-        for _ in range(self.samples // ROWS):
-            yield rows
+    def unit(self) -> int:
+        """A turn moves a multiple of so many samples."""
+        return max(self.batch, ROWS if self.by_batch else 1)
 
 
-ROWS = 4096
-"""Rows of one write_batch."""
-
+IMAGE = Case("150 kB", (224, 224, 3), "uint8", batch=64)
+ONE_BY_ONE = Case("256 B rows, one by one", (64,), "float32", batch=1024)
+BY_BATCH = Case("256 B rows, write_batch", (64,), "float32", batch=1024, by_batch=True)
 CASES = (
-    Case("150 kB", (224, 224, 3), "uint8", samples=12_000, batch_size=64),
-    Case("256 B rows, one by one", (64,), "float32", samples=400_000, batch_size=1024),
-    Case("256 B rows, write_batch", (64,), "float32", samples=ROWS * 500, batch_size=1024, by_batch=True),
-    Case("1.2 MB", (640, 640, 3), "uint8", samples=1_500, batch_size=16),
+    ONE_BY_ONE,
+    BY_BATCH,
+    Case("4 kB", (1024,), "float32", batch=256),
+    IMAGE,
+    Case("1.2 MB", (640, 640, 3), "uint8", batch=16),
+    Case("10 MB", (10, 1000, 1000), "uint8", batch=4),
+    Case("100 MB", (100, 1000, 1000), "uint8", batch=2, room_bytes=1 << 30),
 )

@@ -21,8 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.__main__ import describe_machine, progress
 from benchmarks.counting import Stuck
+from benchmarks.machine import describe_machine, progress
 from benchmarks.peers.catalogue import EVERYONE, PENSTOCK, QUESTIONS, RESUME, SLOW, Peer
 from benchmarks.peers.environments import Unavailable, python_of
 from benchmarks.scenarios import ASK, Answer, Size

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.__main__ import describe_machine, progress
 from benchmarks.counting import ROOT, Stuck, wait_for
+from benchmarks.machine import describe_machine, progress
 from benchmarks.memory import Resident, children, resident
 from benchmarks.peers.catalogue import EVERYONE, RESUME, Peer
 from benchmarks.peers.environments import Unavailable, python_of

@@ -1,74 +1,251 @@
-"""One round: a fresh server, a writer process and a reader process, timed from outside; CPU of all three."""
+"""One round of one side: processes started clean, a warm-up, and one turn on the clock; CPU of all of them.
+
+The warm-up says how much a turn has to move to take as long as was asked for, so that a slow side does not hold up
+the others. The clock runs from when all are told to go until the last of them has, or has written, everything.
+"""
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
-import resource
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
 import time
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-import redis
-
-from benchmarks import ours, plain
 from benchmarks.cases import Case
+from benchmarks.cpu import running_seconds
+from benchmarks.peers.environments import python_of
+from benchmarks.sides import SHARED_MEMORY, Side
+from benchmarks.transports.protocol import Load
 from penstock_common.stream.servers.embedded import EmbeddedServer
 
-SIDES = {"penstock": ours, "plain redis-py + hiredis": plain}
+ROOT = Path(__file__).parents[1]
+PATIENCE_S = 90.0
+END_S = 5.0
+"""For a process to end by itself."""
+GROWTH = 8
+"""A turn of the warm-up is at most so many times the one before."""
+FILLED = 1.25
+"""Payload of a warm-up, in times of the room between writer and reader."""
+LEAST_SHARE = 0.2
+"""A shorter turn says too little of the rate."""
+LEAST_WARM_UP_S = 1.0
+
+
+class Failed(Exception):
+    """A side that does not end well; says its last words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round of one side took."""
+    """What one turn of one side took."""
 
     seconds: float
+    samples: int
+    """Sent to each reader."""
+    got: int
+    """By all readers together."""
+    readers: int
+    sample_bytes: int
     writer_cpu_s: float
     reader_cpu_s: float
     server_cpu_s: float
-    samples: int
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of all readers together."""
+        return self.got / self.seconds
+
+    @property
+    def gb_per_s(self) -> float:
+        """Of all readers together."""
+        return self.samples_per_s * self.sample_bytes / 1e9
+
+    @property
+    def cpu_s(self) -> float:
+        """Of all processes."""
+        return self.writer_cpu_s + self.reader_cpu_s + self.server_cpu_s
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        """Of all processes, for what readers got."""
+        return self.cpu_s / (self.got * self.sample_bytes / 1e9)
+
+    @property
+    def client_cpu_s_per_gb(self) -> float:
+        """Of writer and reader."""
+        return (self.writer_cpu_s + self.reader_cpu_s) / (self.got * self.sample_bytes / 1e9)
+
+    @property
+    def lost(self) -> float:
+        """The share that did not arrive."""
+        return max(0.0, 1 - self.got / (self.samples * self.readers))
 
 
-def run_round(side: str, case: Case) -> Round:
-    """Writer and reader work at once; the clock runs from when both are ready until the reader has everything."""
-    context = multiprocessing.get_context("spawn")
-    with EmbeddedServer() as server:
-        SIDES[side].prepare(server.url, case)
-        barrier, results = context.Barrier(3), context.Queue()
-        processes = [
-            context.Process(target=_role, args=(role, side, server.url, case, barrier, results), daemon=True)
-            for role in ("write", "read")
-        ]
-        for process in processes:
-            process.start()
-        before = _server_cpu(server.url)
-        barrier.wait(60)
-        began = time.perf_counter()
-        found = dict([results.get(timeout=300), results.get(timeout=300)])
-        seconds = max(found["read"]["at"], found["write"]["at"]) - began
-        cpu = _server_cpu(server.url) - before
-        for process in processes:
-            process.join(30)
-    return Round(seconds, found["write"]["cpu"], found["read"]["cpu"], cpu, found["read"]["samples"] or case.samples)
+class Child:
+    """A process that speaks the protocol."""
+
+    def __init__(self, side: Side, load: Load) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by `close`
+        self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._name = f"{side.name}, {load.role}"
+        self._popen = subprocess.Popen(
+            [python_of(side.environment), "-m", f"benchmarks.transports.{side.module}"], cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
+        )  # fmt: skip
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        self._tell(asdict(load))
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._popen.pid
+
+    def go(self, samples: int) -> None:
+        """Its next turn."""
+        self._tell({"samples": samples})
+
+    def hear(self) -> dict[str, Any]:
+        """Its next line. Raises Failed."""
+        try:
+            said = self._said.get(timeout=PATIENCE_S)
+        except queue.Empty:
+            raise Failed(f"{self._name} is silent for {PATIENCE_S:.0f} s: {self._last_words()}") from None
+        if said is None:
+            raise Failed(f"{self._name} ended: {self._last_words()}")
+        return said
+
+    def close(self) -> None:
+        """Ends it with all its children."""
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        with suppress(BrokenPipeError):
+            self._popen.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(END_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.wait()
+        self._listener.join(END_S)
+        self._popen.stdout.close()
+        self._errors.close()
+
+    def _tell(self, fields: dict[str, Any]) -> None:
+        assert self._popen.stdin is not None
+        try:
+            self._popen.stdin.write(json.dumps(fields) + "\n")
+            self._popen.stdin.flush()
+        except BrokenPipeError:
+            raise Failed(f"{self._name} ended: {self._last_words()}") from None
+
+    def _listen(self) -> None:
+        assert self._popen.stdout is not None
+        for line in self._popen.stdout:
+            self._said.put(json.loads(line))
+        self._said.put(None)
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
+        return (lines[-1] if lines else "it said nothing")[-300:]
 
 
-def _role(role: str, side: str, url: str, case: Case, barrier: Any, results: Any) -> None:
-    module = SIDES[side]
-    importlib.import_module("penstock_consumer.loader")  # importing is not what is measured
-    importlib.import_module("penstock_producer.writing.writer")
-    case.pool()
-    barrier.wait(60)
-    before = _own_cpu()
-    samples = getattr(module, role)(url, case)
-    # perf_counter is CLOCK_MONOTONIC here: one clock for all processes of the machine
-    results.put((role, {"at": time.perf_counter(), "cpu": _own_cpu() - before, "samples": samples}))
+@dataclass(frozen=True)
+class Stage:
+    """The processes of one round."""
+
+    writers: list[Child]
+    readers: list[Child]
+    servers: list[int]
+
+    def turn(self, case: Case, samples: int) -> Round:
+        """Everybody at once."""
+        everyone = [*self.writers, *self.readers]
+        before = self._cpu()
+        began = time.monotonic()  # one clock for all processes of the machine
+        for child in everyone:
+            child.go(samples)
+        heard = [child.hear() for child in everyone]
+        after = self._cpu()
+        seconds = max(one["at"] for one in heard) - began
+        got = sum(one["samples"] for one in heard)
+        if not got:
+            raise Failed("nothing arrived")
+        cpu = [late - early for early, late in zip(before, after, strict=True)]
+        return Round(seconds, samples, got, len(self.readers), case.sample_bytes, *cpu)
+
+    def _cpu(self) -> list[float]:
+        groups = [child.pid for child in self.writers], [child.pid for child in self.readers], self.servers
+        return [running_seconds(pids) for pids in groups]
 
 
-def _own_cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+def run_round(
+    side: Side, case: Case, seconds: float, readers: int = 1, make_s: float = 0.0, kept: Path | None = None
+) -> Round:
+    """``seconds``: about so long on the clock. ``kept``: a folder of this side and case, for what is made once."""
+    with ExitStack() as stack:
+        stage = _set_up(stack, side, case, readers, make_s, kept)
+        return stage.turn(case, _warmed_up(stage, case, seconds))
 
 
-def _server_cpu(url: str) -> float:
-    info = redis.Redis.from_url(url).info("cpu")
-    return float(info["used_cpu_sys"]) + float(info["used_cpu_user"])
+def _warmed_up(stage: Stage, case: Case, seconds: float) -> int:
+    """Longer and longer turns, until the room was filled or as much time is gone; the samples that take that time.
+
+    Memory that is touched for the first time costs as much as several copies; a stream keeps what there is room for.
+    """
+    samples, moved = 2 * case.unit, 0
+    most = max(2, int(case.most_bytes / case.sample_bytes / case.unit)) * case.unit
+    deadline = time.monotonic() + max(seconds, LEAST_WARM_UP_S)
+    while True:
+        found = stage.turn(case, samples)
+        moved += samples
+        wanted = found.samples / found.seconds * seconds
+        samples = min(most, max(2, round(min(wanted, GROWTH * samples) / case.unit)) * case.unit)
+        is_filled = moved * case.sample_bytes > FILLED * case.room_bytes
+        if (is_filled and found.seconds > LEAST_SHARE * seconds) or time.monotonic() > deadline:
+            return samples
+
+
+def _set_up(stack: ExitStack, side: Side, case: Case, readers: int, make_s: float, kept: Path | None) -> Stage:
+    """All of them ready."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
+    place, servers, extra = str(kept or folder), [], {"address": f"127.0.0.1:{_free_port()}"}
+    if side.has_server:
+        server = stack.enter_context(EmbeddedServer())
+        place, servers = server.url, [server.pid]
+    if side.mode == "segments":
+        extra["folder"] = tempfile.mkdtemp(prefix="penstock-bench-", dir=SHARED_MEMORY)
+        stack.callback(shutil.rmtree, extra["folder"], ignore_errors=True)
+
+    def start(role: str, reader: int = 0) -> Child:
+        load = Load(
+            role, place, case.shape, case.dtype, case.batch, case.by_batch, case.room_bytes, make_s, reader,
+            side.mode, extra,
+        )  # fmt: skip
+        child = Child(side, load)
+        stack.callback(child.close)
+        return child
+
+    writers = [start("write")] if side.has_writer else []
+    for child in writers:
+        child.hear()
+    reading = [start("read", number) for number in range(readers)]
+    for child in reading:
+        child.hear()
+    return Stage(writers, reading, servers)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
-from typing import Any
 
 import numpy as np
 
+from benchmarks.spread import Spread, spread
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.loader import Loader
 from penstock_producer.writing.writer import Writer
@@ -16,8 +15,8 @@ from penstock_producer.writing.writer import Writer
 SHAPE, SAMPLES, BATCH_SIZE = (224, 224, 3), 4000, 64
 
 
-def measure_tfdata(rounds: int) -> dict[str, Any]:
-    """Median, lowest and highest ratio of tf.data's speed to numpy's; the first round is not counted."""
+def measure(rounds: int) -> Spread:
+    """The ratio of tf.data's speed to numpy's; the first round is not counted."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from penstock_consumer.adapters.tensorflow import dataset
 
@@ -36,9 +35,4 @@ def measure_tfdata(rounds: int) -> dict[str, Any]:
                     for _ in batches:
                         pass
                     seconds[path].append(time.perf_counter() - began)
-    ratios = [ours / theirs for ours, theirs in zip(seconds["numpy"][1:], seconds["tf.data"][1:], strict=True)]
-    return {
-        "case": {"name": "tf.data / numpy, 150 kB", "samples": SAMPLES, "batch_size": BATCH_SIZE},
-        "ratio": {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)},
-        "seconds": seconds,
-    }
+    return spread(ours / theirs for ours, theirs in zip(seconds["numpy"][1:], seconds["tf.data"][1:], strict=True))

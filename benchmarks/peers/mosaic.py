@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.protocol import SAMPLE_BYTES, Job, Report, begin, sample
+from benchmarks.peers.streaming_library import load
 
-streaming: Any = importlib.import_module("streaming")
+streaming: Any = load()
 
 
 def prepare(job: Job, report: Report) -> None:

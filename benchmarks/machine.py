@@ -1,0 +1,61 @@
+"""What figures depend on, and what is going on meanwhile."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import redis
+
+from benchmarks.peers.environments import Unavailable, python_of
+from benchmarks.sides import SHARED_MEMORY, Side
+from penstock_common.stream.servers.embedded import find_servers, server_label
+
+
+def describe_machine() -> dict[str, str]:
+    """Name -> value."""
+    servers = find_servers()
+    return {
+        "cores": str(len(os.sched_getaffinity(0))),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "redis-py": redis.__version__,
+        "server": server_label(servers[0]) if servers else "none",
+    }
+
+
+def describe_more(sides: Iterable[Side]) -> dict[str, str]:
+    """The machine itself, and the peers' versions."""
+    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    found = {"processor": _processor(), "memory": f"{gigabytes:.0f} GB", "system": platform.release()}
+    found["/dev/shm"] = "there" if SHARED_MEMORY.is_dir() else "not there: no segments in memory"  # noqa: S108
+    wanted = {side.package: side.environment for side in sides if side.package}
+    return found | {package: _version(package, environment) for package, environment in wanted.items()}
+
+
+def _processor() -> str:
+    listed = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in listed.read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else "unknown"
+
+
+def _version(package: str, environment: str) -> str:
+    try:
+        python = python_of(environment)
+    except Unavailable:
+        return "not here"
+    ask = f"from importlib.metadata import version; print(version({package!r}))"
+    done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "not here"
+
+
+def progress(text: str) -> None:
+    """What is going on, on a terminal only."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,70 @@
+"""Who carries samples: every transport in every variant that matters, and why one cannot carry something."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+INLINE, SEGMENTS, PLAIN = "Penstock inline", "Penstock segments", "plain redis-py + hiredis"
+TFDATA = "tf.data service"
+TORCH = "torch DataLoader"
+IPC = ("tensorcom PUSH/PULL ipc", "tensorcom PUB/SUB ipc")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the fast lane itself
+
+
+@dataclass(frozen=True)
+class Side:
+    """One variant of one transport."""
+
+    name: str
+    module: str
+    """Of ``benchmarks.transports``."""
+    environment: str
+    """Of ``benchmarks.peers.environments``."""
+    mode: str = ""
+    has_server: bool = False
+    """Redis, started for each round."""
+    has_writer: bool = True
+    """A process of its own that writes, or serves; else readers have workers."""
+    package: str = ""
+    """Whose version is printed."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Case -> why it cannot carry that."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is Penstock's."""
+        return self.module == "ours"
+
+
+OURS = (
+    Side(INLINE, "ours", "penstock", "inline", has_server=True),
+    Side(SEGMENTS, "ours", "penstock", "segments", has_server=True),
+)
+BASELINE = Side(PLAIN, "plain_redis", "penstock", has_server=True)
+ONE_READER = (
+    *OURS,
+    BASELINE,
+    Side("Redis, COUNT 1, NOACK, pickle", "noack", "penstock", has_server=True),
+    *(
+        Side(f"tensorcom {name} {carrier}", "tensorcom_sockets", "tensorcom", f"{mode} {carrier}", package="tensorcom")
+        for mode, name in (("pushpull", "PUSH/PULL"), ("pubsub", "PUB/SUB"))
+        for carrier in ("tcp", "ipc")
+    ),
+    Side(TFDATA, "tfdata_service", "tfdata", "plain", package="tensorflow"),
+    Side(TORCH, "torch_loader", "torch", has_writer=False, package="torch"),
+    Side("mosaicml-streaming", "mosaic", "mosaic", has_writer=False, package="mosaicml-streaming"),
+)
+"""Of the transport's comparison."""
+BROADCAST = (
+    *OURS,
+    Side("tensorcom PUB/SUB ipc", "tensorcom_sockets", "tensorcom", "pubsub ipc", package="tensorcom"),
+    Side("tf.data service, cross-trainer cache", "tfdata_service", "tfdata", "caching", package="tensorflow"),
+    Side("torch DataLoaders", "torch_loader", "torch", has_writer=False, package="torch"),
+)
+"""Those that give everything to each of several trainers."""
+
+
+def here(sides: tuple[Side, ...]) -> list[Side]:
+    """Without segments where there is no memory to put them into."""
+    return [side for side in sides if side.mode != "segments" or SHARED_MEMORY.is_dir()]

@@ -1,0 +1,106 @@
+"""What Penstock is to reach, beside what it reached in a run: pure, from rounds to rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.cases import BY_BATCH, IMAGE, ONE_BY_ONE
+from benchmarks.fanout import Fanned
+from benchmarks.rounds import Round
+from benchmarks.sides import INLINE, IPC, PLAIN, SEGMENTS, TFDATA
+from benchmarks.spread import Spread, median, ratios, spread, table
+from benchmarks.transport import Measured
+
+LEAST_BYTES = 4096
+"""From here to the largest payload the curve is to be flat."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One of them."""
+
+    what: str
+    wanted: float
+    is_most: bool
+    """Not to be more; else not to be less."""
+    found: Spread
+    unit: str = "x"
+
+    @property
+    def is_met(self) -> bool:
+        """By the median."""
+        return self.found.median <= self.wanted if self.is_most else self.found.median >= self.wanted
+
+    def row(self) -> list[str]:
+        """Of the table."""
+        wanted = spread([self.wanted]).shown(self.unit)
+        return [
+            self.what,
+            f"at {'most' if self.is_most else 'least'} {wanted}",
+            self.found.shown(self.unit),
+            "yes" if self.is_met else "no",
+        ]
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"is_met": self.is_met}
+
+
+def targets(transport: Sequence[Measured], fanned: Sequence[Fanned], tfdata: Spread | None) -> list[Target]:
+    """Those that the run has figures for."""
+    by_case = {one.case.name: one.rounds for one in transport}
+    found = [*_images(by_case.get(IMAGE.name, {})), *_rows(by_case)]
+    if tfdata is not None:
+        found.append(Target("tf.data dataset of batches, to the numpy path", 0.9, False, tfdata))
+    found += [target for plane in (INLINE, SEGMENTS) for target in _flat(plane, transport)]
+    return found + [target for one in fanned if not one.make_s for target in _fanned(one)]
+
+
+def shown(found: Sequence[Target]) -> str:
+    """As a table."""
+    return "### Targets\n\n" + table(("", "wanted", "found", "reached"), [one.row() for one in found]) + "\n"
+
+
+def _images(rounds: dict[str, list[Round]]) -> list[Target]:
+    inline, segments = rounds.get(INLINE, []), rounds.get(SEGMENTS, [])
+    found = []
+    if (plain := ratios(inline, rounds.get(PLAIN, []))) is not None:
+        found.append(Target("150 kB, inline, to plain redis-py + hiredis (floor 1.8)", 2.2, False, plain))
+    if (service := ratios(inline, rounds.get(TFDATA, []))) is not None:
+        found.append(Target("150 kB, inline, to tf.data service", 1.3, False, service))
+    if inline:
+        cpu = spread(one.client_cpu_s_per_gb for one in inline)
+        found.append(Target("150 kB, inline, CPU s/GB of writer and reader", 0.40, True, cpu, ""))
+    carriers = [rounds[name] for name in IPC if name in rounds]
+    if carriers and segments:
+        best = max(carriers, key=lambda one: median(one, lambda each: each.gb_per_s))
+        ratio = ratios(segments, best)
+        found += [Target("150 kB, segments, to the faster tensorcom over IPC", 1.5, False, ratio)] if ratio else []
+    return found
+
+
+def _rows(by_case: dict[str, dict[str, list[Round]]]) -> list[Target]:
+    found = []
+    for case, wanted in ((ONE_BY_ONE, 300_000), (BY_BATCH, 3_000_000)):
+        if inline := by_case.get(case.name, {}).get(INLINE):
+            rate = spread(one.samples_per_s for one in inline)
+            found.append(Target(f"{case.name}, inline", wanted, False, rate, "/s"))
+    return found
+
+
+def _flat(plane: str, transport: Sequence[Measured]) -> list[Target]:
+    rates = [
+        median(one.rounds[plane], lambda each: each.gb_per_s)
+        for one in transport
+        if one.case.sample_bytes >= LEAST_BYTES and plane in one.rounds
+    ]
+    if len(rates) < 2:
+        return []
+    return [Target(f"{plane}: best size to worst, from 4 kB on", 2.0, True, spread([max(rates) / min(rates)]))]
+
+
+def _fanned(one: Fanned) -> list[Target]:
+    ratio = ratios(one.rounds.get((SEGMENTS, 8), []), one.rounds.get((INLINE, 1), []))
+    return [Target("150 kB, 8 trainers on segments in sum, to one inline", 5.0, False, ratio)] if ratio else []

@@ -1,0 +1,143 @@
+"""What a measured process and its observer say to each other: lines of JSON.
+
+In: a `Load`, then a line for each turn with the number of samples to move; the end of stdin ends the process. Out, on
+the stdout it was started with: ``ready`` once, then ``done`` for each turn. What libraries print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROWS = 4096
+"""Rows of one write by batch."""
+POOL_BYTES = 64 << 20
+"""Samples come from so much memory, as a job's do: from a small buffer copies look free."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a process is to move, and where."""
+
+    role: str
+    """``write`` or ``read``."""
+    place: str
+    """Where the others are: a URL or a folder."""
+    shape: tuple[int, ...]
+    """Of a sample."""
+    dtype: str
+    batch: int
+    """Samples."""
+    by_batch: bool = False
+    """Whoever writes has ROWS samples at once."""
+    room_bytes: int = 256 << 20
+    """Payload that may lie between writer and reader."""
+    make_s: float = 0.0
+    """CPU time that each sample costs whoever makes it."""
+    reader: int = 0
+    """Which of them this is."""
+    mode: str = ""
+    """The variant of a transport that has several."""
+    extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Payload bytes of one sample."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+    def pool(self) -> NDArray[Any]:
+        """``[n, *shape]``: different samples, the same in every process."""
+        count = max(2, min(ROWS, POOL_BYTES // self.sample_bytes))
+        numbers = np.random.default_rng(0).integers(0, 255, count, np.uint8)
+        pool = np.empty((count, *self.shape), self.dtype)
+        for sample, number in zip(pool, numbers, strict=True):
+            sample.fill(number)
+        return pool
+
+    def samples(self, count: int) -> Iterator[NDArray[Any]]:
+        """Sample after sample, each made."""
+        pool = self.pool()
+        for number in range(count):
+            make(self.make_s)
+            yield pool[number % len(pool)]
+
+    def batches(self, count: int, size: int) -> Iterator[NDArray[Any]]:
+        """The same samples as arrays ``[size, *shape]``: as they lie, if a writer has so many at once, else copied."""
+        pool = self.pool()
+        if self.by_batch:
+            for start in range(0, count, size):
+                yield pool[start % ROWS : start % ROWS + size]
+            return
+        for start in range(0, count, size):
+            batch = np.empty((min(size, count - start), *self.shape), self.dtype)
+            for row in range(len(batch)):
+                make(self.make_s)
+                batch[row] = pool[(start + row) % len(pool)]
+            yield batch
+
+
+def make(seconds: float) -> None:
+    """So much CPU time in Python."""
+    if seconds:
+        until = time.thread_time() + seconds
+        while time.thread_time() < until:
+            pass
+
+
+class Turns:
+    """The child's side: iterating waits for the observer's next turn, and says that the one before is done."""
+
+    def __init__(self, load: Load, lines: Iterator[str], out: int) -> None:
+        self._load, self._lines, self._out = load, lines, out
+        self._samples, self._at = 0, 0.0
+        self._is_checked = False
+
+    def __iter__(self) -> Iterator[int]:
+        """The number of samples to move."""
+        self._say(what="ready")
+        for line in self._lines:
+            self._samples, self._at = 0, 0.0
+            yield int(json.loads(line)["samples"])
+            self._say(what="done", at=self._at or time.monotonic(), samples=self._samples)
+
+    def got(self, batch: Any) -> None:
+        """Training has this one now, ``[n, *shape]``; the clock stops at the last. The first one is looked at."""
+        self._at = time.monotonic()
+        self._samples += len(batch)
+        if not self._is_checked:
+            self._check(np.asarray(batch))
+            self._is_checked = True
+
+    @property
+    def samples(self) -> int:
+        """Got in this turn."""
+        return self._samples
+
+    def _check(self, batch: NDArray[Any]) -> None:
+        shape = (self._load.batch, *self._load.shape)
+        if batch.shape != shape or batch.dtype != self._load.dtype:
+            raise ValueError(f"a batch is {batch.dtype} {batch.shape}, expected {self._load.dtype} {shape}")
+        values = {sample.flat[0] for sample in self._load.pool()}
+        for row in batch:
+            if row.flat[0] not in values or (row != row.flat[0]).any():
+                raise ValueError("a batch has other bytes than were sent")
+
+    def _say(self, **fields: Any) -> None:
+        os.write(self._out, (json.dumps(fields) + "\n").encode())
+
+
+def run(roles: Mapping[str, Callable[[Load, Turns], None]]) -> None:
+    """The child's main: hears what it is to do, and does it."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    fields = json.loads(sys.stdin.readline())
+    load = Load(**{**fields, "shape": tuple(fields["shape"])})
+    roles[load.role](load, Turns(load, iter(sys.stdin), out))

@@ -1,0 +1,73 @@
+"""tf.data service, uncompressed: dispatcher and worker are one process, which counts as the writer, and a reader.
+
+What makes samples has to be a graph: samples lie ready in the worker's memory and are batched there. Modes: ``plain``
+and ``caching``, the cross-trainer cache, with which each reader is to see everything; it wants data without an end.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import tensorflow as tf
+
+from benchmarks.transports.protocol import Load, Turns, run
+
+service = tf.data.experimental.service
+worker_config: Any = importlib.import_module("tensorflow.core.protobuf.service_config_pb2").WorkerConfig
+"""What the public class does not know: the size of the cross-trainer cache, 10 GB by itself."""
+
+
+def write(load: Load, turns: Turns) -> None:
+    """Serves; a turn needs nothing of it."""
+    dispatcher = service.DispatchServer()
+    config = worker_config(
+        dispatcher_address=dispatcher.target.split("://")[1],
+        worker_address="localhost:%port%",
+        protocol="grpc",
+        heartbeat_interval_ms=100,
+        dispatcher_timeout_ms=60_000,
+        cross_trainer_cache_size_bytes=load.room_bytes,
+    )
+    worker = service.WorkerServer(config)
+    (Path(load.place) / "address").write_text(dispatcher.target)
+    for _ in turns:
+        pass
+    del worker
+
+
+def read(load: Load, turns: Turns) -> None:
+    """A turn takes batches from a job of its own; with the cache, from the one that all share."""
+    target = (Path(load.place) / "address").read_text()
+    caching = load.mode == "caching"
+    cache = service.CrossTrainerCache(trainer_id=str(load.reader)) if caching else None
+    job: dict[str, Any] = {"job_name": "bench", "cross_trainer_cache": cache} if caching else {}
+    distribute = service.distribute(processing_mode=service.ShardingPolicy.OFF, service=target, compression=None, **job)
+    shared = iter(_made(load).apply(distribute)) if caching else None
+    for samples in turns:
+        batches = shared or iter(_made(load).take(samples // load.batch).apply(distribute))
+        for _ in range(samples // load.batch):
+            turns.got(next(batches))
+
+
+def _made(load: Load) -> Any:
+    """Batches without an end, of samples kept in the worker's memory."""
+    pool = load.pool()
+    values = [int(sample.flat[0]) for sample in pool]
+
+    def sample(value: Any) -> Any:
+        return tf.fill(load.shape, tf.cast(value, load.dtype))
+
+    kept = tf.data.Dataset.from_tensor_slices(values).map(sample)
+    if load.by_batch:
+        return kept.batch(load.batch).cache().repeat()
+    return kept.cache().repeat().batch(load.batch)
+
+
+if __name__ == "__main__":
+    run({"write": write, "read": read})
