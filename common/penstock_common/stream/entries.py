@@ -14,7 +14,7 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from penstock_common.format.block import Block
 from penstock_common.format.wire import Fields
-from penstock_common.stream.keys import LAST, PartitionKeys
+from penstock_common.stream.keys import LAST, RELEASED, PartitionKeys
 from penstock_common.stream.link.channel import Command, Reply
 from penstock_common.stream.link.commands import Client, is_script_error, readable, run_script
 from penstock_common.stream.link.failure import translate_reply
@@ -22,8 +22,8 @@ from penstock_common.stream.lua.entries import CLAIM, COMMIT, TRIM
 
 _COMMIT = COMMIT.encode()
 """Sent in full: a digest the server forgot would fail inside EXEC, after the XADD, and leave an unindexed entry."""
-PAGE = 1000
-"""Index records read at once."""
+FIRST_PAGE, PAGE = 32, 1000
+"""Index records read at once: few at first, since who makes room for a block needs no more; then twice as many."""
 PENDING_PAGE = 10_000
 """Pending entries listed at once; a member with tiny entries and a long queue holds many more."""
 
@@ -154,16 +154,16 @@ def _base_records(
     client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int, upto: int | None
 ) -> Iterator[Record]:
     key = partition.index(epoch, shard)
-    start = f"({after}-0" if after else "-"
+    start, size = f"({after}-0" if after else "-", FIRST_PAGE
     while True:
         page: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(
-            key, min=start, max="+" if upto is None else f"{upto}-0", count=PAGE
+            key, min=start, max="+" if upto is None else f"{upto}-0", count=size
         )
         for record_id, fields in page:
             yield index_record(record_id, fields)
-        if len(page) < PAGE:
+        if len(page) < size:
             return
-        start = f"({page[-1][0].decode()}"
+        start, size = f"({page[-1][0].decode()}", min(2 * size, PAGE)
 
 
 def await_record(client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int, block_ms: int) -> bool:
@@ -269,13 +269,73 @@ def list_pending(
             if not str(error).startswith("NOGROUP"):
                 raise
             return []  # released between the look at the roster and this one
-        listed += [
-            Pending(p["message_id"], p["consumer"].decode(), p["time_since_delivered"], p["times_delivered"])
-            for p in found
-        ]
+        listed += [_pending(one) for one in found]
         if limit or len(found) < page:
             return listed
         start = f"({found[-1]['message_id'].decode()}"
+
+
+Keys = tuple[PartitionKeys, int]
+"""A partition and an epoch: one entries key."""
+
+
+def pending_members(client: Client, keys: Sequence[Keys], group: str) -> dict[str, int]:
+    """Member -> how many entries of these keys it holds: one round trip, and nothing of the entries."""
+    with client.pipeline(transaction=False) as pipe:
+        for partition, epoch in keys:
+            pipe.xpending(partition.entries(epoch), group)
+        replies = pipe.execute(raise_on_error=False) if keys else []
+    held: dict[str, int] = {}
+    for summary in _without_gone(replies, client):
+        for consumer in summary["consumers"]:
+            name = consumer["name"].decode()
+            held[name] = held.get(name, 0) + int(consumer["pending"])
+    return held
+
+
+def list_overdue(client: Client, keys: Sequence[Keys], group: str, idle_ms: int) -> list[tuple[Keys, Pending]]:
+    """Pending entries that nobody renewed for so long, and all that was handed back: what another may have to take.
+
+    Of a group whose members live the server has next to nothing to list, however many entries they hold.
+    """
+    return _listed(client, keys, group, [{"idle": idle_ms}, {"consumername": RELEASED}])
+
+
+def list_held(client: Client, keys: Sequence[Keys], group: str, member: str) -> list[tuple[Keys, Pending]]:
+    """Pending entries of one member."""
+    return _listed(client, keys, group, [{"consumername": member}])
+
+
+def _listed(
+    client: Client, keys: Sequence[Keys], group: str, filters: Sequence[dict[str, Any]]
+) -> list[tuple[Keys, Pending]]:
+    """Each once, in one round trip a page."""
+    todo = [(key, "-", chosen) for key in keys for chosen in filters]
+    listed: dict[tuple[Keys, bytes], Pending] = {}
+    while todo:
+        with client.pipeline(transaction=False) as pipe:
+            for (partition, epoch), start, chosen in todo:
+                pipe.xpending_range(partition.entries(epoch), group, start, "+", PENDING_PAGE, **chosen)
+            pages = [_without_gone([page], client) for page in pipe.execute(raise_on_error=False)]
+        more = []
+        for (key, _, chosen), page in zip(todo, pages, strict=True):
+            found = [_pending(one) for one in page[0]] if page else []
+            listed |= {(key, one.entry_id): one for one in found}
+            if len(found) == PENDING_PAGE:
+                more.append((key, f"({found[-1].entry_id.decode()}", chosen))
+        todo = more
+    return [(key, one) for (key, _), one in listed.items()]
+
+
+def _without_gone(replies: Iterable[Any], where: Client) -> list[Any]:
+    """Without the answers for epochs that were released meanwhile; raises what else went wrong."""
+    told = [reply for reply in replies if not (isinstance(reply, ResponseError) and is_gone(reply))]
+    raise_errors(told, where)
+    return told
+
+
+def _pending(one: dict[str, Any]) -> Pending:
+    return Pending(one["message_id"], one["consumer"].decode(), one["time_since_delivered"], one["times_delivered"])
 
 
 def claim(

@@ -106,6 +106,17 @@ def find_manifest(client: Client, stream: Stream, epoch: int) -> Manifest | None
     )
 
 
+def renewed(client: Client, stream: Stream, manifest: Manifest) -> Manifest:
+    """The manifest as it is now, read whole only where what a reader goes by has changed. Raises EpochNotFound.
+
+    For whoever asks again and again while nothing comes: a manifest has a field for each shard that is complete.
+    """
+    found = client.hmget(stream.keys.manifest(manifest.epoch), "id", "state", "done")
+    known = [manifest.id.encode(), manifest.state.encode()]
+    is_same = found[:2] == known and (manifest.sizes is not None or found[2] == b"%d" % len(manifest.done))
+    return manifest if is_same else load_manifest(client, stream, manifest.epoch)
+
+
 def ended_ms(client: Client, stream: Stream, epochs: Sequence[int]) -> dict[int, int]:
     """Epoch -> when it was produced, by the server's clock; of one that never was, when it was opened."""
     with client.pipeline(transaction=False) as pipe:

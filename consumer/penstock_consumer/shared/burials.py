@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from penstock_common.errors import TooManyDeadLetters
 from penstock_common.format.header import Header
-from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.groups.ledger import bury, uncovered
+from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.waiting import Notify
-from penstock_consumer.shared.place import Place
-from penstock_consumer.shared.keeper import Claimed
 from penstock_consumer.pipeline.batch import Lease
+from penstock_consumer.shared.keeper import Claimed
+from penstock_consumer.shared.place import Place
 
 HOPELESS_ENTRIES = 100
 """So many bad entries before the first good one are no accident: the reader, its spec or the whole epoch is broken."""

@@ -11,18 +11,21 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.entries import Pending, claim, list_pending
-from penstock_common.stream.manifest import ABANDONED, retained_epochs
+from penstock_common.stream.entries import Keys, Pending, claim, list_held, list_overdue
 from penstock_common.stream.groups.roster import Membership, beat, load_roster
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import ABANDONED, retained_epochs
 from penstock_common.waiting import Notify
 from penstock_consumer.membership.parts import said_of
+from penstock_consumer.membership.pulse import BEATS_PER_LEASE, Pulse
 from penstock_consumer.pipeline.batch import Lease
-from penstock_consumer.membership.pulse import Pulse
 from penstock_consumer.shared.holdings import Holdings
 from penstock_consumer.shared.reclaim import Key, Sighting, plan_reclaim
 
-LOOKS_PER_LEASE = 6
+LOOKS_PER_LEASE = 12
+OVERDUE_BEATS = 2
+"""An entry whose holder lives is renewed with every beat, and not even listed. With a look, what a dead member held is
+another's within a lease and a sixth of it."""
 MANY_DELIVERIES = 5
 
 
@@ -78,7 +81,7 @@ class Keeper(Pulse):
         with self._lock:
             before = {p.number: held.ids(p.number) for p in self._who.stream.partitions}
             are_lost = is_all_settled()  # asked after that: what is acknowledged from now on was held before
-            mine = [(key, entry) for key, entry in self._pending() if entry.member == self._who.member]
+            mine = _located(list_held(self._client, self._open_keys(), self._who.group, self._who.member))
             lost = [
                 (k, entry)
                 for k, entry in mine
@@ -130,33 +133,33 @@ class Keeper(Pulse):
         """One look at everything pending of the group; claims what may be claimed."""
         with self._lock:
             began = self._clock()
-            pending = [
-                (k, entry) for k, entry in self._pending() if k[1] <= self.horizon and not self._holdings.holds(*k)
-            ]
+            overdue_ms = int(self._lease_s * 1000 * OVERDUE_BEATS / BEATS_PER_LEASE)
+            keys = [key for key in self._open_keys() if key[1] <= self.horizon]
+            listed = _located(list_overdue(self._client, keys, self._who.group, overdue_ms))
+            pending = [(key, entry) for key, entry in listed if not self._holdings.holds(*key)]
             self._forget_after_stall(began)
             self._seen, claims = plan_reclaim(self._seen, pending, self._who.member, self._clock(), self._lease_s)
             self._claim([c for c in claims if c[1].member.startswith("~")], min_idle_ms=0)
             self._claim([c for c in claims if not c[1].member.startswith("~")], min_idle_ms=int(self._lease_s * 900))
 
-    def _pending(self) -> list[tuple[Key, Pending]]:
-        """What is pending of the group's open epochs.
+    def _open_keys(self) -> list[Keys]:
+        """Where something of the group's open epochs may be pending, by the first partition: it hears of all first.
 
         An abandoned one takes no acknowledgements any more and owes nothing to anyone: what is pending of it may well
         be settled, and would be handed out again and again.
         """
-        found: list[tuple[Key, Pending]] = []
         states = retained_epochs(self._client, self._who.stream)
-        for partition in self._who.stream.partitions:
-            roster = load_roster(self._client, partition)
-            record = roster.groups.get(self._who.group)
-            for epoch in roster.epochs:
-                if record is None or epoch < record.first or (self._who.group, epoch) in roster.closed:
-                    continue
-                if states.get(epoch) == ABANDONED:
-                    continue
-                pending = list_pending(self._client, partition, epoch, self._who.group)
-                found += [((partition.number, epoch, entry.entry_id), entry) for entry in pending]
-        return found
+        roster = load_roster(self._client, self._who.stream.partitions[0])
+        record = roster.groups.get(self._who.group)
+        epochs = [
+            epoch
+            for epoch in roster.epochs
+            if record is not None
+            and epoch >= record.first
+            and (self._who.group, epoch) not in roster.closed
+            and states.get(epoch) != ABANDONED
+        ]
+        return [(partition, epoch) for partition in self._who.stream.partitions for epoch in epochs]
 
     def _claim(self, claims: list[tuple[Key, Pending]], min_idle_ms: int) -> None:
         for (number, epoch, entry_id), entry in claims:
@@ -168,3 +171,7 @@ class Keeper(Pulse):
                 # held from now on, so that it is renewed; the reader's lease replaces this one
                 self._holdings.add(Lease(number, epoch, shard=-1, entry_id=entry_id, owed=0))
                 self.claims.append(Claimed(number, epoch, entry_id, entry.deliveries))
+
+
+def _located(listed: list[tuple[Keys, Pending]]) -> list[tuple[Key, Pending]]:
+    return [((partition.number, epoch, entry.entry_id), entry) for (partition, epoch), entry in listed]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from penstock_common.stream.entries import list_pending
+from penstock_common.stream.entries import pending_members
 from penstock_common.stream.groups.roster import load_roster
 from penstock_consumer.shared.place import Place
 
 
 def holders(place: Place, epoch: int) -> set[str]:
     """Names of other members that hold entries of an epoch."""
-    found = set()
-    for partition in place.stream.partitions:
-        for entry in list_pending(place.client, partition, epoch, place.who.group):
-            found.add(entry.member)
-    return found - {place.who.member}
+    keys = [(partition, epoch) for partition in place.stream.partitions]
+    return {*pending_members(place.client, keys, place.who.group)} - {place.who.member}
 
 
 def living(place: Place, since_ms: int) -> set[str]:

@@ -8,14 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupBusy, GroupFinished
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.entries import has_unread, index_records, list_pending
 from penstock_common.stream.groups.forgetting import reset_group
-from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.groups.ledger import owed_samples, uncovered
-from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
-from penstock_common.stream.link.outbox import Outbox
-from penstock_common.stream.ranges import format_ranges, parse_ranges
 from penstock_common.stream.groups.roster import (
     Membership,
     Roster,
@@ -25,12 +20,17 @@ from penstock_common.stream.groups.roster import (
     load_roster,
     server_ms,
 )
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.outbox import Outbox
+from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
+from penstock_common.stream.ranges import format_ranges, parse_ranges
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_common.waiting import Notify, to_stderr
+from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.settling.circle import find_circle, is_stuck
 from penstock_consumer.settling.holds import hold_of
 from penstock_consumer.settling.overdue import Jam
-from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.shared.holdings import Holdings, plan_acknowledgement
 
 ALIVE_MS = 30_000

@@ -10,29 +10,29 @@ from collections import deque
 
 from penstock_common import errors
 from penstock_common.errors import EpochNotFound, PenstockError, SegmentsUnseen, ServerUnavailable
-from penstock_common.stream.link.channel import ReplyError
 from penstock_common.stream.entries import fetch_command, read_group_command
-from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.groups.ledger import acknowledge
-from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, load_manifest
-from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.groups.roster import load_roster, server_ms
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.channel import ReplyError
+from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, load_manifest, renewed
+from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify
-from penstock_consumer.settling.holds import why_no_room
-from penstock_consumer.receiving.line import Line
-from penstock_consumer.receiving.newer import is_newer, refuse_newer
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
 from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
+from penstock_consumer.receiving.line import Line
+from penstock_consumer.receiving.newer import is_newer, refuse_newer
 from penstock_consumer.receiving.receive import Received, Receiver, read_by_id
+from penstock_consumer.receiving.stale import cause_of, is_settled
+from penstock_consumer.settling.holds import why_no_room
 from penstock_consumer.shared.arrivals import Arrivals
 from penstock_consumer.shared.burials import Burials, suspicion
 from penstock_consumer.shared.keeper import Claimed, Keeper
 from penstock_consumer.shared.others import holders, living
 from penstock_consumer.shared.place import Place
 from penstock_consumer.shared.where import Where
-from penstock_consumer.receiving.stale import cause_of, is_settled
 
 AHEAD = 2
 """Requests under way at once: the server prepares the next reply while this one is received."""
@@ -41,6 +41,8 @@ REQUEST_BYTES = 2_000_000
 MOST_ENTRIES = 64
 BLOCK_MS = 100
 """How long an idle read waits: finite, because an epoch may end without another entry."""
+SHORTEST_MS = 10
+"""With several partitions one read waits for all of them: at first so long, then longer the longer nothing comes."""
 
 
 class EpochReader:
@@ -117,7 +119,7 @@ class EpochReader:
                 if not self._asked:
                     self._fetch_claims()
             elif self.queue.wait_for_room(len(self._asked) * self._request_bytes, 0 if self._asked else 0.2):
-                turn = self._ask(turn, idle=empty >= len(self._partitions))
+                turn = self._ask(turn, empty)
             if not self._asked:
                 continue
             self.queue.meter.to("producers" if empty else "server")
@@ -125,24 +127,25 @@ class EpochReader:
                 empty = 0
                 continue
             empty += 1
-            if empty < len(self._partitions) or self._asked:
+            if empty % len(self._partitions) or self._asked:
                 continue
             # every partition answered "nothing", to requests made after the manifest was read
             if self._manifest.is_ended and self._is_over():
                 return
-            self._manifest = self._load(self.epoch)
+            self._manifest = renewed(self.place.client, self.place.stream, self._manifest)
             self._arrivals.compare()
             if self._manifest.is_ended:
                 empty = 0
 
     def why_waiting(self, seconds: float) -> str:
         """Why there is no batch, said to the training loop's user."""
-        name, manifest = self.place.stream.name, self._manifest
+        name = self.place.stream.name
         if self._silent:
             return (
                 f"what {', '.join(sorted(self._silent))} was given of epoch {self.epoch} of {name!r} and did not "
                 "acknowledge: it is handed out here once its lease has lapsed"
             )
+        manifest = find_manifest(self.place.client, self.place.stream, self.epoch) or self._manifest
         done = "" if manifest.sizes is None else f" ({len(manifest.done)} of {len(manifest.sizes)} shards are done)"
         if full := why_no_room(self.place.client, self.place.stream):
             return f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: {full}"
@@ -151,15 +154,25 @@ class EpochReader:
             f"running (`penstock inspect {name}`)? If none will: `penstock epochs close {name} {self.epoch}`"
         )
 
-    def _ask(self, turn: int, *, idle: bool) -> int:
-        """Keeps `AHEAD` requests under way, partition after partition; an idle reader asks one at a time."""
+    def _ask(self, turn: int, empty: int) -> int:
+        """Keeps `AHEAD` requests under way, partition after partition; ``empty`` answers came one after the other.
+
+        An idle reader sends one request, or with several partitions a sweep over them, and waits for all its answers.
+        """
         if self.keeper.error is not None:
             raise self.keeper.error  # nothing may be read any more under a name that another process took
+        size = len(self._partitions)
+        is_idle = empty >= size
+        if is_idle and self._asked:
+            return turn
         count = max(1, min(MOST_ENTRIES, int(self._request_bytes / max(self._entry_bytes, 1))))
-        block = self._patience_ms(idle)
+        most = AHEAD
+        if is_idle:  # one entry each where there are several: all of them together are no more than else
+            most, count = (1, count) if size == 1 else (max(1, min(size - empty % size, AHEAD * count)), 1)
         who, commands = self.place.who, []
-        while len(self._asked) < (1 if idle else AHEAD):
-            partition = self._partitions[turn % len(self._partitions)]
+        while len(self._asked) < most:
+            partition = self._partitions[turn % size]
+            block = self._patience_ms(empty // size, is_last=turn % size == size - 1)
             turn += 1
             commands.append(read_group_command(partition, self.epoch, who.group, who.member, count, block))
             self._asked.append(partition)
@@ -169,16 +182,16 @@ class EpochReader:
             self._reconnect(error)
         return turn
 
-    def _patience_ms(self, idle: bool) -> int | None:
+    def _patience_ms(self, sweeps: int, *, is_last: bool) -> int | None:
         """How long a request may wait for an entry: a waiting request is answered at once where there is one.
 
-        With several partitions only an idle reader waits, since another partition may have entries.
+        With several partitions only an idle reader waits, at the last one of a sweep: another may have entries.
         """
         if self._manifest.is_ended:
             return None
         if len(self._partitions) == 1:
             return BLOCK_MS
-        return max(10, BLOCK_MS // len(self._partitions)) if idle else None
+        return min(BLOCK_MS, SHORTEST_MS << min(sweeps - 1, 4)) if sweeps and is_last else None
 
     def _take_answer(self) -> int:
         """Receives one answer into batches; returns the number of entries in it."""
@@ -360,9 +373,6 @@ class EpochReader:
             time.sleep(0.05)
 
     # --- parts ---
-
-    def _load(self, epoch: int) -> Manifest:
-        return load_manifest(self.place.client, self.place.stream, epoch)
 
     def _assembler_of(self, epoch: int) -> Assembler:
         assert self.place.stream.spec is not None

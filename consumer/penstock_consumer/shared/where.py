@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry
 from penstock_common.format.header import Header
-from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.groups.ledger import settled_bits
+from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
-from penstock_consumer.shared.place import Place
 from penstock_consumer.receiving.receive import check_identity
+from penstock_consumer.shared.place import Place
 
 
 @dataclass(slots=True)

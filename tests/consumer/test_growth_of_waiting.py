@@ -1,0 +1,90 @@
+"""What it costs the server that members wait and live: counted in commands and answers, not in time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock_common.stream.entries import list_held, list_overdue, pending_members
+from penstock_common.stream.keys import RELEASED
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.removal.release import release_epoch
+from penstock_consumer.loader import Loader
+from penstock_producer.writing.writer import Writer
+from tests.contracts.feed import SPEC, open_stream, produce, sample
+
+PARTITIONS = 8
+SWEEPS = 30
+
+
+def calls(client: Client) -> dict[str, int]:
+    """Command -> calls since the server was started."""
+    return {name.removeprefix("cmdstat_"): one["calls"] for name, one in client.info("commandstats").items()}
+
+
+@contextmanager
+def waiting_member(url: str, planned: int, done: int) -> Iterator[None]:
+    """A member that has read all there is of an epoch whose other shards nobody makes."""
+    with Writer("t", url=url, spec=SPEC, partitions=PARTITIONS) as writer:
+        epoch = writer.epoch(sizes=[1] * planned)
+        read = threading.Event()
+
+        def train() -> None:
+            for count, batch in enumerate(loader, 1):
+                assert batch
+                if count == done:
+                    read.set()
+
+        with Loader("t", group="g", batch_size=1, url=url, notify=lambda _: None) as loader:
+            thread = threading.Thread(target=train)
+            thread.start()
+            try:
+                for number in range(done):
+                    with epoch.shard(number) as shard:
+                        shard.write(sample(number))
+                assert read.wait(60)
+                yield
+            finally:
+                epoch.abandon()
+                thread.join(60)
+
+
+def test_a_waiting_member_asks_all_partitions_at_once_and_reads_no_manifest_whole(
+    any_url: str, any_client: Client
+) -> None:
+    """Hundreds of members may wait for one producer: an epoch's manifest has a field for each shard that is done."""
+    with waiting_member(any_url, planned=60, done=40):
+        before, deadline = calls(any_client), time.monotonic() + 120
+        while True:
+            now = calls(any_client)
+            if now["xreadgroup"] - before["xreadgroup"] >= SWEEPS * PARTITIONS:
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert now["hmget"] - before.get("hmget", 0) >= SWEEPS // 2  # it looks whether the epoch has ended
+        assert now["hgetall"] - before["hgetall"] < SWEEPS // 2  # what reads whole is the thread that looks for the dead
+        assert now["time"] - before["time"] < SWEEPS * 4  # in scripts mostly: no question of its own a sweep
+
+
+def test_what_living_members_hold_is_not_even_listed_to_those_who_look_for_the_dead(
+    any_url: str, any_client: Client
+) -> None:
+    """Each member looks: were everything listed to everyone, a group of thirty would list it thirty times over."""
+    produce(any_url, "t", 100)
+    stream = open_stream(any_client, "t")
+    keys = [(stream.partitions[0], 0)]
+    entries = stream.partitions[0].entries(0)
+    any_client.xgroup_create(entries, "g", "0")
+    given = any_client.xreadgroup("g", "living", {entries: ">"})[0][1]
+    assert len(given) > 2
+    assert list_overdue(any_client, keys, "g", 60_000) == []
+    any_client.xclaim(entries, "g", RELEASED, 0, [given[0][0]], justid=True)
+    assert [one.entry_id for _, one in list_overdue(any_client, keys, "g", 60_000)] == [given[0][0]]
+    assert len(list_overdue(any_client, keys, "g", 0)) == len(given)
+    assert [one.entry_id for _, one in list_held(any_client, keys, "g", "living")] == [one[0] for one in given[1:]]
+    assert pending_members(any_client, keys, "g") == {"living": len(given) - 1, RELEASED: 1}
+    assert release_epoch(any_client, stream, 0)
+    assert pending_members(any_client, keys, "g") == {}
+    assert list_overdue(any_client, keys, "g", 0) == []
