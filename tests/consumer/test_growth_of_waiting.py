@@ -64,7 +64,7 @@ def test_a_waiting_member_asks_all_partitions_at_once_and_reads_no_manifest_whol
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert now["hmget"] - before.get("hmget", 0) >= SWEEPS // 2  # it looks whether the epoch has ended
-        assert now["hgetall"] - before["hgetall"] < SWEEPS // 2  # what reads whole is the thread that looks for the dead
+        assert now["hgetall"] - before["hgetall"] < SWEEPS // 2  # those of the thread that looks for the dead
         assert now["time"] - before["time"] < SWEEPS * 4  # in scripts mostly: no question of its own a sweep
 
 
