@@ -194,9 +194,9 @@ class Watch:
             pass  # made, read by everyone and released, before an earlier watcher could note that
         except PenstockError as error:
             self._give_up(batch, error)
+        self.epochs, self.files = self.epochs + 1, self.files + len(batch.files)  # before anybody sees it noted
         note_made(self._client, self._stream, batch.epoch)
         self._stream = find_stream(self._client, self._plan.stream) or self._stream
-        self.epochs, self.files = self.epochs + 1, self.files + len(batch.files)
 
     def _plan_of(self, batch: Batch) -> ProductionPlan:
         spec = self._plan.spec
