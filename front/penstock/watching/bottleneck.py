@@ -123,13 +123,14 @@ def _memory(now: Situation) -> Verdict | None:
         return None
     limit, used = readable_bytes(now.memory_limit), readable_bytes(now.memory_used)
     kept = readable_bytes(now.memory_limit - now.memory_used - (left or 0))
-    lacking = max(now.budget_bytes - now.held_bytes - (left or 0), now.memory_limit // 10)
+    needed = now.memory_used + max(0, now.budget_bytes - now.held_bytes)
+    enough = int(needed * 1.25) + (32 << 20)  # beside the reserve that writers leave (servers.suitability)
     return Verdict(
         "memory",
         f"the server's memory is full: {_writers(now)}; {used} of {limit} are used, "
         f"{readable_bytes(now.held_bytes)} of it by this stream, and writers leave {kept} free: remove what is not "
         "streams' (`penstock doctor` says how much), or raise maxmemory",
-        f"redis-cli CONFIG SET maxmemory {-(-(now.memory_limit + lacking) // (1 << 20))}mb",
+        f"redis-cli CONFIG SET maxmemory {-(-enough // (1 << 20))}mb",
     )
 
 
@@ -282,10 +283,12 @@ def _slow_producers(now: Situation, part: str) -> Verdict:
             f"{part}, and workers have no job for {idle} of theirs: plan epochs further ahead, or in smaller shards",
             "penstock produce ... --ahead 2",
         )
-    more = (now.wished or 0) - now.workers
-    took = f"{1000 / now.worker_rate:,.3g} ms" if now.worker_rate else "too long"
+    if now.wished is None or not now.worker_rate:
+        return Verdict("producers", f"{part} for producers, who have not said yet how fast they are: look again soon")
+    more, took = now.wished - now.workers, f"{1000 / now.worker_rate:,.3g} ms"
     if more <= 0:
-        return Verdict("producers", f"{part} for producers: a worker takes {took} for a sample; find out what for")
+        return Verdict("producers", f"{part} for producers, and as many as should do are at work: they may have begun "
+                       f"a moment ago, or share too few cores; a sample takes a worker {took}")  # fmt: skip
     if more <= MANY:
         return Verdict(
             "producers", f"{part} for producers: {more} more worker{_s(more)} would do, a sample takes one {took}",

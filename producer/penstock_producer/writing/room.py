@@ -56,10 +56,11 @@ class RoomKeeper:
         shard: int,
         notify: Notify,
         clock: Callable[[], float] = time.monotonic,
+        janitor: Janitor | None = None,
     ) -> None:
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition = stream.partition_of(shard)
-        self._janitor = Janitor(client, stream, self._partition, notify)
+        self._janitor = janitor or Janitor(client, stream, self._partition, notify)
         self._headroom, self._clock = Headroom(client, clock), clock
         self._room = Room(0, 0, stream.partition_budget, False)
         self.server_is_full = False
@@ -67,6 +68,9 @@ class RoomKeeper:
         self.full_folder = ""
         """Set when a folder of segments had no room: the same."""
         self._was_refused = False
+        self._refused_s: float | None = None
+        """Since when server or folder have refused one try after another: each try looks like an end of the wait."""
+        self._tries = False
         self._closed_s: float | None = None
         """Since when there is no room; until the low mark is reached, or the rule gives way."""
         self._last_wait_s = 0.0
@@ -85,6 +89,11 @@ class RoomKeeper:
         is_refused, self.server_is_full = self.server_is_full or bool(self.full_folder), False
         self._lacking_folder, self.full_folder = self.full_folder, ""
         self._was_refused = is_refused
+        if is_refused and self._refused_s is None:
+            self._refused_s = self._clock()
+        elif self._tries and not is_refused:
+            self._refused_s = None  # the last try went well
+        self._tries = False
         if self._is_enough(block_bytes, held_bytes) and not is_refused:
             return self._go_on(block_bytes)
         self._closed_s = self._clock() if self._closed_s is None else self._closed_s
@@ -107,7 +116,8 @@ class RoomKeeper:
 
     @property
     def _waited_s(self) -> float | None:
-        return None if self._closed_s is None else self._clock() - self._closed_s
+        began = [at for at in (self._closed_s, self._refused_s) if at is not None]
+        return self._clock() - min(began) if began else None
 
     def _is_enough(self, block_bytes: int, held_bytes: int) -> bool:
         """Asks the rule; whether the shard is next only if it matters."""
@@ -127,6 +137,7 @@ class RoomKeeper:
     def _go_on(self, block_bytes: int) -> bool:
         if (waited := self._waited_s) is not None:
             self._closed_s, self._last_wait_s = None, waited
+        self._tries = True
         self._headroom.spend(block_bytes)
         return True
 

@@ -28,8 +28,9 @@ NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=T
             "producers",
             "wait 60 % of their time for producers: 2 more workers would do, a sample takes one 50 ms",
         ),
-        (replace(NOW, workers=4, wished=5), "producers", "1 more worker would do"),
-        (replace(NOW, workers=4, wished=4), "producers", "60 % of their time for producers"),
+        (replace(NOW, workers=4, wished=5, worker_rate=20.0), "producers", "1 more worker would do"),
+        (replace(NOW, workers=4, wished=4, worker_rate=20.0), "producers", "as many as should do are at work"),
+        (replace(NOW, workers=4), "producers", "who have not said yet how fast they are"),
         (replace(NOW, workers=4, idle=0.9, wished=6), "jobs", "workers have no job for 90 % of theirs"),
         (
             replace(NOW, workers=1, wished=76, worker_rate=20.0),
@@ -65,8 +66,16 @@ NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=T
             "memory",
             "the server's memory is full: writers go on only as room is made; 180 MiB of 200 MiB are used",
         ),
-        (replace(NOW, workers=1, wished=3, memory_left=MB, held_bytes=900 * MB), "producers", "2 more workers"),
-        (replace(NOW, workers=1, wished=3, memory_left=MB, folder="/dev/shm"), "producers", "2 more workers"),
+        (
+            replace(NOW, workers=1, wished=3, worker_rate=9.0, memory_left=MB, held_bytes=900 * MB),
+            "producers",
+            "2 more workers",
+        ),
+        (
+            replace(NOW, workers=1, wished=3, worker_rate=9.0, memory_left=MB, folder="/dev/shm"),
+            "producers",
+            "2 more workers",
+        ),
         (replace(NOW, waiting=1, memory_left=-5, memory_limit=100 * MB), "memory", "1 writer waits"),
         (
             replace(NOW, trainers=(replace(HUNGRY, silent=(("gpu-1", 41.0, 12),)),)),

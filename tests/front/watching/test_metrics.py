@@ -26,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import penstock
 from penstock.watching.exposition import TABLE
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from tests.contracts.processes import child
 
 ROOT = Path(penstock.__file__).parents[2]
 MONITORING = ROOT / "docker" / "monitoring"
@@ -160,29 +161,94 @@ def test_prometheus_takes_the_rules_and_they_fire_when_they_should() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_real_prometheus_scrapes_a_real_run(any_url: str, tmp_path: Path) -> None:
-    """What our parser accepts Prometheus must accept as well."""
-    prometheus = tool("prometheus")
-    with penstock.Writer("train", url=any_url, spec={"x": ("uint8", (1000,))}, block_bytes=1) as writer:
-        write(writer, 5)
-        with exporting("--url", any_url) as (_, where):
-            config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
-            config["global"]["scrape_interval"] = "1s"
-            config["rule_files"] = [str(MONITORING / "alerts.yml")]
-            config["scrape_configs"][0]["static_configs"] = [{"targets": [re.sub(r"^http://|/metrics$", "", where)]}]
-            (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-            command = [
-                prometheus, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ]  # fmt: skip
-            with subprocess.Popen(command, stderr=subprocess.DEVNULL) as ran:
-                try:
-                    assert asked(port, 'penstock_stream_held_bytes{stream="train"}') == "5000"
-                finally:
-                    ran.kill()
+SOURCE = """
+import time
+import numpy as np
+
+data = [(np.full(1000, i % 251, np.uint8), i) for i in range(100_000)]
+
+def slow(sample, rng):
+    time.sleep(0.01)
+    return sample
+"""
+
+
+def train(url: str) -> None:
+    """Trains on and on, faster than a worker makes samples."""
+    with penstock.Loader("train", group="resnet", batch_size=4, url=url, member="gpu-0") as loader:
+        while True:
+            for _ in loader:
+                time.sleep(0.005)
+
+
+@contextmanager
+def fleet(url: str, folder: Path) -> Iterator[str]:
+    """A production with a worker, a trainer and an exporter, each a process of its own; where the metrics are."""
+    (folder / "photos.py").write_text(SOURCE)
+    making = [sys.executable, "-m", "penstock", "produce", "dataset", "photos:data", "--transform", "photos:slow"]
+    making += ["--workers", "1", "--budget", "64mb", "--url", url, "--queue-url", url]
+    environment = {**os.environ, "PYTHONPATH": _PATHS}
+    with subprocess.Popen(making, cwd=folder, env=environment, stderr=subprocess.DEVNULL) as producing:
+        try:
+            with child(train, url), exporting("--url", url) as (_, where):
+                yield where
+        finally:
+            producing.terminate()
+            producing.wait(timeout=60)
+
+
+def test_what_workers_and_trainers_say_of_themselves_comes_through_one_exporter(any_url: str, tmp_path: Path) -> None:
+    """None of them serves metrics itself: a fleet that comes and goes would need a list of hosts and ports."""
+    with fleet(any_url, tmp_path) as where:
+        ratio = of("penstock_group_wait_ratio", stream="train", group="resnet")
+        wished = of("penstock_workers_wished", stream="train")
+        found = until(where, lambda now: now.get(ratio, 0.0) > 0.2 and now.get(wished, 0.0) > 1)
+        (host,) = [dict(labels)["host"] for name, labels in found if name == "penstock_workers"]
+        assert found[of("penstock_workers", stream="train", host=host)] == 1
+        kinds = ("busy", "room_wait", "idle")
+        shares = [found[of(f"penstock_worker_{kind}_ratio", stream="train", host=host)] for kind in kinds]
+        assert shares[0] > 0.3
+        assert sum(shares) == pytest.approx(1.0, abs=0.05)
+        assert found[of("penstock_group_given_samples_total", stream="train", group="resnet")] > 0
+
+
+def test_a_real_prometheus_fills_every_panel_of_a_real_run(
+    fresh_server: Callable[..., EmbeddedServer], tmp_path: Path
+) -> None:
+    """What our parser accepts Prometheus must accept as well, and a panel that asks wrongly is empty for ever."""
+    program = tool("prometheus")
+    server = fresh_server(maxmemory_bytes=256 << 20)
+    with fleet(server.url, tmp_path) as where, prometheus(program, where, tmp_path) as port:
+        panels = json.loads((MONITORING / "grafana" / "penstock.json").read_text())["panels"]
+        for query in (target["expr"] for panel in panels for target in panel["targets"]):
+            # what is shown only where something is wrong is asked for without that condition
+            assert asked(port, re.sub(r" > 0$", "", query.replace("$stream", ".*"))) is not None
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/rules") as got:
+            (group,) = json.load(got)["data"]["groups"]
+        assert {rule.get("lastError", "") for rule in group["rules"]} == {""}
+        assert len(group["rules"]) == len(yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"])
+
+
+@contextmanager
+def prometheus(program: str, where: str, folder: Path) -> Iterator[int]:
+    """A real one that scrapes the exporter by our configuration and rules, every second; its port."""
+    config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+    config["global"]["scrape_interval"] = "1s"
+    config["rule_files"] = [str(MONITORING / "alerts.yml")]
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [re.sub(r"^http://|/metrics$", "", where)]}]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as ran:
+        try:
+            yield port
+        finally:
+            ran.kill()
 
 
 def asked(port: int, query: str) -> Any:
@@ -197,4 +263,4 @@ def asked(port: int, query: str) -> Any:
         if result:
             return result[0]["value"][1]
         time.sleep(0.2)
-    raise AssertionError("Prometheus has not scraped it")
+    raise AssertionError(f"Prometheus has nothing for {query}")
