@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
 
-from penstock_common.stream.entries import Record, index_ends, index_records, trim_entries
+from penstock_common.stream.entries import FIRST_PAGE, Record, index_ends, index_records, trim_entries
 from penstock_common.stream.groups.ledger import group_bits
 from penstock_common.stream.groups.roster import (
     Roster,
@@ -55,6 +55,10 @@ RECYCLE_SHARE = 1 / 8
 """Of a partition's budget: so much having been freed, it looks at once. Else a fast writer would make new files."""
 CHUNK = 250
 """Ids per script call: bounds how long the server is busy with one."""
+SHARDS_AT_ONCE = 64
+"""So many indexes are asked for their ends at once, and so far beyond those that were begun."""
+FAR_S = 1.0
+"""How often those beyond are asked for: whoever writes an epoch from its end is found later, and found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +142,24 @@ def make_fit(client: Client, stream: Stream, notify: Notify) -> int:
     return freed
 
 
+@dataclass(slots=True)
+class _Trimmed:
+    """What one janitor knows of an epoch's shards: it is not asked for again."""
+
+    floors: dict[int, int] = field(default_factory=dict)
+    """Shard -> offset below which everything is known to be gone."""
+    gone: dict[int, set[int]] = field(default_factory=dict)
+    """Shard -> ends of entries beyond the floor that are gone: behind one that somebody holds."""
+    over: set[int] = field(default_factory=set)
+    """Complete shards of which nothing is left."""
+    begun: int = -1
+    """The highest shard that was seen to have anything."""
+    far_s: float = float("-inf")
+    """When the shards far beyond it were asked for."""
+
+
 class Janitor:
-    """Frees bytes of one partition of a stream."""
+    """Frees bytes of one partition of a stream. It remembers what is gone: make one, not one a shard."""
 
     def __init__(
         self,
@@ -154,10 +174,8 @@ class Janitor:
         self._client = client
         self._stream = stream
         self._partition = partition
-        self._floors: dict[tuple[int, int], int] = {}
-        """(epoch, shard) -> offset below which everything is known to be gone."""
-        self._gone: dict[tuple[int, int], set[int]] = {}
-        """(epoch, shard) -> ends of entries beyond the floor that are gone: behind one that somebody holds."""
+        self._trimmed: dict[int, _Trimmed] = {}
+        """Epoch -> what is gone of it."""
 
     def make_room(self, need_bytes: int) -> int:
         """Tries to free that many payload bytes and a little more; returns what was freed."""
@@ -166,7 +184,8 @@ class Janitor:
             tidy(self._client, self._stream, self._notify)
         roster = load_roster(self._client, self._partition)
         # groups join the first partition first, so its roster says what is settled, and its generation who has joined
-        first = load_roster(self._client, self._stream.partitions[0])
+        begin = self._stream.partitions[0]
+        first = roster if self._partition == begin else load_roster(self._client, begin)
         need = need_bytes + int(self._stream.partition_budget * SLACK_SHARE)
         now_ms = server_ms(self._client)
         states = retained_epochs(self._client, self._stream)
@@ -177,6 +196,7 @@ class Janitor:
         for epoch in plan_release(facts, first, now_ms, need):
             if release_epoch(self._client, self._stream, epoch, first.generation):
                 freed += roster.epoch_bytes.get(epoch, 0)
+        self._trimmed = {epoch: known for epoch, known in self._trimmed.items() if epoch in roster.epochs}
         for epoch in roster.epochs:
             if freed >= need:
                 break
@@ -199,24 +219,33 @@ class Janitor:
         manifest = find_manifest(self._client, self._stream, epoch)
         if not groups or manifest is None:
             return 0
-        mine = [
-            s
-            for s in begun_shards(self._client, self._stream, manifest)
-            if self._stream.partition_of(s) == self._partition
-        ]
-        freed = 0
-        for shard, end in index_ends(self._client, self._partition, epoch, mine).items():
-            if freed >= need or self._floors.get((epoch, shard), 0) >= end:
-                continue
-            freed += self._trim_shard(roster, groups, manifest, shard, end, need - freed)
+        known = self._trimmed.setdefault(epoch, _Trimmed())
+        todo, freed = self._worth_asking(manifest, known), 0
+        for start in range(0, len(todo), SHARDS_AT_ONCE):
+            ends = index_ends(self._client, self._partition, epoch, todo[start : start + SHARDS_AT_ONCE])
+            known.begun = max([known.begun, *(shard for shard, end in ends.items() if end)])
+            for shard, end in ends.items():
+                if freed < need and known.floors.get(shard, 0) < end:
+                    freed += self._trim_shard(roster, groups, manifest, shard, end, need - freed)
+            if freed >= need:
+                break
         return freed
+
+    def _worth_asking(self, manifest: Manifest, known: _Trimmed) -> list[int]:
+        """Shards of this partition that may have something to remove, rising: an epoch may have thousands."""
+        begun, every = begun_shards(self._client, self._stream, manifest), len(self._stream.partitions)
+        mine = [shard for shard in begun[self._partition.number :: every] if shard not in known.over]
+        if self._clock() - known.far_s >= FAR_S:
+            known.far_s = self._clock()
+            return mine
+        return [shard for shard in mine if shard <= known.begun + SHARDS_AT_ONCE * every]
 
     def _trim_shard(
         self, roster: Roster, groups: list[str], manifest: Manifest, shard: int, end: int, need: int
     ) -> int:
         """Removes settled entries of one shard, in pages as far as anything is settled."""
-        of = (manifest.epoch, shard)
-        floor = self._floors.get(of, 0)
+        epoch, known = manifest.epoch, self._trimmed[manifest.epoch]
+        floor = known.floors.get(shard, 0)
         bits = [
             group_bits(
                 self._client, self._partition, manifest, group, roster.groups[group], shard, floor, end, may_go=True
@@ -228,11 +257,11 @@ class Janitor:
             return 0
         # an entry that ends later is not settled, or ends in holes and waits for the next look
         upto = floor + int(settled[-1]) + 1
-        freed, base, gone = 0, floor, self._gone.setdefault(of, set())
-        for page in _pages(index_records(self._client, self._partition, *of, after=floor, upto=upto)):
+        freed, base, gone = 0, floor, known.gone.setdefault(shard, set())
+        for page in _pages(index_records(self._client, self._partition, epoch, shard, after=floor, upto=upto)):
             left = [record for record in page if record.end not in gone]
             while freed < need and (plan := plan_trim(left, bits, need - freed, base)):
-                now = trim_entries(self._client, self._partition, roster.generation, of[0], plan)
+                now = trim_entries(self._client, self._partition, roster.generation, epoch, plan)
                 if now is None:  # a group joined meanwhile: what was planned is not gone
                     return freed
                 freed += now  # less than planned where others removed some of it
@@ -243,11 +272,32 @@ class Janitor:
                     floor = record.end if floor >= record.first else floor
             if freed >= need:
                 break
-        self._floors[of] = floor
+        known.floors[shard] = floor
         gone.difference_update([end for end in gone if end <= floor])
+        if floor >= (manifest.shard_size(shard) if manifest.sizes is not None else manifest.done.get(shard, floor + 1)):
+            known.over.add(shard)
+            del known.floors[shard], known.gone[shard]
         return freed
 
 
+class Janitors:
+    """One a partition for all the shards of one writer: what is gone of them is not looked at again."""
+
+    def __init__(self, client: Client, stream: Stream, notify: Notify) -> None:
+        self._client, self._stream, self._notify = client, stream, notify
+        self._of: dict[int, Janitor] = {}
+
+    def of(self, shard: int) -> Janitor:
+        """The janitor of a shard's partition."""
+        partition = self._stream.partition_of(shard)
+        if partition.number not in self._of:
+            self._of[partition.number] = Janitor(self._client, self._stream, partition, self._notify)
+        return self._of[partition.number]
+
+
 def _pages(records: Iterator[Record]) -> Iterator[list[Record]]:
-    while page := list(islice(records, CHUNK)):
+    """As they are read: a few at first, which are mostly enough, then more and more."""
+    size = FIRST_PAGE
+    while page := list(islice(records, size)):
         yield page
+        size = min(2 * size, CHUNK)
