@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 
@@ -144,20 +145,33 @@ def test_a_writer_that_was_taken_for_dead_goes_on_in_another_file(any_url: str, 
     assert read_all(any_url) == list(range(100))
 
 
+@pytest.mark.parametrize("how", ["write", "reserve"])
 def test_a_full_folder_holds_the_writer_back_until_there_is_room(
-    any_url: str, small_disk: Callable[[int], Path]
+    any_url: str, small_disk: Callable[[int], Path], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else filled the disk: the writer says so and waits; when room appears it goes on, without a gap."""
     root = small_disk(4 * MIB)
     filler = root / "somebody-elses"
     filler.write_bytes(bytes(4 * MIB - 200_000))
     said: list[str] = []
+    tries: list[float] = []
+    real = SegmentFolder.take
+
+    def take(*args: Any) -> Any:
+        tries.append(time.monotonic())
+        return real(*args)
+
+    monkeypatch.setattr(SegmentFolder, "take", take)
 
     def write() -> None:
         with writer_of(any_url, spec=SPEC, payload=f"segments:{root}", budget_bytes=3 * MIB, block_bytes=20_000,
                        notify=said.append) as writer, writer.epoch() as epoch:  # fmt: skip
-            for number in range(50_000):
+            for number in range(50_000 if how == "write" else 0):
                 epoch.write(sample(number))
+            for first in range(0, 50_000 if how == "reserve" else 0, 500):
+                with epoch.reserve(500) as rows:
+                    rows["y"][:] = np.arange(first, first + 500)
+                    rows["x"][:] = rows["y"][:, None]
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -166,6 +180,7 @@ def test_a_full_folder_holds_the_writer_back_until_there_is_room(
         assert time.monotonic() < deadline, said
         time.sleep(0.05)
     assert thread.is_alive()
+    assert sum(at > time.monotonic() - 2 for at in tries) < 50, "it waits, and does not try without a pause"
     filler.unlink()
     thread.join(60)
     assert not thread.is_alive()

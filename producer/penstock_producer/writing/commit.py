@@ -111,8 +111,10 @@ class Committer:
         With segments they lie in one. Raises TooLarge, and what `commit` may.
         """
         sizes = sizes_of(spec, count)
+        is_full = False
         while True:
-            if not self._room.has_room(sum(sizes), self._progress.held_bytes):
+            # asked once: a folder's refusal is told by the next answer only
+            if is_full or not self._room.has_room(sum(sizes), self._progress.held_bytes):
                 self.settle()  # a wait looks at the server, which owes no other answers then
                 self._wait_for_room(sum(sizes))
             if self._lane is None:
@@ -121,6 +123,7 @@ class Committer:
                 return self._lane.reserve(meta_bytes(spec, count), sizes)
             except OSError as error:
                 self._bear_full(self._lane, error)
+                is_full = True
 
     def drop_reserved(self, block: Block) -> None:
         """What was reserved will not be committed: its place in the segment is taken for good, and in no index."""
