@@ -285,13 +285,13 @@ def _slow_producers(now: Situation, part: str) -> Verdict:
         )
     if now.wished is None or not now.worker_rate:
         return Verdict("producers", f"{part} for producers, who have not said yet how fast they are: look again soon")
-    more, took = now.wished - now.workers, f"{1000 / now.worker_rate:,.3g} ms"
+    more, took = now.wished - now.workers, _milliseconds(1 / now.worker_rate)
     if more <= 0:
         return Verdict("producers", f"{part} for producers, and as many as should do are at work: they may have begun "
                        f"a moment ago, or share too few cores; a sample takes a worker {took}")  # fmt: skip
     if more <= MANY:
         return Verdict(
-            "producers", f"{part} for producers: {more} more worker{_s(more)} would do, a sample takes one {took}",
+            "producers", f"{part} for producers: {more} more worker{_s(more)} would do (one takes {took} for a sample)",
             f"penstock worker --processes {more}",
         )  # fmt: skip
     return Verdict(
@@ -300,6 +300,10 @@ def _slow_producers(now: Situation, part: str) -> Verdict:
         "a faster transform",
         "penstock worker --auto",
     )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.2g} ms"
 
 
 def _nothing_made(now: Situation) -> Verdict | None:

@@ -149,7 +149,7 @@ TABLE = (
         _groups(lambda _, g: g.dead_letters),
         ("group",),
     ),
-    Line("penstock_group_members", "Members heard of within a lease.", _groups(_living), ("group",)),
+    Line("penstock_group_members", "Members heard of in the last 10 s.", _groups(_living), ("group",)),
     Line("penstock_group_silent_members", "Members not heard of for longer.", _groups(_silent), ("group",)),
     Line(
         "penstock_group_holds_data",

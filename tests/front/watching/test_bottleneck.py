@@ -26,7 +26,7 @@ NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=T
         (
             replace(NOW, workers=4, wished=6, worker_rate=20.0),
             "producers",
-            "wait 60 % of their time for producers: 2 more workers would do, a sample takes one 50 ms",
+            "wait 60 % of their time for producers: 2 more workers would do (one takes 50 ms for a sample)",
         ),
         (replace(NOW, workers=4, wished=5, worker_rate=20.0), "producers", "1 more worker would do"),
         (replace(NOW, workers=4, wished=4, worker_rate=20.0), "producers", "as many as should do are at work"),
