@@ -76,6 +76,7 @@ def put_unreadable(at: Path) -> dict[str, str]:
         "truncated.jpg": whole[: len(whole) // 2],
         "zeros.tif": bytes(5000),
         "bomb.png": bomb(12_000),
+        "vast.png": bomb(30_000),
         "postscript.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n",
     }
     for name, data in contents.items():
@@ -88,6 +89,7 @@ def put_unreadable(at: Path) -> dict[str, str]:
         "truncated.jpg": "cannot be decoded",
         "zeros.tif": "not a readable image",
         "bomb.png": "12000 x 12000 pixels; at most",
+        "vast.png": "900000000 pixels; at most",
         "postscript.jpg": "not a readable image",
         "nowhere.jpg": "cannot be read: No such file",
         "itself.jpg": "cannot be read: Too many levels",

@@ -6,6 +6,7 @@ The only user of Pillow here. Which file and which label is not known.
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -101,7 +102,10 @@ class Decoder:
         except UnidentifiedImageError:
             raise SampleError(f"{key}: not a readable image: {_opening(data)}") from None
         except Image.DecompressionBombError as error:
-            raise SampleError(f"{key}: {error}") from error
+            found = re.search(r"\d+ pixels", str(error))  # Pillow's own word comes before ours, of far larger ones
+            raise SampleError(
+                f"{key}: {found[0] if found else 'too many pixels'}; at most {self.max_pixels} are decoded"
+            ) from error
         except Exception as error:  # decoders of damaged files raise nearly anything
             raise SampleError(f"{key}: cannot be decoded: {type(error).__name__}: {error}") from error
 

@@ -205,7 +205,8 @@ class Workbench:
             self._source = None
             raise SourceChanged(
                 "this worker's source differs from the one that was planned: the files changed meanwhile, or its copy "
-                "has other names, sizes or times"
+                "has other names, sizes or times; leave them alone while an epoch is made, and run the same command "
+                "again for a new one"
             )
         return source
 

@@ -259,7 +259,7 @@ def test_images_too_large_are_refused_before_they_are_decoded() -> None:
     """A bomb of a few kilobytes must not take the worker's memory."""
     small = encoded(Image.new("L", (8, 8)), "PNG")
     header = b"IHDR" + struct.pack(">II", 30_000, 30_000) + small[24:29]
-    with pytest.raises(SampleError, match="decompression bomb"):
+    with pytest.raises(SampleError, match="900000000 pixels; at most"):
         decoded(small[:12] + header + struct.pack(">I", zlib.crc32(header)) + small[33:])
     with pytest.raises(SampleError, match="8 x 8 pixels; at most 63 are decoded"):
         decoded(encoded(Image.new("L", (8, 8)), "PNG"), max_pixels=63)
