@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 a PenstockError (one line on stderr), 2 wrong usage, 130 C
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import os
 import sys
@@ -40,9 +39,7 @@ def _dispatch(argv: list[str], console: Console) -> int:
     name = argv[0] if argv else ""
     if name in COMMANDS:
         command = load_command(name)
-        parser = Parser(
-            f"penstock {name}", description=command.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        parser = Parser(f"penstock {name}", description=command.HELP)
         command.add_arguments(parser)
         return command.run(parser.parse_args(argv[1:]), console)
     if name in ("-V", "--version"):

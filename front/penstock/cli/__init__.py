@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
 
 if TYPE_CHECKING:
@@ -49,8 +50,40 @@ COMMANDS: dict[str, Entry] = {
 """In the order of ``penstock --help``."""
 
 
+WIDEST = 110
+"""Columns; longer lines are hard to read."""
+EXIT_CODES = "exit codes: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C"
+
+
+class HelpText(argparse.HelpFormatter):
+    """Paragraphs as wide as the terminal; examples and whatever else is indented as it stands."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, **options)
+        self._width = min(self._width, WIDEST)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = [
+            part if "\n  " in part else textwrap.fill(part, width, initial_indent=indent, subsequent_indent=indent)
+            for part in text.split("\n\n")
+        ]
+        return "\n\n".join(filled)
+
+
 class Parser(argparse.ArgumentParser):
     """Wrong usage is one line, as every error is; an option that is not there gets the nearest one's name."""
+
+    def __init__(self, *positional: Any, **named: Any) -> None:
+        super().__init__(*positional, **{"formatter_class": HelpText, **named})
+
+    def format_help(self) -> str:
+        """Ends with exit codes, the ordinary ones where a command has no others."""
+        told, own = self.epilog, [] if "exit codes:" in (self.epilog or "") else [EXIT_CODES]
+        self.epilog = "\n\n".join([*([told] if told else []), *own])
+        try:
+            return super().format_help()
+        finally:
+            self.epilog = told
 
     def error(self, message: str) -> NoReturn:
         """Ends with 2; the pages of options are one --help away."""

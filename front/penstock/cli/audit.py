@@ -42,7 +42,9 @@ It may run while the stream is written and read.
 --repair SOURCE... makes again what of a complete epoch is missing, and nothing else: entries that were deleted, the end
 of an index that a server lost. Everything after it names the source, as `penstock produce` was given it; seed and cut
 come from the epoch itself, and a source that is not the same is refused. An entry that is there and only lost its index
-record gets it back. Groups that had settled the samples are not given them again."""
+record gets it back. Groups that had settled the samples are not given them again.
+
+exit codes: 0 nothing is lost, twice or unexplained, 1 something is, or an error, 2 wrong usage"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -26,10 +26,11 @@ example:
 
 Two kinds of bad things are kept, by identity (epoch, shard, offset) and reason, until their epoch is released:
 
-quarantined  a sample that its source could not make. It is a hole in the epoch, settled for every group and for ever:
-             mend the source, and the next epoch has the sample. It cannot be retried.
-dead letter  an entry that one group could not read (damaged, forged, of a newer version). That group's epoch closes
-             without it; other groups are not concerned. `retry` gives it to the group again, e.g. after an update.
+quarantined: a sample that its source could not make. It is a hole in the epoch, settled for every group and for ever:
+mend the source, and the next epoch has the sample. It cannot be retried.
+
+dead letter: an entry that one group could not read (damaged, forged, of a newer version). That group's epoch closes
+without it; other groups are not concerned. `retry` gives it to the group again, e.g. after an update.
 
 `drop` is your word that a group goes on without: with an entry's id, without that entry, be it a dead letter or pending
 (one on which training dies); without, all that is dead or lost to the group, such as what EpochIncomplete names. The
@@ -55,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     who.add_argument("--group", help="for this group")
     who.add_argument("--all-groups", action="store_true", help="for every group; forged entries are then deleted")
     drop.add_argument("--reason", default="dropped by an operator", help="kept with the identity")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
 
 

@@ -59,7 +59,6 @@ def add_sources(
     for each in indexed:
         add_choice(each, _count, is_mix=each.prog.endswith(" mix"))
     for each in [*indexed, generator]:
-        each.formatter_class = argparse.RawDescriptionHelpFormatter
         each.epilog = f"example:\n  {each.prog} {_EXAMPLES[each.prog.split()[-1]]}{tail}"
         if production:
             _add_production(each)
