@@ -42,7 +42,7 @@ def owing_groups(roster: Roster, epoch: int) -> list[str]:
 
 def is_settled(roster: Roster, epoch: int) -> bool:
     """Settled by every group of the roster that holds data, and by one at least."""
-    return not owing_groups(roster, epoch) and any(closed == epoch for _, closed in roster.closed)
+    return not owing_groups(roster, epoch) and any((name, epoch) in roster.closed for name in roster.groups)
 
 
 def is_replayed(roster: Roster, epoch: int, now_ms: int) -> bool:

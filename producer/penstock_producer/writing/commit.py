@@ -46,6 +46,7 @@ from penstock_common.stream.registry import seal_segments
 from penstock_common.stream.servers.durability import Durability, await_safety, touch_command
 from penstock_common.stream.streams import Stream, require_there
 from penstock_common.waiting import Notify, Outage, Wait, to_stderr
+from penstock_producer.keeping.janitor import Janitor
 from penstock_producer.writing.lane import open_lane
 from penstock_producer.writing.reserve import sizes_of
 from penstock_producer.writing.room import RoomKeeper
@@ -77,11 +78,13 @@ class Committer:
         notify: Notify = to_stderr,
         clock: Callable[[], float] = time.monotonic,
         should_stop: Callable[[], bool] = lambda: False,
+        janitor: Janitor | None = None,
     ) -> None:
+        """``janitor`` is of the shard's partition; whoever writes many shards gives the same one again."""
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition = stream.partition_of(shard)
         self._checksum, self._fast, self._notify, self._clock = checksum, fast, notify, clock
-        self._room = RoomKeeper(client, stream, manifest, shard, notify, clock)
+        self._room = RoomKeeper(client, stream, manifest, shard, notify, clock, janitor)
         self._room_wait_s, self._should_stop = room_wait_s, should_stop
         self._sent: Sent | None = None
         self._wait: Wait | None = None

@@ -29,6 +29,7 @@ from penstock_common.stream.servers.durability import Durability, make_safe, req
 from penstock_common.stream.servers.suitability import largest_block, require_suitable
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
 from penstock_common.waiting import Notify, to_stderr
+from penstock_producer.keeping.janitor import Janitors
 from penstock_producer.keeping.policy import parse_policy
 from penstock_producer.keeping.tidying import Tidying
 from penstock_producer.writing.commit import Committer
@@ -101,6 +102,7 @@ class Writer:
         weakref.finalize(self, self._tidying.stopping.set)
         self.should_stop: Callable[[], bool] = lambda: False
         """Asked while a shard opened from now on waits for room: true ends the wait with BudgetFull."""
+        self._janitors = Janitors(self._client, self.stream, notify)
         self._feed: ShardWriter | None = None
         self._feed_epoch = 0
         self._ended_bytes = 0
@@ -221,7 +223,7 @@ class Writer:
         assert self.stream.spec is not None
         committer = Committer(
             self._client, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
-            fast=self._fast, notify=self._notify, should_stop=self.should_stop,
+            fast=self._fast, notify=self._notify, should_stop=self.should_stop, janitor=self._janitors.of(shard),
         )  # fmt: skip
         block_bytes = min(self.stream.block_bytes, largest_block(self.stream.partition_budget))
         return ShardWriter(committer, self.stream.spec, block_bytes=block_bytes, shard=shard, size=size, finish=finish)
