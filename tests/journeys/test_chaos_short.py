@@ -59,9 +59,9 @@ def test_chaos_with_large_entries(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_chaos_with_eight_partitions_and_five_members(tmp_path: Path) -> None:
-    """Every promise holds for any number of partitions, also where a member finds most of them empty."""
+    """Every promise holds for any number of partitions, most of them empty for a member, and with payloads in files."""
     result = chaos(
         tmp_path, "--seed", "3", "--minutes", "0.25", "--partitions", "8", "--members", "5", "--groups", "1",
-        "--workers", "2", "--pause", "1", "--epoch-samples", "1000",
+        "--workers", "2", "--pause", "1", "--epoch-samples", "1000", "--payload", "segments",
     )  # fmt: skip
     require_all_delivered(result)
