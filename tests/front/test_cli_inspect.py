@@ -113,7 +113,7 @@ def test_inspect_reads_well_for_people(told: Told, url: str, writer: penstock.Wr
         "30 of 30",
         "3 of 3",
         "shared, holds data",
-        "1 epoch",
+        "what holds it up, and what helps: penstock monitor train",
         "gpu-0",
     ):
         assert words in out, out

@@ -27,16 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--force", action="store_true", help="also under readers and writers; they stop with an error")
     parser.epilog = (
-        "example:\n  penstock delete train --yes\n\n"
+        "example:\n  penstock delete train --yes\n  penstock delete --segments /dev/shm/penstock\n\n"
         "Nothing of it stays on the server, and nothing brings it back. A deletion that was interrupted is run again.\n"
         "Its segments go along, where this host sees them. --segments DIR is for what a server left that was\n"
-        "emptied or killed. It knows this server alone: see that no other has streams there. What is in use stays."
+        "emptied or killed: it lists them, with --yes it removes them. It knows this server alone: see that no other\n"
+        "has streams there. What is in use stays.\n\n"
+        "exit codes: 0 it is gone, or listed; 1 not confirmed, being read or written, or another error; 2 wrong usage"
     )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Refuses while somebody is at work, asks, deletes, and says what is gone."""
-    from penstock_common.errors import PenstockError
     from penstock_common.stream.link.connection import connect
     from penstock_common.stream.removal.deletion import delete_stream
     from penstock_common.stream.servers.suitability import readable_bytes
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.segments is not None:
         return _delete_strays(args, console)
     if args.stream is None:
-        raise PenstockError("say which stream: `penstock inspect` lists them")
+        console.notice("penstock delete: say which stream (`penstock inspect` lists them), or --segments DIR")
+        return 2
     with connect(url_of(args)) as client:
         _refuse_busy(client, args)
         if not (args.yes or _is_sure(client, args, console)):
@@ -74,6 +76,9 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
 
     if args.stream is not None:
         raise PenstockError("give a stream or --segments DIR, not both: a stream's own segments go with it")
+    if not Path(args.segments).is_dir():
+        raise PenstockError(f"there is no folder {args.segments}: give the one that streams have in `payload`, as "
+                            "`penstock inspect STREAM` shows it")  # fmt: skip
     with connect(url_of(args)) as client:
         strays = find_strays(client, Path(args.segments))
     told = []

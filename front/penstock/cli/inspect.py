@@ -24,9 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.epilog = (
         "example:\n  penstock inspect\n  penstock inspect train\n  penstock inspect train --json | jq .groups\n\n"
-        "lag is what no member of a group was given yet; pending was given and is not acknowledged. Workers wished:\n"
-        "what the fastest group would take if it never waited, over what one worker makes; docs/fleet.md. Payload:\n"
-        "where samples lie, and with segments (docs/segments.md) what the files take: more than the bytes held."
+        "from is the first epoch that a group reads, lag what no member of it was given yet (samples, and the entries\n"
+        "that hold them); pending was given and is not acknowledged. Workers wished: what the fastest group would\n"
+        "take if it never waited, over what one worker makes; docs/fleet.md. Payload: where samples lie, and with segments\n"
+        "(docs/segments.md) what the files take: more than the bytes held."
     )
 
 
@@ -86,7 +87,7 @@ def _print_stream(view: StreamView, console: Console) -> None:
         _print_reasons(view, console)
     console.line()
     if view.groups:
-        head = ("group", "reads from", "lag samples", "lag entries", "pending", "dead", "settled", "")
+        head = ("group", "from", "lag samples", "entries", "pending", "dead", "settled", "")
         console.table([_group_row(group) for group in view.groups], head=head)
     else:
         console.line(f"no group reads it yet: start a trainer, or `penstock groups declare {view.name} NAME`")
@@ -103,6 +104,9 @@ def _print_stream(view: StreamView, console: Console) -> None:
     if ranks:
         console.line()
         console.table(ranks, head=("group", "rank", "epoch", "position"))
+    if view.groups:
+        console.line()
+        console.line(console.style(f"what holds it up, and what helps: penstock monitor {view.name}", "dim"))
     for replay in view.replays:
         console.line(f"a replay holds epoch {replay['epoch']} for {replay['ends_in_s']:.0f} s more")
 
@@ -160,6 +164,8 @@ def _workers(view: StreamView) -> str:
     from penstock_producer.working.staffing import shown
 
     load = _load(view)
+    if not load.workers:
+        return f"no worker says that it is at work: {load}"
     wished = shown(load)
     count = f"{load.workers} worker{'' if load.workers == 1 else 's'}"
     return f"{count}, wished {'not known yet' if wished is None else wished}: {load}"
@@ -189,7 +195,7 @@ def _group_row(group: GroupView) -> tuple[object, ...]:
     settled = len(group.settled_epochs)
     return (
         group.name, group.first_epoch, group.lag_samples, group.lag_entries, group.pending_entries, group.dead_letters,
-        f"{settled} epoch{'' if settled == 1 else 's'}", f"{group.kind}, {hold}",
+        settled, f"{group.kind}, {hold}",
     )  # fmt: skip
 
 

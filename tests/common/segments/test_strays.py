@@ -50,5 +50,6 @@ def test_folders_whose_stream_is_gone_are_removed_on_an_operators_word(
     assert not folder.path.exists()
     assert "is that of a stream on this server" in told("--yes")
     assert len([path for path in root.iterdir() if path.is_dir()]) == 3
-    assert main(["delete"]) == 1
+    assert main(["delete"]) == 2
+    assert main(["delete", "--segments", str(root / "mistyped")]) == 1
     assert main(["delete", "old", "--segments", str(root)]) == 1

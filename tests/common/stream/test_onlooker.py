@@ -117,6 +117,17 @@ def test_a_look_moves_no_payload_and_costs_next_to_nothing(
         write(epoch, 9, 100)
 
 
+def test_an_epoch_that_was_abandoned_shows_what_was_made_and_not_what_was_planned(
+    url: str, writer: penstock.Writer
+) -> None:
+    """A production that failed at once would look like one that made all of it."""
+    with writer.epoch(sizes=[100]) as epoch:
+        epoch.abandon()
+        with connect(url) as looking:
+            (seen,) = Onlooker(looking, "train").look().epochs
+    assert (seen.state, seen.planned, seen.committed) == ("abandoned", 100, 0)
+
+
 def test_a_stream_made_anew_is_counted_anew(any_url: str) -> None:
     """What was read of the former life says nothing of the new one."""
     with connect(any_url) as client:
