@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example:\n  penstock inspect\n  penstock inspect train\n  penstock inspect train --json | jq .groups\n\n"
         "from is the first epoch that a group reads, lag what no member of it was given yet (samples, and the entries\n"
         "that hold them); pending was given and is not acknowledged. Workers wished: what the fastest group would\n"
-        "take if it never waited, over what one worker makes; docs/fleet.md. Payload: where samples lie, and with segments\n"
-        "(docs/segments.md) what the files take: more than the bytes held."
+        "take if it never waited, over what one worker makes; docs/fleet.md. Payload: where samples lie, and with\n"
+        "segments (docs/segments.md) what the files take: more than the bytes held."
     )
 
 
