@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock.checkup.findings import Finding, ok
 from penstock.watching.rates import is_silent, seen
+from penstock_common.stream.groups.roster import ORDERED
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_common.stream.watching.glance import Glance
@@ -98,6 +99,13 @@ def absent_groups(facts: StreamFacts) -> Finding:
 def silent_members(facts: StreamFacts) -> Finding:
     """What they hold comes to others of their group, if there are any."""
     silent = [(group.name, one) for group in facts.glance.groups for one in group.members if is_silent(one)]
+    behind = {group.name for group in facts.glance.groups if group.kind == ORDERED and group.lag_samples}
+    ranks = [f"{one.name} of {name}" for name, one in silent if name in behind]
+    if ranks:
+        return Finding(
+            "silent members", "warning", f"not heard of for 10 s or more, and the other ranks wait: {', '.join(ranks)}",
+            "start those ranks again",
+        )  # fmt: skip
     holding = [(name, one) for name, one in silent if one.pending_entries]
     if holding:
         named = ", ".join(f"{one.name} of {name} ({one.pending_entries} entries)" for name, one in holding)

@@ -103,6 +103,30 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
             "start a trainer",
         ),
         (
+            stream.silent_members,
+            glance(
+                groups=(
+                    replace(GROUP, kind="ordered", lag_samples=9, members=(MemberGlance("rank-1", 50.0, 0, None),)),
+                )
+            ),
+            "warning",
+            "the other ranks wait: rank-1 of resnet",
+            "start those ranks again",
+        ),
+        (
+            stream.pace,
+            glance(
+                paces=Paces(
+                    {"host.1": Told(20.0, {"busy": 1.0})},
+                    {("resnet", "gpu-0"): Told(100.0, {"training": 0.3, "asking": 0.7})},
+                    {},
+                )
+            ),
+            "note",
+            "trainers of resnet wait 70 % of their time for producers: 4 more workers would do",
+            "penstock worker --processes 4",
+        ),
+        (
             stream.waiting_writers,
             glance(waiting=WAITS, waited_s=45.0),
             "warning",
