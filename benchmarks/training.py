@@ -1,0 +1,144 @@
+"""``python -m benchmarks.training``: how long a training waits for its batches, by who feeds it.
+
+A small convolutional network learns digits behind a Python transform of 5 ms a sample, for the same number of steps
+each: fed by Penstock, by torch's DataLoader with 0, 1 and 2 worker processes, and from memory (synthetic: as fast as it
+can be). A trainer computes on one core. With ``--transform compute`` the transform wants a core, too, which on few
+cores is taken from the training: ``at most`` says what the cores allow if nothing is ever idle, by the CPU time of a
+step alone and of the transform. With ``--transform io`` it sleeps, as one that waits for a disk or a service. Several
+trainers read one stream, or have a DataLoader with one worker each. Rounds of all feeds alternate; ratios are of
+neighbouring rounds, and mean little where a feed had fewer ``cores`` than it wanted, because others used them. What is
+learnt must not depend on the feed: ``right`` is the share of held-out digits.
+
+``--device cuda`` trains ResNet-50 where torchvision is installed, with batches copied ahead. No GPU was to be had
+where this was written: that path has not been run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.digits import SETTINGS, TRANSFORM_S, count_turns
+from benchmarks.machine import describe_machine, progress
+from benchmarks.training_sides import Lesson, Round, run_round
+
+SYNTHETIC = "synthetic"
+
+
+def main() -> int:
+    """The command; its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.training", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each feed (default 3)")
+    parser.add_argument("--steps", type=int, default=48, help="of each trainer in each round (default 48)")
+    parser.add_argument("--batch", type=int, default=32, help="samples a step (default 32)")
+    parser.add_argument("--workers", type=int, default=2, help="of Penstock, and of the largest DataLoader (default 2)")
+    parser.add_argument("--trainers", type=int, nargs="+", default=[1, 3], help="how many at once (default 1 3)")
+    parser.add_argument("--transform", choices=("compute", "io"), default="compute", help="what 5 ms are spent on")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the model is (default cpu)")
+    parser.add_argument("--json", type=Path, help="write every figure of every round to this file")
+    args = parser.parse_args()
+    model = "resnet50" if args.device == "cuda" and find_spec("torchvision") else "cnn"
+    side, channels = (224, 3) if model == "resnet50" else (32, 1)
+    turns = count_turns() if args.transform == "compute" else 0
+    os.environ[SETTINGS] = f"{args.steps * args.batch} {side} {channels} {turns}"
+    environment = describe_machine() | {"torch": version("torch"), "device": args.device, "model": model}
+    print(", ".join(f"{name} {value}" for name, value in environment.items()))
+    print(f"\ntransform: {args.transform}, {1000 * TRANSFORM_S:g} ms a sample; {args.steps} steps of {args.batch};")
+    print(f"median (lowest-highest) of {args.rounds} interleaved rounds\n", flush=True)
+    results = [_measure(_lessons(args, count, model), args) for count in args.trainers]
+    if args.json:
+        args.json.write_text(json.dumps({"environment": environment, "settings": _plain(args), "measures": results}))
+        print(f"\nfigures of every round: {args.json}")
+    return 0
+
+
+def _lessons(args: argparse.Namespace, trainers: int, model: str) -> dict[str, Lesson]:
+    """Every feed, by name. Several trainers have a DataLoader with one worker each: more only get in the way."""
+
+    def lesson(feed: str, workers: int) -> Lesson:
+        return Lesson(feed, workers, trainers, args.batch, args.device, model)
+
+    loaders = sorted({0, 1, args.workers}) if trainers == 1 else [1]
+    return {
+        SYNTHETIC: lesson(SYNTHETIC, 0),
+        f"penstock, {args.workers} workers": lesson("penstock", args.workers),
+        **{f"DataLoader, {count} workers": lesson("torch", count) for count in loaders},
+    }
+
+
+def _measure(lessons: dict[str, Lesson], args: argparse.Namespace) -> dict[str, Any]:
+    trainers = lessons[SYNTHETIC].trainers
+    taken: dict[str, list[Round]] = {name: [] for name in lessons}
+    for number in range(1, args.rounds + 1):
+        for name in list(lessons) if number % 2 else reversed(lessons):
+            taken[name].append(run_round(lessons[name]))
+        progress(f"{trainers} trainers: round {number} of {args.rounds}")
+    progress("")
+    print(f"**{trainers} trainer{'s' if trainers > 1 else ''}**\n")
+    print("| feed | of synthetic | at most | waits | steps/s | CPU ms a step | cores | right | by |\n|" + "---|" * 9)
+    for name, rounds in taken.items():
+        _print_feed(name, rounds, taken[SYNTHETIC], _at_most(lessons[name], taken[SYNTHETIC], args))
+    print(flush=True)
+    return {"trainers": trainers, "rounds": {name: [asdict(one) for one in rounds] for name, rounds in taken.items()}}
+
+
+def _at_most(lesson: Lesson, synthetic: Sequence[Round], args: argparse.Namespace) -> float | None:
+    """What these cores allow beside the synthetic feed; None where the model is not on them."""
+    if lesson.device != "cpu":
+        return None
+    step_s: float = statistics.median([sum(one.cpu_s.values()) / one.steps for one in synthetic])
+    made_s = float(args.batch * TRANSFORM_S)
+    cores, trainers = len(os.sched_getaffinity(0)), lesson.trainers
+    alone = max(step_s, trainers * step_s / cores)
+    if lesson.feed == SYNTHETIC:
+        return 1.0
+    if lesson.feed == "torch" and not lesson.workers:
+        return alone / (step_s + made_s)
+    # a feed makes each batch once, or once for each trainer; by so many workers
+    times = 1 if lesson.feed == "penstock" else trainers
+    workers = lesson.workers if lesson.feed == "penstock" else lesson.workers * trainers
+    on_cores = trainers * step_s + (times * made_s if args.transform == "compute" else 0.0)
+    return alone / max(step_s, on_cores / cores, times * made_s / workers)
+
+
+def _print_feed(name: str, rounds: list[Round], synthetic: list[Round], at_most: float | None) -> None:
+    relative = [one.rate / other.rate for one, other in zip(rounds, synthetic, strict=True)]
+    roles = ", ".join(
+        f"{role} {statistics.median([1000 * one.cpu_s[role] / one.steps for one in rounds]):.0f}"
+        for role in rounds[0].cpu_s
+    )
+    cells = [
+        name,
+        _spread(relative),
+        "" if at_most is None else f"{at_most:.2f}",
+        _spread([100 * one.stalled for one in rounds], " %", 0),
+        f"{statistics.median([one.rate for one in rounds]):.2f}",
+        f"{statistics.median([1000 * sum(one.cpu_s.values()) / one.steps for one in rounds]):.0f}",
+        f"{statistics.median([one.cores for one in rounds]):.1f}",
+        f"{100 * statistics.median([one.right for one in rounds]):.0f} %",
+        roles,
+    ]
+    print(f"| {' | '.join(cells)} |")
+
+
+def _spread(values: list[float], unit: str = "x", digits: int = 2) -> str:
+    return f"{statistics.median(values):.{digits}f}{unit} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def _plain(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in vars(args).items() if name != "json"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
