@@ -65,6 +65,8 @@ class Arrays:
 
     unit: Literal["sample"] = "sample"
     repeatable = True
+    draws = False
+    """See `protocol.draws`."""
 
     def __init__(self, config: ArraysConfig) -> None:
         paths = [*config.archives, *(path for files in config.columns.values() for path in files)]

@@ -11,7 +11,7 @@ from penstock_common.errors import SourceError
 from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.choice import Indices, apportion, blend, order_of, part_seed, walk
 from penstock_producer.sources.files import fingerprint
-from penstock_producer.sources.protocol import AnySource, Labelled, Sample, Source
+from penstock_producer.sources.protocol import AnySource, Labelled, Sample, Source, draws
 
 MAX_CLASSES = 100_000
 """More different values are no classes."""
@@ -34,7 +34,7 @@ class Balanced:
         self.chosen = samples or len(source)
         if self.chosen < len(self.classes):
             raise SourceError(f"{self.chosen} samples an epoch are too few for {len(self.classes)} classes")
-        self.repeatable = source.repeatable
+        self.repeatable, self.draws = source.repeatable, draws(source)
         chosen_by = [str(value) for value in self.classes] + [len(members) for members in self._members]
         self.fingerprint = fingerprint(["balanced", source.fingerprint, by, self.chosen, chosen_by])
         self.info: dict[str, Any] = {**source.info, "balanced": by}

@@ -56,12 +56,12 @@ class Source(_Described, Protocol):
         """The sample's name in messages, like ``cat/0012.jpg``."""
 
 
-def draws(source: Source) -> bool:
+def draws(source: Source | BatchSource) -> bool:
     """Whether the source's samples depend on the generator `read` is given: all do that do not say ``draws = False``.
 
-    Those are given None: making a generator takes as long as a small transform.
+    Those may be given None: making a generator takes as long as a small transform.
     """
-    return bool(getattr(source, "draws", True))
+    return getattr(source, "draws", True) is not False
 
 
 @runtime_checkable

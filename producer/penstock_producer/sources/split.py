@@ -11,7 +11,7 @@ from penstock_common.errors import SourceError
 from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.choice import side_of
 from penstock_producer.sources.files import fingerprint
-from penstock_producer.sources.protocol import AnySource, BatchSource, Labelled, Sample, Source
+from penstock_producer.sources.protocol import AnySource, BatchSource, Labelled, Sample, Source, draws
 
 
 class Split:
@@ -27,7 +27,7 @@ class Split:
         self._kept = np.flatnonzero(np.fromiter(sides, np.int64, len(source)) == wanted)
         if not len(self._kept):
             raise SourceError(f"none of the {len(source)} items falls into {part!r}; give it a larger fraction")
-        self.repeatable = source.repeatable
+        self.repeatable, self.draws = source.repeatable, draws(source)
         self.fingerprint = fingerprint(["split", source.fingerprint, [list(named) for named in parts], part, seed])
         self.info: dict[str, Any] = {**source.info, "split": part}
         if "files" in source.info and len(source.info["files"]) == len(source):

@@ -41,6 +41,8 @@ class Tars:
             raise SourceError(f"{config.path} holds no samples: its tars hold no files named like 0001.jpg")
         self._fields = self._chosen(config.fields)
         self._decoder = Decoder.of(config)
+        self.draws = self._decoder.is_random
+        """See `protocol.draws`."""
         options = config.model_dump(mode="json", exclude={"path"})
         self.fingerprint = fingerprint(options, (tar.file for tar in self._tars))
         self.info: dict[str, Any] = {"source": "tar", "tars": len(self._tars), "fields": self._fields}

@@ -12,7 +12,7 @@ from penstock_common.errors import SourceError
 from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.choice import Choosing, Indices, apportion, blend, order_of, part_seed, walk
 from penstock_producer.sources.files import fingerprint
-from penstock_producer.sources.protocol import AnySource, Sample, Source
+from penstock_producer.sources.protocol import AnySource, Sample, Source, draws
 
 
 class Weighted:
@@ -34,6 +34,7 @@ class Weighted:
             )
         _require_same_classes(self.parts)
         self.repeatable = all(part.repeatable for part in self.parts)
+        self.draws = any(map(draws, self.parts))
         self.fingerprint = fingerprint(
             ["weighted", [part.fingerprint for part in self.parts], self._counts, self.chosen]
         )
