@@ -68,7 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 1 if Penstock could not carry something."""
     args = _parser().parse_args(arguments)
     plan = _planned(args)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what lies in memory is removed on the way out
     environment = describe_machine() | describe_more([*plan.sides, *plan.broadcast])
     print(", ".join(f"{name} {value}" for name, value in environment.items()))
     print(f"medians (lowest-highest) of {plan.rounds} interleaved rounds, about {plan.seconds:g} s each; guarantees on")
@@ -214,4 +213,5 @@ def _plots(results: Results, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what lies in memory is removed on the way out
     sys.exit(main())
