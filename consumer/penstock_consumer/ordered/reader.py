@@ -23,7 +23,7 @@ from penstock_common.stream.groups.ledger import bury
 from penstock_common.stream.groups.positions import HEAD_STEPS
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.manifest import ABANDONED, Manifest, load_manifest
+from penstock_common.stream.manifest import ABANDONED, Manifest, load_manifest, renewed
 from penstock_common.stream.mending.dead import DeadNote, skipped
 from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.servers.suitability import require_step_fits
@@ -210,8 +210,8 @@ class OrderedReader:
         self.queue.wait_for_room(0, 0)  # raises Stopped
         # one that lies there for ever, of no step of this rank or of a shard not known yet, must not drown the word
         self.queue.meter.to("producers")
-        if not (self._walk.wait(BLOCK_MS) and self._walk.advance()):
-            self._refresh(load_manifest(self.place.client, self.place.stream, self.epoch))
+        if not (self._walk.wait(BLOCK_MS, self._needed()) and self._walk.advance()):
+            self._refresh(renewed(self.place.client, self.place.stream, self._manifest))
         self.queue.meter.to("reader")
 
     def _refresh(self, manifest: Manifest) -> None:
@@ -248,6 +248,11 @@ class OrderedReader:
             self._planned += sum(len(take.rows) for take in takes)
             last = [self._todo.pop()] if self._todo else []
             self._todo.extend(joined([*last, *takes]))
+
+    def _needed(self) -> int:
+        """All below it has to be committed before the next step can be handed out."""
+        end, total = self.steps.end_of(self._planned // self.steps.batch), self._total
+        return end if total is None else min(end, total)
 
     def _is_unusable(self, piece: Piece) -> bool:
         return bool(self._unusable) and (self._number(piece), piece.record.entry_id) in self._unusable

@@ -83,10 +83,15 @@ class Walk:
         while self._pieces and self._pieces[0].end <= below:
             self._pieces.popleft()
 
-    def wait(self, block_ms: int) -> bool:
-        """Waits for the next record; False if there was none."""
+    def wait(self, block_ms: int, position: int) -> bool:
+        """Waits until all below a position is committed, or the rest of the shard being read; False if it is not.
+
+        Not for each record on the way there: the more ranks there are, the more of them are in one step.
+        """
+        wanted, size = position - self._shard_start, self._size()
+        after = max(self._offset, (wanted if size is None else min(wanted, size)) - 1)
         partition = self._stream.partition_of(self._shard)
-        return await_record(self._client, partition, self._manifest.epoch, self._shard, self._offset, block_ms)
+        return await_record(self._client, partition, self._manifest.epoch, self._shard, after, block_ms)
 
     def where(self) -> str:
         """What comes next, in words."""
