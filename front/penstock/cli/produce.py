@@ -21,7 +21,7 @@ class _Parser(Parser):
     """A source's parser, with what only this command has."""
 
     def __init__(self, **settings: object) -> None:
-        super().__init__(**settings)  # type: ignore[arg-type]
+        super().__init__(**settings)
         self.add_argument("--no-workers", action="store_true", help="only queue the jobs, and end")
         self.add_argument(
             "--follow", action="store_true", help="keep --ahead epochs before the trainers; without --epochs for ever"
