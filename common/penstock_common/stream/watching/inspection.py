@@ -5,7 +5,6 @@ Never a payload, never XINFO STREAM. Whether what is there is complete is the au
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +15,9 @@ from penstock_common.stream.entries import PAGE, group_counts, index_ends, index
 from penstock_common.stream.groups.ledger import behind
 from penstock_common.stream.groups.positions import known_positions
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, load_roster, server_ms
-from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.link.commands import Client
-from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, retained_epochs
+from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.mending.bad import kinds_of_bad
 from penstock_common.stream.payloads import PlaneView, plane_of
 from penstock_common.stream.streams import Stream, list_streams, load_stream, read_counters
@@ -188,7 +187,7 @@ def _epoch_view(client: Client, stream: Stream, manifest: Manifest, rosters: lis
         state=manifest.state,
         kind=manifest.kind,
         planned=manifest.samples,
-        committed=sum(sum(_ends(client, stream, partition, epoch, shards).values()) for partition in stream.partitions),
+        committed=_committed(client, stream, manifest, shards),
         shards_done=len(manifest.done),
         shards=len(shards),
         bad=sum(lengths[1::2]),
@@ -200,11 +199,13 @@ def _epoch_view(client: Client, stream: Stream, manifest: Manifest, rosters: lis
     )
 
 
-def _ends(
-    client: Client, stream: Stream, partition: PartitionKeys, epoch: int, shards: Iterable[int]
-) -> dict[int, int]:
-    """Shard -> offsets committed."""
-    return index_ends(client, partition, epoch, [shard for shard in shards if stream.partition_of(shard) == partition])
+def _committed(client: Client, stream: Stream, manifest: Manifest, shards: range) -> int:
+    """Samples, bad ones included. Of a complete epoch all: hundreds of them may be kept, with thousands of shards."""
+    if manifest.state == PRODUCED and manifest.samples is not None:
+        return manifest.samples
+    every = len(stream.partitions)
+    mine = {partition: shards[partition.number :: every] for partition in stream.partitions}
+    return sum(sum(index_ends(client, p, manifest.epoch, some).values()) for p, some in mine.items())
 
 
 def _group_view(
@@ -237,7 +238,8 @@ def _add_partition(
 ) -> None:
     """Adds one partition of one epoch to a group's sums."""
     epoch, key = manifest.epoch, partition.entries(manifest.epoch)
-    last = group_counts(client, partition, epoch).get(view.name, {}).get("last-delivered-id")
+    counts = group_counts(client, partition, epoch)
+    last = counts.get(view.name, {}).get("last-delivered-id")
     if last is None:
         return
     summary = _pending_summary(client, key, view.name)
@@ -245,6 +247,9 @@ def _add_partition(
     for consumer in summary["consumers"]:
         member = consumer["name"].decode()
         held[member] = held.get(member, 0) + int(consumer["pending"])
+    newest = counts.get(LAST, {}).get("last-delivered-id")
+    if newest is not None and parse_id(last) >= parse_id(newest):  # it was given all there is: no index says more
+        return
     for shard in begun_shards(client, stream, manifest):
         if stream.partition_of(shard) == partition:
             entries, samples = _behind(client, partition, epoch, shard, parse_id(last))
@@ -284,7 +289,7 @@ def _behind(client: Client, partition: PartitionKeys, epoch: int, shard: int, la
     end, count = "+", FIRST_PAGE
     while True:
         page: list[tuple[bytes, dict[bytes, bytes]]] = client.xrevrange(
-            partition.index(epoch, shard), max=end, count=PAGE
+            partition.index(epoch, shard), max=end, count=count
         )
         for _, fields in page:
             if not fields[b"e"]:  # a block of holes
