@@ -109,7 +109,7 @@ class TestTheRule:
     def test_what_dead_members_hold_is_told_by_their_names(self) -> None:
         """Who waits for a dead trainer while another trainer waits as well looks for a pin that nobody has set."""
         room = Room(90 << 20, 20 << 20, 100 << 20, is_next=True)
-        sentence = reason_to_wait("train", room, [], True, gone={("resnet", "rank-1"): 42_000}, is_kept=False)
+        sentence = reason_to_wait("train", room, [], True, gone="rank-1 of group resnet (42 s ago)", is_kept=False)
         assert "members last seen a while ago: rank-1 of group resnet (42 s ago); start them again" in sentence
         assert "not acknowledged" in reason_to_wait("train", room, [], True, is_kept=False)
 

@@ -14,7 +14,8 @@ import numpy as np
 from penstock_common.errors import PenstockError
 from penstock_common.stream.entries import Record, index_records, list_pending
 from penstock_common.stream.groups.ledger import group_bits
-from penstock_common.stream.groups.roster import SHARED, UNSEEN_MS, Roster, load_roster, server_ms
+from penstock_common.stream.groups.missing import missing_members, told_missing
+from penstock_common.stream.groups.roster import SHARED, Roster, load_roster, server_ms
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
@@ -97,9 +98,6 @@ def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: 
         if hold is not None and hold.nbytes:
             parts.append(f"group {name!r} has {readable_bytes(hold.nbytes)} unacknowledged")
     now_ms = server_ms(client)
-    parts += [
-        f"member {member} of group {group!r} was last seen {(now_ms - seen) / 1000:.0f} s ago"
-        for (group, member), seen in sorted(roster.members.items())
-        if now_ms - seen > UNSEEN_MS
-    ]
+    if missing := missing_members(client, partition, roster, roster.groups, now_ms):
+        parts.append(f"last seen a while ago: {told_missing(missing)}")
     return f"its writer waits for room ({'; '.join(parts)})"

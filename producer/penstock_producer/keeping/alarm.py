@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock_common.stream.groups.roster import UNSEEN_MS, Roster
+from penstock_common.stream.groups.roster import Roster
 from penstock_common.stream.servers.suitability import readable_bytes
 
 ALIVE_MS = 30_000
@@ -31,13 +31,6 @@ def idle_groups(roster: Roster, now_ms: int) -> dict[str, int]:
         if who[0] not in busy:
             found[who[0]] = found.get(who[0], 0) + roster.idle[who].handed_bytes
     return found
-
-
-def silent_members(roster: Roster, groups: Iterable[str], now_ms: int) -> dict[tuple[str, str], int]:
-    """Members of these groups that were not heard of lately, with the time since they were last seen, ms."""
-    wanted = set(groups)
-    unseen = {who: now_ms - seen for who, seen in roster.members.items() if who[0] in wanted}
-    return {who: ms for who, ms in sorted(unseen.items()) if ms > UNSEEN_MS}
 
 
 def explain_holds(stream: str, roster: Roster, blockers: Iterable[str], now_ms: int, silent_ms: int) -> str:

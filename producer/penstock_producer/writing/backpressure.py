@@ -75,12 +75,12 @@ def pause_s(waited_s: float, last_wait_s: float) -> float:
 
 def reason_to_wait(
     stream: str, room: Room, blockers: list[str], has_groups: bool, unsettled: Mapping[str, int] | None = None,
-    gone: Mapping[tuple[str, str], int] | None = None, is_kept: bool = True,
+    gone: str = "", is_kept: bool = True,
 ) -> str:  # fmt: skip
     """Why there is no room, and what helps. ``blockers`` names the groups that still owe what is held.
 
     ``unsettled``: payload bytes that groups were given and have not acknowledged, of those that wait for a batch.
-    ``gone``: (group, member) -> ms since it was seen, of groups that wait because of it. ``is_kept``: pinned, replayed.
+    ``gone``: the members that such groups wait for, told. ``is_kept``: pinned, replayed.
     """
     share = f"{readable_bytes(room.held_bytes)} of {readable_bytes(room.budget_bytes)}"
     if not has_groups:
@@ -89,10 +89,10 @@ def reason_to_wait(
             f"start a trainer, or `penstock groups declare {stream} NAME`"
         )
     if gone:
-        each = ", ".join(f"{member} of group {group} ({ms / 1000:.0f} s ago)" for (group, member), ms in gone.items())
         return (
-            f"the budget of {stream!r} is full ({share}), and trainers wait as well, for what was given to members "
-            f"last seen a while ago: {each}; start them again under their names, or wait until their lease has lapsed"
+            f"the budget of {stream!r} is full ({share}), and trainers wait as well, for members last seen a while "
+            f"ago: {gone}; start them again under their names; what a member of a shared group holds comes to "
+            "others when its lease has lapsed"
         )
     if unsettled:
         each = ", ".join(f"group {name} {readable_bytes(nbytes)}" for name, nbytes in sorted(unsettled.items()))

@@ -10,6 +10,7 @@ from contextlib import suppress
 from penstock_common.errors import PenstockError, TooLarge
 from penstock_common.segments.plane import INLINE
 from penstock_common.stream.groups.ledger import owed_samples
+from penstock_common.stream.groups.missing import missing_members, told_missing
 from penstock_common.stream.groups.roster import Roster, load_roster, server_ms
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import (
@@ -24,7 +25,7 @@ from penstock_common.stream.servers.suitability import largest_block, readable_b
 from penstock_common.stream.streams import Stream
 from penstock_common.stream.watching.waiters import RENEW_S, Why, end_wait, note_wait
 from penstock_common.waiting import Notify
-from penstock_producer.keeping.alarm import explain_holds, idle_groups, silent_members
+from penstock_producer.keeping.alarm import explain_holds, idle_groups
 from penstock_producer.keeping.janitor import SILENT_MS, Janitor
 from penstock_producer.keeping.retention import owing_groups
 from penstock_producer.writing.backpressure import Room, pause_s, reason_of_memory, reason_to_wait
@@ -196,7 +197,7 @@ class RoomKeeper:
         blockers = [name for name in self._blockers(roster) if not (self._is_next_now and name in idle)]
         is_circle = self._is_next_now and not blockers
         unsettled = {name: nbytes for name, nbytes in idle.items() if nbytes} if is_circle else {}
-        gone = silent_members(roster, idle, now_ms) if is_circle else {}
+        gone = told_missing(missing_members(self._client, self._partition, roster, idle, now_ms)) if is_circle else ""
         is_kept = bool(roster.pinned or any(till > now_ms for _, till in roster.replays.values()))
         reason = reason_to_wait(self._stream.name, self._room, blockers, bool(roster.groups), unsettled, gone, is_kept)
         remedy = explain_holds(self._stream.name, roster, blockers, now_ms, SILENT_MS)

@@ -1,0 +1,63 @@
+"""Whom a group waits for: only who holds something, or is a rank; the dead of yesterday are not spoken of."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_common.stream.groups import missing
+from penstock_common.stream.groups.missing import missing_members, told_missing
+from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, rank_member, server_ms
+from penstock_common.stream.link.commands import Client
+from penstock_consumer.loader import Loader
+from penstock_producer.writing.writer import Writer
+from tests.contracts.feed import SPEC, loader_of, sample
+
+LATER_MS = 60_000
+
+
+def written(url: str, count: int = 40) -> Writer:
+    """An open epoch's writer, with its first samples committed."""
+    writer = Writer("t", url=url, spec=SPEC, block_bytes=240, notify=lambda _: None)
+    shard = writer.epoch(0, sizes=[100]).shard(0)
+    for number in range(count):
+        shard.write(sample(number))
+    shard.flush()
+    return writer
+
+
+def look(writer: Writer, client: Client) -> tuple[Roster, missing.Missing]:
+    """A minute from now, nobody having been heard of."""
+    partition = writer.stream.partitions[0]
+    roster = load_roster(client, partition)
+    return roster, missing_members(client, partition, roster, roster.groups, server_ms(client) + LATER_MS)
+
+
+def test_a_dead_member_is_spoken_of_while_it_holds_something(any_url: str, any_client: Client) -> None:
+    """Sixteen members that died long ago, and hold nothing, hid the one rank that everybody waited for."""
+    with written(any_url) as writer, loader_of(any_url, "g", member="idle") as idle:
+        with loader_of(any_url, "g", member="holder", acknowledge="manual") as holder:
+            next(iter(holder))
+            roster, found = look(writer, any_client)
+            assert {member for _, member in roster.members} == {"idle", "holder"}
+            assert list(found) == [("g", "holder")]
+            assert told_missing(found).startswith("holder of group g (")
+        assert idle.stats().samples == 0
+
+
+def test_a_rank_that_is_not_there_is_named(any_url: str, any_client: Client) -> None:
+    """An ordered group settles nothing without its slowest rank; one that left is on no list of members."""
+    first = Loader("t", group="o", url=any_url, batch_size=5, order="canonical", rank=0, world_size=2, timeout_s=20)
+    with written(any_url) as writer, first:
+        next(iter(first))
+        roster, found = look(writer, any_client)
+        assert roster.groups["o"].kind == ORDERED
+        assert found["o", rank_member(1)] is None
+        assert "rank-1 of group o (not there)" in told_missing(found)
+
+
+@pytest.mark.parametrize("count", [3, 9])
+def test_many_are_told_in_a_line(count: int) -> None:
+    """A wait's reason is one line of a log."""
+    told = told_missing({("g", f"m{number}"): 1000 * number for number in range(count)})
+    assert told.count(" of group g (") == min(count, missing.SHOWN)
+    assert ("and 5 more" in told) == (count == 9)
