@@ -90,14 +90,17 @@ class Conductor:
             self.cast.feeder.terminate()
 
     def _drain(self) -> None:
-        """Until all is produced and every group has closed every epoch."""
-        self._play(lambda: self.cast.dispatcher is None and self.cast.feeder is None and self._is_all_settled())
+        """Until all is produced and every group has closed every epoch; who was leaving when peace came is replaced."""
+        self._play(self._is_drained)
 
-    def _is_all_settled(self) -> bool:
+    def _is_drained(self) -> bool:
         if time.monotonic() - self._looked < LOOK_S:
             return False
         self._looked = time.monotonic()
         self.cast.refill_all()
+        return self.cast.dispatcher is None and self.cast.feeder is None and self._is_all_settled()
+
+    def _is_all_settled(self) -> bool:
         try:
             with self._stage.client() as client:
                 return all(_is_settled(client, stream, group) for stream, group in self.cast.groups())
