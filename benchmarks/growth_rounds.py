@@ -1,0 +1,226 @@
+"""One round of growth: a fresh server, one writer process and one process a member; CPU of all, calls of the server.
+
+What is small stays small on purpose: samples of 1 kB in blocks of 256 kB, so that the protocol is seen.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+
+from benchmarks.cpu import cpu_seconds
+from penstock_common.stream.servers.embedded import EmbeddedServer
+
+STREAM = "growth"
+SAMPLE_BYTES = 1024
+BATCH = 256
+"""Samples in a batch, and in a block: so a rank's batch is an entry, and an entry is as large in a small shard."""
+BUDGET_BYTES = 256 << 20
+"""Below what a round writes: entries are trimmed while it lasts, as in a long run."""
+OLD_SAMPLES = 64
+"""In each epoch that is retained before the one that is measured."""
+PATIENCE_S = 170.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """What one round is made of."""
+
+    samples: int = 300_000
+    partitions: int = 1
+    groups: int = 1
+    members: int = 1
+    """Of each group; of an ordered one the ranks."""
+    shards: int = 32
+    retained: int = 1
+    """Epochs, with the one that is measured."""
+    is_ordered: bool = False
+
+    @property
+    def delivered(self) -> int:
+        """Samples that all groups together are handed."""
+        return self.samples * self.groups
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one round took, the joining and leaving of members counted apart."""
+
+    seconds: float
+    writer_cpu_s: float
+    readers_cpu_s: float
+    server_cpu_s: float
+    joining_cpu_s: float
+    """Of all members, to join before and to leave after."""
+    calls: int
+    """Commands that clients sent."""
+    commands: dict[str, int] = field(default_factory=dict)
+    """Command -> calls, also those made by scripts."""
+
+
+def run_round(size: Size) -> Cost:
+    """Everybody has joined when the clock starts, and nobody has left when it ends."""
+    with EmbeddedServer() as server:
+        _prepare(server.url, size)
+        context = _context()
+        start, results = context.Barrier(size.groups * size.members + 2), context.Queue()
+        leave = context.Event()
+        processes = [context.Process(target=_write, args=(server.url, size, start, results, leave), daemon=True)]
+        for group in range(size.groups):
+            for member in range(size.members):
+                arguments = (server.url, size, group, member, start, results, leave)
+                processes.append(context.Process(target=_read, args=arguments, daemon=True))
+        for process in processes:
+            process.start()
+        start.wait(PATIENCE_S)
+        began, before = time.perf_counter(), _look(server.url)
+        found = [results.get(timeout=PATIENCE_S) for _ in processes]
+        seconds, after = time.perf_counter() - began, _look(server.url)
+        leave.set()
+        joining = sum(results.get(timeout=PATIENCE_S)[1] for _ in processes)
+        for process in processes:
+            process.join(30)
+    cpu = {role: sum(one[1] for one in found if one[0] == role) for role in ("write", "read")}
+    handed = sum(one[2] for one in found if one[0] == "read")
+    if handed < size.delivered - (size.members * BATCH if size.is_ordered else 0):
+        raise AssertionError(f"{handed} of {size.delivered} samples were handed out")
+    return Cost(seconds, cpu["write"], cpu["read"], after[0] - before[0], joining, after[1] - before[1],
+                {name: count - before[2].get(name, 0) for name, count in after[2].items()})  # fmt: skip
+
+
+def run_waiting(size: Size, seconds: float = 5.0) -> Cost:
+    """What it costs to be there: an open epoch in which nothing comes, for so long."""
+    with EmbeddedServer() as server:
+        _prepare(server.url, size)
+        context = _context()
+        start, nothing, never = context.Barrier(size.groups * size.members + 2), context.Queue(), context.Event()
+        writer = context.Process(target=_hold, args=(server.url, size, start, never), daemon=True)
+        members = [
+            context.Process(target=_read, args=(server.url, size, group, member, start, nothing, never), daemon=True)
+            for group in range(size.groups)
+            for member in range(size.members)
+        ]
+        for process in (writer, *members):
+            process.start()
+        start.wait(PATIENCE_S)
+        time.sleep(2)
+        before, cpu = _look(server.url), [cpu_seconds(process.pid or 0) for process in (writer, *members)]
+        time.sleep(seconds)
+        now, after = [cpu_seconds(process.pid or 0) for process in (writer, *members)], _look(server.url)
+        for process in (writer, *members):
+            process.kill()
+            process.join()
+    used = [late - early for early, late in zip(cpu, now, strict=True)]
+    return Cost(seconds, used[0], sum(used[1:]), after[0] - before[0], 0.0, after[1] - before[1],
+                {name: count - before[2].get(name, 0) for name, count in after[2].items()})  # fmt: skip
+
+
+def _context() -> Any:
+    """Children are forked from one process that has imported everything, and has no threads."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["penstock_consumer.loader", "penstock_producer.writing.writer", __name__])
+    return context
+
+
+def _prepare(url: str, size: Size) -> None:
+    """The stream, and the epochs before: written, read by every group, and kept."""
+    from penstock_producer.writing.writer import Writer
+
+    with Writer(
+        STREAM, url=url, notify=_silent, spec={"x": ("uint8", (SAMPLE_BYTES,))}, partitions=size.partitions,
+        budget_bytes=BUDGET_BYTES, block_bytes=BATCH * SAMPLE_BYTES,
+    ) as writer:  # fmt: skip
+        loaders = [_loader(url, Size(is_ordered=size.is_ordered), group, 0) for group in range(size.groups)]
+        for _ in range(size.retained - 1):
+            with writer.epoch() as epoch:
+                epoch.write_batch({"x": _rows()[:OLD_SAMPLES]})
+            for loader in loaders:
+                for _ in loader:
+                    pass
+        for loader in loaders:
+            loader.close()
+
+
+def _loader(url: str, size: Size, group: int, member: int) -> Any:
+    from penstock_consumer.loader import Loader
+
+    name = f"group-{group}"
+    if size.is_ordered:
+        return Loader(
+            STREAM, group=name, batch_size=BATCH, url=url, order="canonical", rank=member, world_size=size.members,
+            remainder="drop", notify=_silent,
+        )  # fmt: skip
+    return Loader(STREAM, group=name, batch_size=BATCH, url=url, member=f"member-{member}", notify=_silent)
+
+
+def _silent(_: str) -> None:
+    """What members have to say."""
+
+
+def _rows() -> Any:
+    import numpy as np
+
+    return np.random.default_rng(0).integers(0, 255, (BATCH, SAMPLE_BYTES)).astype(np.uint8)
+
+
+def _sizes(size: Size) -> list[int]:
+    return [size.samples * (n + 1) // size.shards - size.samples * n // size.shards for n in range(size.shards)]
+
+
+def _write(url: str, size: Size, start: Any, results: Any, leave: Any) -> None:
+    from penstock_producer.writing.writer import Writer
+
+    rows, sizes = _rows(), _sizes(size)
+    with Writer(STREAM, url=url, notify=_silent) as writer, writer.epoch(sizes=sizes) as epoch:
+        start.wait(PATIENCE_S)
+        before = _own_cpu()
+        for number, length in enumerate(sizes):
+            with epoch.shard(number) as shard:
+                for at in range(0, length, BATCH):
+                    shard.write_batch({"x": rows[: length - at]})
+        results.put(("write", _own_cpu() - before, 0))
+        leave.wait(PATIENCE_S)
+    results.put(("written", 0.0, 0))
+
+
+def _hold(url: str, size: Size, start: Any, never: Any) -> None:
+    from penstock_producer.writing.writer import Writer
+
+    with Writer(STREAM, url=url, notify=_silent) as writer, writer.epoch(sizes=_sizes(size)):
+        start.wait(PATIENCE_S)
+        never.wait()
+
+
+def _read(url: str, size: Size, group: int, member: int, start: Any, results: Any, leave: Any) -> None:
+    before = _own_cpu()
+    loader = _loader(url, size, group, member)
+    joining = _own_cpu() - before
+    start.wait(PATIENCE_S)
+    before = _own_cpu()
+    for _ in loader:
+        pass
+    results.put(("read", _own_cpu() - before, loader.stats().samples))
+    leave.wait(PATIENCE_S)
+    before = _own_cpu()
+    loader.close()
+    results.put(("left", joining + _own_cpu() - before, 0))
+
+
+def _own_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _look(url: str) -> tuple[float, int, dict[str, int]]:
+    """CPU seconds of the server, commands it was sent, and calls by command, those of scripts too."""
+    with redis.Redis.from_url(url) as client:
+        told: dict[str, Any] = client.info("all")
+    commands = {name.removeprefix("cmdstat_"): one["calls"] for name, one in told.items() if name[:8] == "cmdstat_"}
+    return (
+        float(told["used_cpu_sys"]) + float(told["used_cpu_user"]), int(told["total_commands_processed"]), commands,
+    )  # fmt: skip
