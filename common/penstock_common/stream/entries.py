@@ -141,29 +141,32 @@ def index_records(
 
     A repaired record stands in place of those it overrides.
     """
-    repairs = [repair_record(fields) for _, fields in client.xrange(partition.repairs(epoch, shard))]
-    if not repairs:
-        yield from _base_records(client, partition, epoch, shard, after, upto)
+    key, last = partition.index(epoch, shard), "+" if upto is None else f"{upto}-0"
+    with client.pipeline(transaction=False) as pipe:  # whoever follows a shard asks often, and mostly for a few
+        pipe.xrange(partition.repairs(epoch, shard))
+        pipe.xrange(key, min=f"({after}-0" if after else "-", max=last, count=FIRST_PAGE)
+        found, page = pipe.execute()
+    if not found:
+        yield from _base_records(client, key, page, FIRST_PAGE, last)
         return
-    for record in overridden(_base_records(client, partition, epoch, shard, 0, None), repairs):
+    repairs = [repair_record(fields) for _, fields in found]
+    for record in overridden(_base_records(client, key, client.xrange(key, count=PAGE), PAGE, "+"), repairs):
         if record.end > after and (upto is None or record.end <= upto):
             yield record
 
 
-def _base_records(
-    client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int, upto: int | None
-) -> Iterator[Record]:
-    key = partition.index(epoch, shard)
-    start, size = f"({after}-0" if after else "-", FIRST_PAGE
+Page = list[tuple[bytes, dict[bytes, bytes]]]
+
+
+def _base_records(client: Client, key: str, page: Page, size: int, last: str) -> Iterator[Record]:
+    """Those of a first page that was asked for ``size`` records, and of all that follow up to an id."""
     while True:
-        page: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(
-            key, min=start, max="+" if upto is None else f"{upto}-0", count=size
-        )
         for record_id, fields in page:
             yield index_record(record_id, fields)
         if len(page) < size:
             return
-        start, size = f"({page[-1][0].decode()}", min(2 * size, PAGE)
+        size = min(2 * size, PAGE)
+        page = client.xrange(key, min=f"({page[-1][0].decode()}", max=last, count=size)
 
 
 def await_record(client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int, block_ms: int) -> bool:
@@ -195,7 +198,7 @@ def index_record(record_id: bytes, fields: dict[bytes, bytes]) -> Record:
         first=int(fields[b"f"]),
         count=int(fields[b"n"]),
         nbytes=int(fields[b"b"]),
-        holes=tuple(json.loads(fields[b"h"])),
+        holes=() if fields[b"h"] == b"[]" else tuple(json.loads(fields[b"h"])),
         segment=fields.get(b"s", b"").decode(),
     )
 
