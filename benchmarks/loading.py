@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -64,6 +65,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="measures whose name contains this, such as 'four'")
     parser.add_argument("--json", type=Path, help="write every figure of every round to this file")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # `timeout` must not leave gigabytes in shared memory
     environment = describe_machine() | {name: version(name) for name in ("torch", "pillow")}
     print(", ".join(f"{name} {value}" for name, value in environment.items()))
     print(f"\n{args.files} JPEGs of 500 x 375 -> uint8 [224, 224, 3] ({SAMPLE_BYTES} bytes), batches of {BATCH};")
