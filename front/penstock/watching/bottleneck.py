@@ -45,6 +45,8 @@ class Trainers:
     demand: float | None = None
     """Samples a second that its members would take if they never waited."""
     is_ordered: bool = False
+    missing: tuple[int, ...] = ()
+    """Of an ordered group that is behind: ranks that nobody has heard of for so long that they were forgotten."""
     waits_now: float | None = None
     """The same as ``waits``, of the last seconds only."""
     silent: tuple[tuple[str, float | None, int], ...] = ()
@@ -165,6 +167,11 @@ def _folder(now: Situation) -> Verdict | None:
 
 def _dead_member(now: Situation) -> Verdict | None:
     for each in now.trainers:
+        if each.missing and each.living:
+            which = ", ".join(f"rank-{rank}" for rank in each.missing)
+            verb = "is" if len(each.missing) == 1 else "are"
+            what = "the other ranks cannot go past it: start that rank again"
+            return Verdict("dead member", f"{which} of group {each.group} {verb} not there; {what}")
         if each.silent:
             name, age, held = max(each.silent, key=lambda one: one[2])
             since = "is gone" if age is None else f"was not heard of for {age:.0f} s"

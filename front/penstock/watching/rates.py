@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.watching.bottleneck import Situation, Trainers, Verdict, judge
-from penstock_common.stream.groups.roster import ORDERED, UNSEEN_MS
+from penstock_common.stream.groups.roster import ORDERED, UNSEEN_MS, rank_member
 from penstock_common.stream.watching.glance import Glance, GroupGlance, MemberGlance
 from penstock_common.stream.watching.paces import Told
 from penstock_producer.working.staffing import load_of, shown
@@ -152,6 +152,7 @@ def _trainers(now: Glance, group: GroupGlance) -> Trainers:
     waiting = [part for told in mine if (part := waits(told)) is not None]
     lately = [1.0 - told.now.get("training", 0.0) for told in mine if told.now]
     is_ordered = group.kind == ORDERED
+    there = {member.name for member in group.members}
     silent = [
         member
         for member in group.members
@@ -168,5 +169,6 @@ def _trainers(now: Glance, group: GroupGlance) -> Trainers:
         pending=group.pending_entries,
         demand=load_of(now.paces).demand.get(group.name),
         is_ordered=is_ordered,
+        missing=tuple(rank for rank in range(group.world) if rank_member(rank) not in there and group.lag_samples),
         silent=tuple((one.name, one.seen_s, one.pending_entries) for one in silent),
     )

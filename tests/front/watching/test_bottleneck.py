@@ -93,6 +93,11 @@ NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=T
             "member gpu-1 of group resnet was not heard of for 41 s, nor were 1 more; it holds 12",
         ),
         (
+            replace(NOW, waiting=1, trainers=(replace(BUSY, is_ordered=True, missing=(1,)),)),
+            "dead member",
+            "rank-1 of group resnet is not there; the other ranks cannot go past it",
+        ),
+        (
             replace(NOW, waiting=1, trainers=(replace(BUSY, waits_now=0.9),)),
             "unacknowledged",
             "producers wait for room while trainers of resnet wait for samples: 4 entries were given",

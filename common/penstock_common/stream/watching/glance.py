@@ -49,6 +49,8 @@ class GroupGlance:
     given_samples: int
     given_bytes: int
     members: tuple[MemberGlance, ...]
+    world: int = 0
+    """Of an ordered group: how many ranks read it."""
 
 
 @dataclass(frozen=True, slots=True)

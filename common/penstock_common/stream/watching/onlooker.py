@@ -280,7 +280,7 @@ class Onlooker:
             lag_entries=each.entries, lag_samples=each.samples, lag_bytes=each.nbytes,
             lag_s=0.0 if each.oldest_ms is None else max(0.0, (now_ms - each.oldest_ms) / 1000),
             pending_entries=each.pending, redelivered_entries=each.redelivered, dead_letters=each.dead,
-            given_samples=samples, given_bytes=nbytes, members=members,
+            given_samples=samples, given_bytes=nbytes, members=members, world=record.world,
         )  # fmt: skip
 
 
