@@ -16,17 +16,19 @@ from penstock_common.stream import streams
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_producer.writing import writer as writing
 from tests.consumer import test_ordered, test_replay, test_restart, test_state
-from tests.consumer.adapters import test_jax, test_torch
+from tests.consumer.adapters import test_jax, test_keras_checkpoint, test_tensorflow, test_torch
 from tests.producer import test_commit, test_retention
 
 CONTRACTS: tuple[ModuleType, ...] = (
     test_commit, test_ordered, test_replay, test_restart, test_state, test_retention, test_torch, test_jax,
+    test_tensorflow, test_keras_checkpoint,
 )  # fmt: skip
 LEFT_OUT = {
     "TestSteps.test_a_bad_entry_is_filled_alike_for_every_rank",  # damages a payload in the entry
     "TestDataLoader",  # worker processes: slow, and nothing of them knows of payloads
     "test_a_replay_goes_on_beside_production", "test_a_replay_keeps_its_epoch",  # slow
     "TestTorch.test_what_a_killed_trainer_had_not_trained_on_is_handed_out_again",  # slow; the chaos suite kills
+    "test_a_killed_fit_is_given_again_exactly_what_it_trained_on_since_its_last_checkpoint",
     "TestJax.test_what_a_killed_trainer_had_not_trained_on_is_handed_out_again",
     "test_processes_give_their_parts_of_one_global_array",  # slow
     "test_a_step_that_still_computes_reads_its_own_batch",  # slow
