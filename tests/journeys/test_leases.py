@@ -157,7 +157,7 @@ def test_a_server_clock_that_jumps_takes_nothing_from_the_living(any_url: str, a
     """An idle time is the difference of two readings of the server's clock; after a step all are huge."""
     produce(any_url, "t", COUNT, block_samples=BLOCK)
     entries = open_stream(any_client, "t").partitions[0].entries(0)
-    with child(train, any_url, "one", 1, 0.1) as first, child(train, any_url, "two", 1, 0.1) as second:
+    with child(train, any_url, "one", 1, 0.3) as first, child(train, any_url, "two", 1, 0.3) as second:
         one, two = Lines(first), Lines(second)
         one.until(1)
         two.until(1)
