@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock_common.errors import StreamConflict, StreamDeleted, StreamNotFound
 from penstock_common.format.spec import Spec
+from penstock_common.segments.plane import INLINE
 from penstock_common.stream.keys import ANY_META, PartitionKeys, StreamKeys, checked_name, name_in_meta_key, search_tags
 from penstock_common.stream.link.commands import Client, decoded, readable, run_script
 from penstock_common.stream.lua.streams import FIX_SPEC, SET_IF_THERE
@@ -23,6 +24,10 @@ from penstock_common.stream.ranges import parse_ranges
 DEFAULT_BUDGET_BYTES = 1 << 30
 DEFAULT_BLOCK_BYTES = 1_000_000
 """Fewer commits, wake-ups and records per byte than at 512 kB, and below where allocators get slow (decision 16)."""
+SEGMENT_BLOCK_BYTES = 4_000_000
+"""With payloads in segments, where the budget is large: no server has to hold such an entry (decision 16)."""
+BLOCKS_A_BUDGET = 128
+"""Of a partition, at least: a segment's end that no block fits into is room lost."""
 MAX_PARTITIONS = 256
 EVENTS_KEPT = 256
 CREATED = "created"
@@ -132,6 +137,12 @@ def require_there(client: Client, stream: Stream, made: Sequence[str] = ()) -> N
     raise deleted(client, stream)
 
 
+def _block_bytes(payload: str | None, partition_budget: int) -> int:
+    if payload in (None, INLINE):
+        return DEFAULT_BLOCK_BYTES
+    return max(DEFAULT_BLOCK_BYTES, min(SEGMENT_BLOCK_BYTES, partition_budget // BLOCKS_A_BUDGET))
+
+
 def create_stream(
     client: Client,
     name: str,
@@ -162,10 +173,10 @@ def create_stream(
             "spec": json.dumps(spec.as_json()) if spec else "",
             "partitions": count,
             "budget_bytes": budget_bytes or DEFAULT_BUDGET_BYTES,
-            "block_bytes": block_bytes or DEFAULT_BLOCK_BYTES,
+            "block_bytes": block_bytes or _block_bytes(payload, (budget_bytes or DEFAULT_BUDGET_BYTES) // count),
             "retention": retention or "budget",
             "durability": durability or "memory",
-            "payload": payload or "inline",
+            "payload": payload or INLINE,
             "info": json.dumps(dict(info or {})),
             "created_ms": time.time_ns() // 1_000_000,
             "id": stream_id,

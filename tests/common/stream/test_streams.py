@@ -37,3 +37,20 @@ def test_producers_that_start_at_the_same_moment_make_one_stream_and_one_epoch(c
             assert len({manifest.id for manifest in opened}) == 1
             assert retained_epochs(clients[0], streams[0]) == {0: "sized"}
             assert load_manifest(clients[0], streams[0], 0).sizes == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("payload", "budget_bytes", "block_bytes"),
+    [
+        ("inline", 1 << 30, 1_000_000),
+        ("segments:/tmp/s", 1 << 30, 4_000_000),
+        ("segments:/tmp/s", 256 << 20, (256 << 20) // 128),
+        ("segments:/tmp/s", 16 << 20, 1_000_000),
+    ],
+)
+def test_blocks_are_larger_where_no_server_has_to_hold_them(
+    any_client: Client, payload: str, budget_bytes: int, block_bytes: int
+) -> None:
+    """A commit costs the same whatever the block; but a budget must hold many, or the end of each segment is lost."""
+    stream = create_stream(any_client, "t", payload=payload, budget_bytes=budget_bytes)
+    assert stream.block_bytes == block_bytes
