@@ -29,10 +29,10 @@ def read(job: Job, report: Report) -> None:
     """One epoch."""
     os.environ |= {"RANK": str(job.rank), "WORLD_SIZE": str(job.world), "LOCAL_WORLD_SIZE": str(job.world)}
     os.environ |= {"LOCAL_RANK": str(job.rank), "MASTER_ADDR": "127.0.0.1", **job.extra}
-    if job.world > 1:
-        importlib.import_module("torch.distributed").init_process_group("gloo")
     if job.rank == 0:
         streaming.base.util.clean_stale_shared_memory()  # as its documentation says, after a kill
+    if job.world > 1:  # the others wait here until that is done
+        importlib.import_module("torch.distributed").init_process_group("gloo")
     dataset = streaming.StreamingDataset(local=job.place, shuffle=False, batch_size=job.batch)
     loader = streaming.StreamingDataLoader(dataset, batch_size=job.batch, num_workers=0, collate_fn=stacked)
     if job.state:
@@ -45,8 +45,8 @@ def read(job: Job, report: Report) -> None:
 
 
 def stacked(samples: list[Any]) -> Any:
-    """A batch of arrays."""
-    return np.stack([one["x"] for one in samples])
+    """A batch as a tensor: of arrays the loader counts every number as a sample, and its state says so."""
+    return importlib.import_module("torch").from_numpy(np.stack([one["x"] for one in samples]))
 
 
 def main() -> None:

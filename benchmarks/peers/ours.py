@@ -27,7 +27,8 @@ def produce(job: Job, report: Report) -> None:
     """One epoch of one shard, going on where it stands."""
     import time
 
-    settings: dict[str, Any] = {"spec": {"x": ("uint8", (SAMPLE_BYTES,))}, "budget_bytes": job.room * SAMPLE_BYTES}
+    room = job.room * 5 // 4 if job.mode == "ordered" else job.room  # a quarter must hold the steps of all ranks
+    settings: dict[str, Any] = {"spec": {"x": ("uint8", (SAMPLE_BYTES,))}, "budget_bytes": room * SAMPLE_BYTES}
     if folder := job.extra.get("segments"):
         settings["payload"] = f"segments:{folder}"
         settings["budget_bytes"] = 32 << 20  # room in files, which are no smaller than a few megabytes
