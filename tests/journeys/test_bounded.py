@@ -126,7 +126,8 @@ def test_two_hundred_epochs_leave_as_much_behind_as_forty(
             assert len(load_roster(client, stream.partitions[0]).members) == 1
             kept = len(retained_epochs(client, stream))
             assert kept == 2 if retention == "epochs:2" else 2 <= kept <= 8
-    require_no_growth(found[EARLY], found[LATE], slack_keys=0 if retention == "epochs:2" else 40)
+    # one key whatever comes, `paces`, is there once somebody has been at work for two seconds
+    require_no_growth(found[EARLY], found[LATE], slack_keys=1 if retention == "epochs:2" else 40)
 
 
 @pytest.mark.slow
