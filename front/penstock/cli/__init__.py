@@ -10,6 +10,7 @@ import argparse
 import difflib
 import importlib
 import textwrap
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
 
 if TYPE_CHECKING:
@@ -161,6 +162,18 @@ def typed(command: str, args: argparse.Namespace) -> str:
         parts = command.split("; ")
         command = "; ".join(f"{part} --url {args.url}" if part.startswith("penstock ") else part for part in parts)
     return command
+
+
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """An argparse type: a whole number within these bounds."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+            upto = "" if most is None else f" to {most}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least}{upto}")
+        return int(text)
+
+    return number
 
 
 def byte_size(text: str) -> int:

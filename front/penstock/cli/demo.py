@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_json
+from penstock.cli import add_json, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -21,9 +21,13 @@ _FEWEST = 100
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("--samples", type=_samples, default=_ALL, metavar="N", help=f"digits (default: all {_ALL})")
-    parser.add_argument("--epochs", type=_positive, default=3, metavar="N", help="default: %(default)s")
-    parser.add_argument("--workers", type=_positive, default=2, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument(
+        "--samples", type=whole_number(_FEWEST, _ALL), default=_ALL, metavar="N", help=f"digits (default: all {_ALL})"
+    )
+    parser.add_argument("--epochs", type=whole_number(1), default=3, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--workers", type=whole_number(1), default=2, metavar="N", help="processes (default: %(default)s)"
+    )
     parser.add_argument("--trainer", choices=("keras", "numpy"), help="default: keras if TensorFlow is installed")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="write the images there and leave them")
     add_json(parser)
@@ -64,15 +68,3 @@ def _require_extras() -> None:
     missing = [name for name in ("sklearn", "PIL", "rq") if importlib.util.find_spec(name) is None]
     if missing:
         raise PenstockError(f'the demo needs {", ".join(missing)}, not installed here: pip install "penstock[demo]"')
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return int(text)
-
-
-def _samples(text: str) -> int:
-    if not text.isdecimal() or not _FEWEST <= int(text) <= _ALL:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {_FEWEST} to {_ALL}")
-    return int(text)

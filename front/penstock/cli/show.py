@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import add_stream, url_of
+from penstock.cli import add_stream, url_of, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -37,14 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     which.add_argument("--class", dest="label", metavar="NAME", help="only of this class, by name or number")
     which.add_argument("--live", action="store_true", help="the newest samples, as they come; Ctrl-C ends it")
-    parser.add_argument("--count", type=_count, default=COUNT, metavar="N", help="so many (default: %(default)s)")
-    parser.add_argument("--seed", type=_not_negative, metavar="N", help="draw at random (default: the first in order)")
+    parser.add_argument(
+        "--count", type=whole_number(1, 10_000), default=COUNT, metavar="N", help="so many (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=whole_number(0), metavar="N", help="draw at random (default: the first in order)"
+    )
     parser.add_argument("--tensor", metavar="NAME", help="what to draw (default: the first that is no single number)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write a PNG instead of printing")
     parser.add_argument(
         "--interval", type=_seconds, default=LIVE_S, metavar="S", help="of --live: look every S seconds (default: 2)"
     )
-    parser.add_argument("--updates", type=_count, metavar="N", help="of --live: end after N pictures")
+    parser.add_argument("--updates", type=whole_number(1, 10_000), metavar="N", help="of --live: end after N pictures")
     parser.epilog = (
         "example:\n  penstock show train\n  penstock show train --out sheet.png --count 64 --seed 1\n"
         "  penstock show train --class cat\n  penstock show train --id 3/7/20\n"
@@ -235,18 +239,6 @@ def _identity(text: str) -> Identity:
     if len(parts) != 3 or not all(part.isdecimal() for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is not epoch/shard/offset, like 3/7/20")
     return Identity(*map(int, parts))
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 10000")
-    return int(text)
-
-
-def _not_negative(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return int(text)
 
 
 def _seconds(text: str) -> float:

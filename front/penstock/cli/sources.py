@@ -10,7 +10,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import Parser, byte_size
+from penstock.cli import Parser, byte_size, whole_number
 from penstock.cli.kinds import EXAMPLES, add_choice, add_endless, add_kinds, chosen, config_of
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock_producer.working.worker import WorkerOptions
 
 DEFAULT_STREAM = "train"
+_COUNT, _NOT_NEGATIVE = whole_number(1), whole_number(0)
 _NAME = "module:attribute; the current folder is importable"
 _EXAMPLES = {
     "images": "photos/ --resize 224x224 --transform augment:flip --epochs 3",
@@ -49,15 +50,15 @@ def add_sources(
         "--pair", action="append", metavar="TENSOR=NAME", default=[], help="instead: several, walked in step"
     )
     generator.add_argument("--batched", action="store_true", help="items are batches")
-    generator.add_argument("--limit", type=_count, metavar="N", help="end the pass after N items")
+    generator.add_argument("--limit", type=_COUNT, metavar="N", help="end the pass after N items")
     add_endless(generator)
     for sub in (images, dataset, generator):
         sub.add_argument("--transform", metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])")
-    others = add_kinds(kinds.add_parser, _NAME, _count)
+    others = add_kinds(kinds.add_parser, _NAME, _COUNT)
     _add_pixels(others[0])
     indexed: list[argparse.ArgumentParser] = [images, dataset, keras, *others]
     for each in indexed:
-        add_choice(each, _count, is_mix=each.prog.endswith(" mix"))
+        add_choice(each, _COUNT, is_mix=each.prog.endswith(" mix"))
     for each in [*indexed, generator]:
         each.epilog = f"example:\n  {each.prog} {_EXAMPLES[each.prog.split()[-1]]}{tail}"
         if production:
@@ -88,14 +89,14 @@ def _add_pixels(parser: argparse.ArgumentParser) -> None:
 def _add_production(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("production").add_argument
     add("--stream", default=DEFAULT_STREAM, help="default: %(default)s")
-    add("--epochs", type=_count, help="default: 1")
+    add("--epochs", type=_COUNT, help="default: 1")
     add("--block-transform", metavar="MODULE:FUNCTION", help="applied to many samples at once: f(block[, rng])")
-    add("--block-samples", type=_count, default=64, metavar="N", help="so many at once (default: %(default)s)")
-    add("--ahead", type=_count, default=2, metavar="K", help="epochs in work at once (default: %(default)s)")
-    add("--workers", type=_not_negative, metavar="N", help="local processes (default: one per core; 0: only others)")
-    add("--seed", type=_not_negative, default=0, help="of order and augmentation (default: %(default)s)")
+    add("--block-samples", type=_COUNT, default=64, metavar="N", help="so many at once (default: %(default)s)")
+    add("--ahead", type=_COUNT, default=2, metavar="K", help="epochs in work at once (default: %(default)s)")
+    add("--workers", type=_NOT_NEGATIVE, metavar="N", help="local processes (default: one per core; 0: only others)")
+    add("--seed", type=_NOT_NEGATIVE, default=0, help="of order and augmentation (default: %(default)s)")
     add("--no-shuffle", action="store_true", help="keep the source's order")
-    add("--shard-samples", type=_count, metavar="N", help="samples of one job (default: 8 jobs a worker, at most 4096)")
+    add("--shard-samples", type=_COUNT, metavar="N", help="samples of one job (default: 8 jobs a worker, at most 4096)")
     what = "bad samples: left out by name up to --max-bad (default), however many, or not at all"
     add("--on-error", choices=("quarantine", "skip", "fail"), default="quarantine", help=what)
     add("--max-bad", type=_max_bad, metavar="N|P%", help="more bad fail an epoch (default: 50%%)")
@@ -108,7 +109,7 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     add("--durability", metavar="LEVEL", help="of writes: memory (default), fsync, replicas=2, fsync+replicas=2")
     where = "where payloads of a new stream lie: inline (default), or segments:DIR, a folder that all readers see"
     add("--payload", type=_payload, metavar="WHERE", help=where)
-    add("--partitions", type=_count, metavar="P", help="of a new stream (default: 1)")
+    add("--partitions", type=_COUNT, metavar="P", help="of a new stream (default: 1)")
     add("--url", help="the server that holds the streams (default: PENSTOCK_URL, else localhost:6379)")
     add_queue(parser)
 
@@ -248,18 +249,6 @@ def _size(text: str) -> int | tuple[int, int]:
     if not 1 <= len(numbers) <= 2 or 0 in numbers:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 224x224 (height x width) or 224")
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)
-
-
-def _not_negative(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return int(text)
 
 
 def _seconds(text: str) -> float:

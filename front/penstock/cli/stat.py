@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import add_stream, url_of
+from penstock.cli import add_stream, url_of, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -24,9 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stream(parser)
     parser.add_argument("--epoch", type=int, metavar="N", help="default: the newest that is produced, else the newest")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--samples", type=_count, default=SAMPLES, metavar="N", help="drawn at random (default: 1000)")
+    how.add_argument(
+        "--samples", type=whole_number(1), default=SAMPLES, metavar="N", help="drawn at random (default: 1000)"
+    )
     how.add_argument("--exact", action="store_true", help="read every sample instead")
-    parser.add_argument("--seed", type=_not_negative, default=0, help="of the draw (default: %(default)s)")
+    parser.add_argument("--seed", type=whole_number(0), default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write histograms and class counts there, as PNG")
     parser.epilog = (
         "example:\n  penstock stat train\n  penstock stat train --exact --epoch 2 --plots plots/\n"
@@ -188,15 +190,3 @@ def _plotted(folder: Path, told: dict[str, Any], names: dict[str, list[str]]) ->
             labels = [_class(each) for each in one["classes"]] if len(counts) <= _CLASSES_SHOWN else []
             write(f"{one['tensor']}.classes", f"samples of each class of {one['tensor']}", counts, labels)
     return paths
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)
-
-
-def _not_negative(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return int(text)
