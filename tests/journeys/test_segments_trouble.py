@@ -31,7 +31,7 @@ from penstock_common.format.block import BlockBuilder
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import encode
 from penstock_common.segments.folder import SegmentFolder
-from penstock_common.stream.entries import look_commands, payload_commands, record_commands
+from penstock_common.stream.entries import commit_commands
 from penstock_common.stream.groups.roster import Membership, join_group, load_roster
 from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import load_manifest
@@ -104,9 +104,8 @@ def test_a_commit_that_comes_after_its_file_was_used_again_is_refused(any_url: s
     partition, folder = stream.partitions[0], segments_of(stream)
     with redis.Redis.from_url(any_url) as raw:
         connection = raw.connection_pool.get_connection()
-        look = look_commands(partition, 0, 0)
-        commands = [*payload_commands(partition, 0, fields), *record_commands(partition, 0, 0, block, {}, name)]
-        for command in (*look, *commands[:-1]):
+        commands = commit_commands(partition, manifest, 0, block, fields, segment=name)
+        for command in commands[:-1]:
             connection.send_command(*command)
             connection.read_response()
         assert recycle(client, stream, grace_s=0.0).kept == 1

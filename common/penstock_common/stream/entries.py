@@ -1,17 +1,18 @@
 """Entries and shard indexes: the commands of the commit, of reading, and of everything that goes by id.
 
-The commit is design.md 5.1: WATCH, look, MULTI, XADD, an ids-only script, EXEC; its replies are all checked.
+The commit is one transaction: MULTI, XADD, an ids-only script, EXEC; the script refuses what is not next (decision 21).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from redis.exceptions import OutOfMemoryError, ResponseError
 
+from penstock_common.errors import PenstockError
 from penstock_common.format.block import Block
 from penstock_common.format.wire import Fields
 from penstock_common.stream.keys import LAST, RELEASED, PartitionKeys
@@ -19,6 +20,7 @@ from penstock_common.stream.link.channel import Command, Reply
 from penstock_common.stream.link.commands import Client, is_script_error, readable, run_script
 from penstock_common.stream.link.failure import translate_reply
 from penstock_common.stream.lua.entries import CLAIM, COMMIT, TRIM
+from penstock_common.stream.manifest import Manifest
 
 _COMMIT = COMMIT.encode()
 """Sent in full: a digest the server forgot would fail inside EXEC, after the XADD, and leave an unindexed entry."""
@@ -45,7 +47,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a writer learns before it commits, under WATCH."""
+    """What a writer goes by: how far its shard is, whether it may be written, and what is held."""
 
     end: int
     """Offsets below it are committed."""
@@ -56,12 +58,10 @@ class Progress:
 
 
 def look_commands(partition: PartitionKeys, epoch: int, shard: int) -> list[Command]:
-    """WATCH the shard's progress and the epoch's state, then read them: the four replies go to `read_look`."""
-    index, state = partition.index(epoch, shard).encode(), partition.state(epoch).encode()
+    """Reads the shard's progress, the epoch's state and what is held: the three replies go to `read_look`."""
     return [
-        (b"WATCH", index, state),
-        (b"XREVRANGE", index, b"+", b"-", b"COUNT", b"1"),
-        (b"GET", state),
+        (b"XREVRANGE", partition.index(epoch, shard).encode(), b"+", b"-", b"COUNT", b"1"),
+        (b"GET", partition.state(epoch).encode()),
         (b"HGET", partition.roster.encode(), b"bytes"),
     ]
 
@@ -69,8 +69,18 @@ def look_commands(partition: PartitionKeys, epoch: int, shard: int) -> list[Comm
 def read_look(replies: Sequence[Reply], where: Client) -> Progress:
     """The answer to `look_commands`; raises the first error among them."""
     raise_errors(replies, where)
-    newest, state, held = cast("tuple[list[Any], bytes | None, bytes | None]", tuple(replies[1:]))
+    newest, state, held = cast("tuple[list[Any], bytes | None, bytes | None]", tuple(replies))
     return Progress(_end_of(newest[0][0]) if newest else 0, state or b"", int(held or 0))
+
+
+def read_commit(answer: Reply, block: Block, live_state: str) -> tuple[bool, Progress]:
+    """What the script of a commit says: whether the block is committed, and how things stand."""
+    match answer:
+        case int():
+            return True, Progress(block.end, live_state.encode(), answer)
+        case [bytes() as at, bytes() as state, bytes() as held]:
+            return False, Progress(_end_of(at), state, int(held))
+    raise PenstockError(f"the script of a commit answered {answer!r:.80}")
 
 
 def raise_errors(replies: Iterable[Reply], where: Client) -> None:
@@ -99,39 +109,37 @@ def _end_of(record_id: bytes) -> int:
     return int(record_id.partition(b"-")[0])
 
 
-def payload_commands(partition: PartitionKeys, epoch: int, fields: Fields) -> list[Command]:
-    """The first half of a commit: opens the transaction and queues the entry; nothing happens before the second half.
-
-    ``fields`` is empty for a block of holes only.
-    """
-    if not fields:
-        return [(b"MULTI",)]
-    flat = [part for field in fields for part in field]
-    return [(b"MULTI",), (b"XADD", partition.entries(epoch).encode(), b"NOMKSTREAM", b"*", *flat)]
-
-
-def record_commands(
-    partition: PartitionKeys, epoch: int, shard: int, block: Block, bad: dict[int, str], segment: str = ""
+def commit_commands(
+    partition: PartitionKeys,
+    manifest: Manifest,
+    shard: int,
+    block: Block,
+    fields: Fields,
+    *,
+    bad: Mapping[int, str] | None = None,
+    segment: str = "",
 ) -> list[Command]:
-    """The second half: the block's index record, what is known of its bad samples (offset -> JSON), and EXEC.
+    """The transaction of one block; what the script answers, last in EXEC's reply, goes to `read_commit`.
 
+    ``fields`` are its entry's, none for a block of holes only; ``bad`` tells, as JSON, what is known of its holes;
     ``segment`` is where the payload lies, if not in the entry: this registers it.
     """
-    roster = partition.roster.encode()
-    entries, index = partition.entries(epoch).encode(), partition.index(epoch, shard).encode()
-    numbers = (epoch, block.end, block.first, block.count, block.nbytes)
-    holes = json.dumps(block.holes, separators=(",", ":")).encode()
-    keys, named = [entries, index, roster], []
+    epoch = manifest.epoch
+    keys = [partition.entries(epoch), partition.index(epoch, shard), partition.roster, partition.state(epoch),
+            partition.quarantine(epoch)]  # fmt: skip
     if segment:
-        keys.append(partition.segments(epoch).encode())
-        named.append(segment.encode())
-    count = b"%d" % len(keys)
-    commands: list[Command] = [(b"EVAL", _COMMIT, count, *keys, *(b"%d" % number for number in numbers), holes, *named)]
-    if bad:
-        flat_bad = [text.encode() for offset, why in bad.items() for text in (f"{shard}:{offset}", why)]
-        commands.append((b"HSET", partition.quarantine(epoch).encode(), *flat_bad))
-    commands.append((b"EXEC",))
-    return commands
+        keys.append(partition.segments(epoch))
+    holes = json.dumps(block.holes, separators=(",", ":")) if block.holes else "[]"
+    numbers = f"{epoch} {block.end} {block.first} {block.count} {block.nbytes}".split()
+    noted = [text for offset, why in (bad or {}).items() for text in (f"{shard}:{offset}", why)]
+    told = [str(len(keys)), *keys, manifest.live_state, *numbers, holes, segment, *noted]
+    appended = [part for field in fields for part in field]
+    return [
+        (b"MULTI",),
+        *([(b"XADD", keys[0].encode(), b"NOMKSTREAM", b"*", *appended)] if appended else []),
+        (b"EVAL", _COMMIT, *[text.encode() for text in told]),
+        (b"EXEC",),
+    ]
 
 
 def index_records(

@@ -1,7 +1,7 @@
 """The committer: appends a shard's blocks exactly once, whatever happens to it or to another run of the same job.
 
-One block is being committed while the next is packed and sent. Before every EXEC it looks, under WATCH, at what is
-committed (design.md 5.1); nothing is ever sent again without looking.
+One block is being committed while the next is packed and sent. The server refuses what is not next (decision 21) and
+says what is committed; nothing is ever sent again without having heard, or looked.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from penstock_common.format.wire import Fields, encode, meta_bytes
 from penstock_common.segments.writing import SegmentWriter
 from penstock_common.stream.entries import (
     Progress,
+    commit_commands,
     is_out_of_memory,
     is_sealed,
     look_commands,
-    payload_commands,
     raise_errors,
+    read_commit,
     read_look,
-    record_commands,
 )
 from penstock_common.stream.link.channel import Channel
 from penstock_common.stream.link.commands import Client
@@ -46,8 +46,8 @@ from penstock_common.stream.registry import seal_segments
 from penstock_common.stream.servers.durability import Durability, await_safety, touch_command
 from penstock_common.stream.streams import Stream, require_there
 from penstock_common.waiting import Notify, Outage, Wait, to_stderr
-from penstock_producer.keeping.janitor import Janitor
 from penstock_producer.writing.lane import open_lane
+from penstock_producer.writing.lasting import Lasting
 from penstock_producer.writing.reserve import sizes_of
 from penstock_producer.writing.room import RoomKeeper
 
@@ -59,7 +59,7 @@ class Sent:
     block: Block
     bad: Mapping[int, str]
     replies: int
-    """How many replies its transaction has before those of the look that follows it."""
+    """How many its transaction has."""
 
 
 class Committer:
@@ -78,13 +78,15 @@ class Committer:
         notify: Notify = to_stderr,
         clock: Callable[[], float] = time.monotonic,
         should_stop: Callable[[], bool] = lambda: False,
-        janitor: Janitor | None = None,
+        lasting: Lasting | None = None,
     ) -> None:
-        """``janitor`` is of the shard's partition; whoever writes many shards gives the same one again."""
+        """Whoever writes many shards gives all of them the same ``lasting``."""
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition = stream.partition_of(shard)
         self._checksum, self._fast, self._notify, self._clock = checksum, fast, notify, clock
-        self._room = RoomKeeper(client, stream, manifest, shard, notify, clock, janitor)
+        self._lasting = lasting = lasting or Lasting(client, stream, notify)
+        janitor = lasting.janitors.of(shard)
+        self._room = RoomKeeper(client, stream, manifest, shard, notify, clock, janitor, lasting.headroom)
         self._room_wait_s, self._should_stop = room_wait_s, should_stop
         self._sent: Sent | None = None
         self._wait: Wait | None = None
@@ -96,6 +98,8 @@ class Committer:
         self._safety = self._durability.commands()
         self._lacking = ""
         """What is committed and not yet as safe as it must be, said for people."""
+        self._unsafe = Wait(notify, clock=clock)
+        """Since that is so."""
         self._outage = Outage(notify, doing="writing", clock=clock)
         try:
             self._begin()
@@ -141,55 +145,39 @@ class Committer:
         ``room_wait_s`` for room, ServerUnavailable when the server does not come back.
         """
         before = self._sent
-        is_next = before is not None and block.count > 0 and block.first == before.block.end
-        if before is not None and is_next and self._follow(before, block, bad or {}):
+        if before is not None and self._may_follow(before, block) and self._follow(before, block, bad or {}):
             return
         self.settle()
         self._send(block, bad or {})
 
-    def _follow(self, before: Sent, block: Block, bad: Mapping[int, str]) -> bool:
-        """Sends the block's payload while the server commits the one before; EXEC follows once that has gone well.
+    def _may_follow(self, before: Sent, block: Block) -> bool:
+        """Whether the block may be sent with the one before it unanswered: all is well, and there is room for both."""
+        is_next = block.count > 0 and block.first == before.block.end and not self._lacking
+        return is_next and self._room.is_ample(block.nbytes, self._progress.held_bytes + before.block.nbytes)
 
-        The payload of a transaction does nothing until EXEC, so it may travel before its WATCH was looked at. False
-        where the long way has to be taken: the block before is then committed, or sent again.
+    def _follow(self, before: Sent, block: Block, bad: Mapping[int, str]) -> bool:
+        """Sends the block; where the one before it was refused so is this one, since it does not come next.
+
+        False where the long way has to be taken: the block before is then committed, or sent again.
         """
-        is_committed = False
         fields = self._stored(block)
         if fields is None:
             return False
         try:
-            self._channel.send(payload_commands(self._partition, self._manifest.epoch, fields))
-            is_committed = self._collect(before)
-            if is_committed:
+            sent = self._execute(block, bad, fields)
+            if self._collect(before) or self._collect(sent):  # another run may have committed just the one before
                 self._has_committed()
-                if not self._lacking and self._may_follow(block):
-                    self._execute(block, bad, queued=2)
-                    self._seal()  # what is full holds nothing of this block: all of it is committed
-                    return True
-            self._discard()
+                self._sent = sent if sent.replies else None
+                self._seal()  # what is full holds nothing of this block: all of it is committed
+                return True
         except ServerUnavailable as error:
             self._reconnect(error)
             self._sent = None  # its answers will not come; what is committed was looked at
         except BaseException:
-            self._channel.close()  # in the middle of a transaction: of no use to anyone
+            self._channel.close()  # with answers under way: of no use to anyone
             raise
-        if not is_committed:
-            self._send(before.block, before.bad)
+        self._send(before.block, before.bad)
         return False
-
-    def _may_follow(self, block: Block) -> bool:
-        """Whether the block is what comes next and there is room for it now."""
-        progress = self._progress
-        is_next = progress.end == block.first and progress.state == self._manifest.live_state.encode()
-        return is_next and self._room.has_room(block.nbytes, progress.held_bytes)
-
-    def _discard(self) -> None:
-        """Takes back a payload that was sent ahead; DISCARD also ends the WATCH, so it looks anew."""
-        look = look_commands(self._partition, self._manifest.epoch, self._shard)
-        self._channel.send([(b"DISCARD",), *look])
-        for _ in range(3):  # MULTI, XADD, DISCARD
-            self._channel.read()
-        self._progress = read_look([self._channel.read() for _ in look], self._client)
 
     def settle(self) -> None:
         """Waits until everything sent is committed, mending what can be mended."""
@@ -215,8 +203,13 @@ class Committer:
         self._sent = self._wait = None
         self._outage.over()
 
+    def finish(self) -> None:
+        """Ends, once all is settled; the connection is the next shard's."""
+        self._lasting.give_channel(self._channel)
+        self.close()
+
     def close(self) -> None:
-        """Gives the connection back; what was sent and not settled may or may not be committed."""
+        """Closes the connection; what was sent and not settled may or may not be committed."""
         self._channel.close()
         if self._lane is not None:
             self._lane.close()
@@ -238,9 +231,7 @@ class Committer:
                 if fields is None:  # the disk is full: one more round of waiting
                     continue
                 if rest is not None:
-                    payload = payload_commands(self._partition, self._manifest.epoch, fields)
-                    self._channel.send(payload)
-                    self._execute(rest, {o: why for o, why in bad.items() if o >= rest.first}, queued=len(payload))
+                    self._sent = self._execute(rest, {o: why for o, why in bad.items() if o >= rest.first}, fields)
                     return
             except ServerUnavailable as error:
                 self._reconnect(error)
@@ -288,14 +279,15 @@ class Committer:
             raise SegmentsUnseen(f"{lane.folder.path} takes no more segments: {error}") from error
         self._room.full_folder = str(lane.folder.path)
 
-    def _execute(self, block: Block, bad: Mapping[int, str], queued: int) -> None:
-        """Completes the transaction whose first ``queued`` commands were sent, and looks ahead to the next."""
-        epoch = self._manifest.epoch
+    def _execute(self, block: Block, bad: Mapping[int, str], fields: Fields) -> Sent:
+        """Sends the block's transaction."""
         reasons = {offset: json.dumps({"why": why[:500]}) for offset, why in bad.items()}
         segment = self._kept[2] if self._kept is not None and self._kept[0] is block else ""
-        commands = record_commands(self._partition, epoch, self._shard, block, reasons, segment)
-        self._sent = Sent(block, bad, queued + len(commands))
-        self._channel.send([*commands, *self._safety, *look_commands(self._partition, epoch, self._shard)])
+        commands = commit_commands(
+            self._partition, self._manifest, self._shard, block, fields, bad=reasons, segment=segment
+        )
+        self._channel.send([*commands, *self._safety])
+        return Sent(block, bad, len(commands))
 
     def _collect(self, sent: Sent) -> bool:
         """Reads the answers; False where the block has to be sent again (someone else committed, or no memory)."""
@@ -304,17 +296,16 @@ class Committer:
             return False
         replies = [self._channel.read() for _ in range(due)]
         safety = [self._channel.read() for _ in self._safety]
-        self._progress = read_look([self._channel.read() for _ in range(4)], self._client)
         outcome = replies[-1]
         if isinstance(outcome, list):
-            if any(is_sealed(reply) for reply in outcome):
+            if is_sealed(outcome[-1]):
                 self._leave_segment()
                 return False
             raise_errors(outcome, self._client)
-            self._lacking = self._durability.shortfall(safety, self._client)
-            return True
-        if outcome is None:  # WATCH saw another run of this shard, or the epoch's end
-            return False
+            is_committed, self._progress = read_commit(outcome[-1], sent.block, self._manifest.live_state)
+            if is_committed:
+                self._lacks(self._durability.shortfall(safety, self._client))
+            return is_committed
         if any(is_out_of_memory(reply) for reply in replies):
             self._room.server_is_full = True
             return False
@@ -329,7 +320,7 @@ class Committer:
 
     def _look(self) -> Progress:
         self._channel.send(look_commands(self._partition, self._manifest.epoch, self._shard))
-        return read_look([self._channel.read() for _ in range(4)], self._client)
+        return read_look([self._channel.read() for _ in range(3)], self._client)
 
     def _wait_for_room(self, nbytes: int) -> None:
         try:
@@ -352,7 +343,16 @@ class Committer:
         self._come_back(error)
 
     def _begin(self) -> None:
-        """Opens a connection and looks at what is committed."""
+        """Looks at what is committed, on the connection of a shard before or a new one."""
+        spare = self._lasting.take_channel()
+        if spare is not None:
+            self._channel = spare
+            try:
+                self._progress = self._look()
+            except ServerUnavailable:
+                spare.close()  # since nobody used it, most likely: a new one will say
+            else:
+                return
         self._channel = self._connect()
         try:
             self._progress = self._look()
@@ -370,13 +370,17 @@ class Committer:
             except ServerUnavailable as again:
                 error = again
         if self._safety:  # this connection has written nothing: its WAIT would answer for nothing
-            self._lacking = "the connection broke before the server said so"
+            self._lacks("the connection broke before the server said so")
+
+    def _lacks(self, what: str) -> None:
+        if not self._lacking:
+            self._unsafe.over()
+        self._lacking = what
 
     def _await_safety(self) -> None:
         """Returns once what is committed is as safe as the stream's durability says; raises DurabilityLost."""
-        wait = Wait(self._notify, clock=self._clock)
         while self._lacking:
-            await_safety(wait, self._durability, self._lacking)
+            await_safety(self._unsafe, self._durability, self._lacking)
             try:
                 self._channel.send([touch_command(self._stream), *self._safety])
                 replies = [self._channel.read() for _ in range(1 + len(self._safety))]

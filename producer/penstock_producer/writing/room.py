@@ -58,11 +58,12 @@ class RoomKeeper:
         notify: Notify,
         clock: Callable[[], float] = time.monotonic,
         janitor: Janitor | None = None,
+        headroom: Headroom | None = None,
     ) -> None:
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition = stream.partition_of(shard)
         self._janitor = janitor or Janitor(client, stream, self._partition, notify)
-        self._headroom, self._clock = Headroom(client, clock), clock
+        self._headroom, self._clock = headroom or Headroom(client, clock), clock
         self._room = Room(0, 0, stream.partition_budget, False)
         self.server_is_full = False
         """Set when the server refused a write at its maxmemory: then one more round of waiting comes first."""
@@ -103,6 +104,12 @@ class RoomKeeper:
             return self._go_on(block_bytes)
         self._note()
         return False
+
+    def is_ample(self, block_bytes: int, held_bytes: int) -> bool:
+        """Whether the block may go at once, by what is known: nothing is waited for, and nothing has to be freed."""
+        is_hindered = self._waited_s is not None or self.server_is_full or bool(self.full_folder)
+        is_fitting = block_bytes <= largest_block(self._stream.partition_budget)
+        return is_fitting and not is_hindered and self._is_enough(block_bytes, held_bytes) and self._go_on(block_bytes)
 
     def pause_s(self) -> float:
         """How long to wait before it is worth asking again."""

@@ -180,13 +180,13 @@ class ShardWriter:
                 "write or quarantine every one"
             )
         self._finish(self._next)
-        self._committer.close()
+        self._committer.finish()
 
     def close_as_committed(self) -> None:
         """Declares the shard complete with what is committed, for a writer that ends by an error; the rest is lost."""
         self._committer.settle()
         self._finish(self._committer.position)
-        self._committer.close()
+        self._committer.finish()
 
     def abort(self) -> None:
         """Gives the connection back without completing the shard; what was committed stands."""

@@ -29,11 +29,11 @@ from penstock_common.stream.servers.durability import Durability, make_safe, req
 from penstock_common.stream.servers.suitability import largest_block, require_suitable
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.keeping.janitor import Janitors
 from penstock_producer.keeping.policy import parse_policy
 from penstock_producer.keeping.tidying import Tidying
 from penstock_producer.writing.commit import Committer
 from penstock_producer.writing.lane import prepare_folder, require_capacity
+from penstock_producer.writing.lasting import Lasting
 from penstock_producer.writing.reserve import Reservation
 from penstock_producer.writing.shard import ShardWriter
 
@@ -102,7 +102,7 @@ class Writer:
         weakref.finalize(self, self._tidying.stopping.set)
         self.should_stop: Callable[[], bool] = lambda: False
         """Asked while a shard opened from now on waits for room: true ends the wait with BudgetFull."""
-        self._janitors = Janitors(self._client, self.stream, notify)
+        self._lasting = Lasting(self._client, self.stream, notify)
         self._feed: ShardWriter | None = None
         self._feed_epoch = 0
         self._ended_bytes = 0
@@ -223,7 +223,7 @@ class Writer:
         assert self.stream.spec is not None
         committer = Committer(
             self._client, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
-            fast=self._fast, notify=self._notify, should_stop=self.should_stop, janitor=self._janitors.of(shard),
+            fast=self._fast, notify=self._notify, should_stop=self.should_stop, lasting=self._lasting,
         )  # fmt: skip
         block_bytes = min(self.stream.block_bytes, largest_block(self.stream.partition_budget))
         return ShardWriter(committer, self.stream.spec, block_bytes=block_bytes, shard=shard, size=size, finish=finish)
@@ -243,6 +243,7 @@ class Writer:
         self._end_feed()
         self._client.patience.seconds = 0  # nobody waits for tidying
         self._tidying.stop()
+        self._lasting.close()
         self._client.close()
 
     def __enter__(self) -> Writer:

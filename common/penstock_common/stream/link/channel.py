@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from copy import copy
 from enum import Enum
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Any, Final, Protocol, Self, TypeAlias, cast
 
 from redis.exceptions import InvalidResponse, ResponseError
 
@@ -90,6 +91,9 @@ class Channel(Protocol):
         read-only replica, a script that keeps it busy) raises ServerUnavailable.
         """
 
+    def hand_over(self) -> Channel:
+        """The same connection for its next user, with nothing under way; this one is closed from now on."""
+
     def close(self) -> None:
         """Close the connection; again is harmless."""
 
@@ -101,10 +105,18 @@ class OwnsConnection:
         self._connection, self._where = connection, where
         self.broken = False
 
+    def hand_over(self) -> Self:
+        """See Channel."""
+        self._check()
+        heir = copy(self)
+        self.broken, self._connection = True, None
+        return heir
+
     def close(self) -> None:
         """Close the connection; again is harmless."""
         self.broken = True
-        self._connection.disconnect()
+        if self._connection is not None:
+            self._connection.disconnect()
 
     def _check(self) -> None:
         if self.broken:

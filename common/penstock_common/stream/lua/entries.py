@@ -8,9 +8,12 @@ from __future__ import annotations
 from penstock_common.stream.lua.pieces import GO_ON, MARK_LOST
 
 COMMIT = """
--- KEYS entries index roster (segments) | ARGV epoch end first count bytes holes (segment) : runs right after the XADD
--- in one MULTI.
--- Learns the new id without reading the payload, and refuses if nothing was appended.
+-- KEYS entries index roster state quarantine (segments) | ARGV live_state epoch end first count bytes holes segment,
+-- then of each bad sample its field and what is known of it : runs right after the XADD in one MULTI.
+-- Learns the new id without reading the payload. Where the epoch takes nothing more, or what is committed of the shard
+-- does not end at `first`, what was appended is taken back before anybody can have seen it, and the answer says how
+-- things stand; else it is the bytes of the partition.
+local count, id, before = tonumber(ARGV[5]), '', nil
 local function last()
   for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
     for i = 1, #group, 2 do
@@ -20,26 +23,40 @@ local function last()
     end
   end
 end
-local id = ''
-if tonumber(ARGV[4]) > 0 then
-  local before = last()
+local function take_back()
+  if id == '' then return end
+  redis.call('XDEL', KEYS[1], id)
+  redis.call('XGROUP', 'SETID', KEYS[1], '_last', before) -- who compares would wait for what is not there
+end
+local state = redis.call('GET', KEYS[4])
+if count == 0 then
+  redis.call('HDEL', KEYS[3], '') -- a first write that frees, so that the next may be made at maxmemory
+elseif state or redis.call('EXISTS', KEYS[1]) == 1 then -- else it was released, and nothing was appended
+  before = last()
   redis.call('XGROUP', 'SETID', KEYS[1], '_last', '$')
   id = last()
   if id == before then return redis.error_reply('PENSTOCK nothing was appended') end
 end
-if ARGV[7] and redis.call('HEXISTS', KEYS[4], 's:' .. ARGV[7]) == 1 then
+local newest = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
+local at = newest and newest[1] or '0-0'
+if state ~= ARGV[1] or at ~= ARGV[4] .. '-0' then
+  take_back()
+  return {at, state or '', redis.call('HGET', KEYS[3], 'bytes') or '0'}
+end
+if ARGV[8] ~= '' and redis.call('HEXISTS', KEYS[6], 's:' .. ARGV[8]) == 1 then
   -- its file may be another one by now; sent before, and late: nothing of it may stay
-  redis.call('XDEL', KEYS[1], id)
+  take_back()
   return redis.error_reply('PENSTOCK its segment is sealed')
 end
-local record = {'e', id, 'f', ARGV[3], 'n', ARGV[4], 'b', ARGV[5], 'h', ARGV[6]}
-if ARGV[7] then
-  record[#record + 1], record[#record + 2] = 's', ARGV[7]
-  redis.call('HINCRBY', KEYS[4], ARGV[7], 1)
+local record = {'e', id, 'f', ARGV[4], 'n', ARGV[5], 'b', ARGV[6], 'h', ARGV[7]}
+if ARGV[8] ~= '' then
+  record[#record + 1], record[#record + 2] = 's', ARGV[8]
+  redis.call('HINCRBY', KEYS[6], ARGV[8], 1)
 end
-redis.call('XADD', KEYS[2], ARGV[2] .. '-0', unpack(record))
-redis.call('HINCRBY', KEYS[3], 'b:' .. ARGV[1], ARGV[5])
-return {id, redis.call('HINCRBY', KEYS[3], 'bytes', ARGV[5])}
+redis.call('XADD', KEYS[2], ARGV[3] .. '-0', unpack(record))
+for i = 9, #ARGV, 2 do redis.call('HSET', KEYS[5], ARGV[i], ARGV[i + 1]) end
+redis.call('HINCRBY', KEYS[3], 'b:' .. ARGV[2], ARGV[6])
+return redis.call('HINCRBY', KEYS[3], 'bytes', ARGV[6])
 """
 
 ACK = """

@@ -1,0 +1,46 @@
+"""What lasts from shard to shard of one writer, since making it anew for each costs more than a small shard.
+
+A connection that nobody uses just now, what the server said of its memory, and what the janitors know to be gone.
+"""
+
+from __future__ import annotations
+
+import os
+
+from penstock_common.stream.link.channel import Channel
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.streams import Stream
+from penstock_common.waiting import Notify
+from penstock_producer.keeping.janitor import Janitors
+from penstock_producer.writing.headroom import Headroom
+
+
+class Lasting:
+    """Of one writer; its shards may be open at once."""
+
+    def __init__(self, client: Client, stream: Stream, notify: Notify) -> None:
+        self.janitors = Janitors(client, stream, notify)
+        self.headroom = Headroom(client)
+        self._spare: list[tuple[int, Channel]] = []
+        """At most one, with the process whose it is: a forked child must not speak on its parent's."""
+
+    def take_channel(self) -> Channel | None:
+        """A connection that an earlier shard gave back, if there is one; the server may have closed it meanwhile."""
+        try:
+            pid, channel = self._spare.pop()
+        except IndexError:
+            return None
+        return channel if pid == os.getpid() else None
+
+    def give_channel(self, channel: Channel) -> None:
+        """For the next shard; ``channel`` itself is closed from now on. It must not be in the middle of anything."""
+        if self._spare or channel.broken:
+            channel.close()
+        else:
+            self._spare.append((os.getpid(), channel.hand_over()))
+
+    def close(self) -> None:
+        """Closes the connection; what shards hold they close."""
+        channel = self.take_channel()
+        if channel is not None:
+            channel.close()

@@ -1,0 +1,102 @@
+"""What a writer keeps from shard to shard: one connection, whoever closes it in between, and no more than one."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from penstock_common.errors import ServerUnavailable
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.connection import open_channel
+from penstock_producer.writing.lasting import Lasting
+from tests.contracts.feed import SPEC, replayed, sample, stored, writer_of
+
+SHARDS = 60
+
+
+@pytest.mark.parametrize("fast", [False, None])
+def test_small_shards_share_a_connection(url: str, client: Client, fast: bool | None) -> None:
+    """A thousand shards in an epoch must not mean a thousand logins."""
+    with writer_of(url, spec=SPEC, fast=fast) as writer:
+        epoch = writer.epoch(0, sizes=[1] * SHARDS)
+        before = client.info("stats")["total_connections_received"]
+        asked = client.info("commandstats").get("cmdstat_info", {"calls": 0})["calls"]
+        for number in range(SHARDS):
+            with epoch.shard(number) as shard:
+                shard.write(sample(number))
+        assert client.info("stats")["total_connections_received"] - before <= 2
+        assert client.info("commandstats")["cmdstat_info"]["calls"] - asked <= SHARDS / 4
+    assert replayed(url) == list(range(SHARDS))
+
+
+def test_a_connection_that_was_closed_between_two_shards_is_replaced_without_a_word(url: str, client: Client) -> None:
+    """A server may close what is idle; nobody needs to hear of it, or to wait."""
+    said: list[str] = []
+    with writer_of(url, spec=SPEC, notify=said.append) as writer:
+        epoch = writer.epoch(0, sizes=[1] * 4)
+        for number in range(4):
+            with epoch.shard(number) as shard:
+                shard.write(sample(number))
+            client.client_kill_filter(_type="normal", skipme=True)
+    assert said == []
+    assert replayed(url) == list(range(4))
+
+
+def test_shards_that_are_open_at_once_have_connections_of_their_own(url: str, client: Client) -> None:
+    """Also in threads: what two of them send on one connection would be torn."""
+    with writer_of(url, spec=SPEC) as writer:
+        epoch = writer.epoch(0, sizes=[20] * 8)
+        with epoch.shard(7) as shard:  # leaves a connection to be fought for
+            for number in range(20):
+                shard.write(sample(number))
+
+        def run(number: int) -> None:
+            with epoch.shard(number) as shard:
+                for offset in range(20):
+                    shard.write(sample(offset))
+                    shard.flush()
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(7)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert epoch.refresh().state == "produced"
+    assert stored(client, "t", 0) == {(shard, offset): 1 for shard in range(8) for offset in range(20)}
+
+
+def test_a_shard_that_ended_badly_leaves_no_connection_behind(url: str, client: Client) -> None:
+    """Answers may be under way on it: the next shard would take them for its own."""
+    with writer_of(url, spec=SPEC) as writer:
+        epoch = writer.epoch(0, sizes=[2, 2])
+        with pytest.raises(KeyError), epoch.shard(0) as shard:
+            shard.write(sample(0))
+            shard.flush()
+            raise KeyError
+        for number in range(2):
+            with epoch.shard(number) as shard:
+                while shard.position < 2:
+                    shard.write(sample(shard.position))
+    assert stored(client, "t", 0) == {(shard, offset): 1 for shard in range(2) for offset in range(2)}
+
+
+def test_what_was_handed_over_is_closed_to_who_had_it(
+    url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that speak on one connection tear it; so would a forked child and its parent."""
+    with writer_of(url, spec=SPEC) as writer:
+        lasting, first = Lasting(writer.client, writer.stream, lambda _: None), open_channel(writer.client)
+        lasting.give_channel(first)
+        with pytest.raises(ServerUnavailable, match="closed"):
+            first.send([(b"PING",)])
+        first.close()
+        second = lasting.take_channel()
+        assert second is not None
+        second.send([(b"PING",)])
+        assert second.read() == b"PONG"
+        lasting.give_channel(second)
+        forked = os.getpid() + 1
+        monkeypatch.setattr(os, "getpid", lambda: forked)
+        assert lasting.take_channel() is None
