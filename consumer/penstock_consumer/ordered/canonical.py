@@ -90,6 +90,22 @@ class Steps:
         first, every = self.share
         return max(0, -(-(steps - first) // every))
 
+    def needed(self, step: int, total: int | None) -> int:
+        """All below it has to be committed before a step can be handed out."""
+        end = self.end_of(step)
+        return end if total is None else min(end, total)
+
+    def coming(self, step: int, total: int | None, committed: int) -> Iterator[tuple[int, int]]:
+        """Positions [lo, hi) of this rank's batches from a step on, as far as all they need is committed."""
+        last = None if total is None else self.count(total)
+        while (last is None or step < last) and self.needed(step, total) <= committed:
+            lo, hi = self.mine(step, total)
+            hi = hi if total is None else min(hi, total)
+            if lo >= hi:  # filled from the epoch's start
+                return
+            yield lo, hi
+            step += 1
+
     def _whole(self, step: int) -> int:
         """Which step it is among those of all shares."""
         first, every = self.share

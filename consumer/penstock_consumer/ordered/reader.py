@@ -105,6 +105,8 @@ class OrderedReader:
             Receiver(spec, self._assembler, self._expected, partition.number, self._answers.append, self._segments)
             for partition in place.stream.partitions
         ]
+        self._is_dry = False
+        """Whether the last look for more found less than the next step needs."""
         self._broken_off: int | None = None
         """Where an abandoned epoch ends."""
         self._refresh(self._manifest)
@@ -210,7 +212,8 @@ class OrderedReader:
         self.queue.wait_for_room(0, 0)  # raises Stopped
         # one that lies there for ever, of no step of this rank or of a shard not known yet, must not drown the word
         self.queue.meter.to("producers")
-        if not (self._walk.wait(BLOCK_MS, self._needed()) and self._walk.advance()):
+        self._is_dry = False
+        if not self._walk.wait(BLOCK_MS, self.steps.needed(self._planned // self.steps.batch, self._total)):
             self._refresh(renewed(self.place.client, self.place.stream, self._manifest))
         self.queue.meter.to("reader")
 
@@ -232,9 +235,9 @@ class OrderedReader:
             total = self._total
             if total is not None and self._is_planned_out(total):
                 return
-            end = self.steps.end_of(step)
-            if not self._walk.reach(end if total is None else min(end, total)):
+            if not self._is_committed(step):
                 return
+            self._walk.prepare(self.steps.coming(step, total, self._walk.end))
             lo, hi = self.steps.mine(step, total)
             try:
                 takes = list(resolve(self._pieces(lo + done), lo + done, hi, self._planned, total, self._is_unusable))
@@ -249,19 +252,23 @@ class OrderedReader:
             last = [self._todo.pop()] if self._todo else []
             self._todo.extend(joined([*last, *takes]))
 
-    def _needed(self) -> int:
-        """All below it has to be committed before the next step can be handed out."""
-        end, total = self.steps.end_of(self._planned // self.steps.batch), self._total
-        return end if total is None else min(end, total)
+    def _is_committed(self, step: int) -> bool:
+        """Whether a step may be handed out. Asked in vain, the server is asked again when nothing else is left."""
+        needed = self.steps.needed(step, self._total)
+        if self._walk.end < needed and not self._is_dry:
+            self._is_dry = not self._walk.reach(needed)
+        return self._walk.end >= needed
 
     def _is_unusable(self, piece: Piece) -> bool:
         return bool(self._unusable) and (self._number(piece), piece.record.entry_id) in self._unusable
 
     def _pieces(self, lo: int) -> Iterator[Piece]:
         """From ``lo`` on, cyclically; raises NotYet where what comes next is not committed."""
-        yield from self._walk.pieces(lo)
         total = self._total
-        if total is None or self._walk.end < total:
+        for piece in self._walk.pieces(lo):
+            yield piece
+            lo = piece.end
+        if total is None or lo < total:
             raise NotYet
         if self._head is None:
             begun = shards_in_order(self.place.client, self.place.stream, self._manifest)

@@ -1,25 +1,39 @@
-"""An epoch's index records in canonical order, as far as they are committed; what comes next may be waited for.
+"""An epoch's index records by position, and how far it is committed; what comes next may be waited for.
 
-What they mean for a batch is ``canonical``'s, payloads are fetched by ``reader``.
+A rank reads the records its own batches need, and not those between them: the more ranks there are, the fewer each
+reads. What they mean for a batch is ``canonical``'s, payloads are fetched by ``reader``.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from penstock_common.errors import EpochIncomplete, OrderNeedsSizes
-from penstock_common.stream.entries import Record, await_record, index_records
+from penstock_common.stream.entries import FIRST_PAGE, PAGE, Record, await_record
 from penstock_common.stream.groups.positions import starts_of
+from penstock_common.stream.index_pages import Want, index_pages, shard_ends
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards
 from penstock_common.stream.mending.dead import DeadNote
 from penstock_common.stream.streams import Stream
 from penstock_consumer.ordered.canonical import Piece
+from penstock_consumer.ordered.known import Known
+
+SHARDS_AT_ONCE = 64
+"""So many shards are asked at once how far they are."""
+RANGES = 64
+"""So many stretches of records are asked for at once."""
+NEAR_RECORDS = 4
+"""So few records between two batches are read along: it costs less than to ask once more."""
+
+Positions = tuple[int, int]
+"""[lo, hi) in canonical order."""
 
 
 class Walk:
-    """Goes on from one position; keeps what it has read until told to `forget` it."""
+    """Keeps what it has read until told to `forget` it."""
 
     def __init__(
         self, client: Client, stream: Stream, manifest: Manifest, begun: range, position: int,
@@ -27,129 +41,197 @@ class Walk:
     ) -> None:  # fmt: skip
         """``begun`` are the shards there may be; ``dropped`` ranges are gone for good, and holes.
 
-        Raises EpochIncomplete where the position lies beyond them.
+        What lies below the position counts as committed.
         """
-        self._dropped = dropped
-        self._client, self._stream, self._manifest, self._begun = client, stream, manifest, begun
-        self._pieces: deque[Piece] = deque()
-        self._shard, self._shard_start = self._place_of(position)
-        self._offset = position - self._shard_start
-        self._records: Iterator[Record] | None = None
-
-    def _place_of(self, position: int) -> tuple[int, int]:
-        starts = starts_of(self._manifest, self._begun)
-        found = max(((start, shard) for shard, start in starts.items() if start <= position), default=(0, 0))
-        return found[1], found[0]
-
-    @property
-    def end(self) -> int:
-        """All below it, from where the walk began, is read."""
-        return self._shard_start + self._offset
+        self._dropped = sorted(dropped, key=lambda note: note.first)
+        self._client, self._stream = client, stream
+        self._known = Known()
+        self._has_looked = False
+        """Whether the last read told how far the walk's shard is, too."""
+        self._positions_each = 0.0
+        """In a record, as of late; 0 before the first."""
+        self.now(manifest, begun)
+        self._shard, self._end = self._place_of(position)
+        """Up to this offset of this shard all is known to be committed."""
+        self._go_on()
 
     def now(self, manifest: Manifest, begun: range) -> None:
         """The manifest as it is now: shards may have been finished."""
         self._manifest, self._begun = manifest, begun
+        self._starts = list(starts_of(manifest, begun).values())
+
+    def _place_of(self, position: int) -> tuple[int, int]:
+        """(shard, offset); of shards without samples it is the one behind them."""
+        shard = max(bisect_right(self._starts, position) - 1, 0)
+        return shard, position - (self._starts[shard] if self._starts else 0)
+
+    # --- how far it is committed ---
+
+    @property
+    def end(self) -> int:
+        """All below it, from where the walk began, is known to be committed."""
+        if self._manifest.state == PRODUCED and self._manifest.samples is not None:
+            return self._manifest.samples
+        return self._starts[self._shard] + self._end if self._shard < len(self._starts) else 0
 
     def reach(self, position: int) -> bool:
-        """Reads on up to a position; whether all below it is committed."""
-        while self.end < position:
-            if not self._extend():
-                return False
-        return True
-
-    def advance(self) -> bool:
-        """Reads on by one record, needed or not; whether there was one that could be read."""
-        return self.reach(self.end + 1)
+        """Whether all below a position is committed; asks the server if that is not known, and was not just asked."""
+        is_news, self._has_looked = not self._has_looked, False
+        while is_news and self.end < position:
+            stop = self._place_of(position - 1)[0] + 1
+            is_news = self._look(stop) and self._shard + SHARDS_AT_ONCE <= stop
+        return self.end >= position
 
     def to_the_end(self) -> int:
-        """Reads all that is there without a gap; returns its end."""
-        while self._extend():
+        """The end of all that is there without a gap."""
+        while self._look(self._begun.stop):
             pass
         return self.end
 
-    def pieces(self, lo: int) -> Iterator[Piece]:
-        """The pieces from the one that holds ``lo`` on; ends at what is not committed yet, or the epoch's end."""
-        seen = 0
-        while True:
-            while seen < len(self._pieces):
-                if self._pieces[seen].end > lo:
-                    yield self._pieces[seen]
-                seen += 1
-            if not self._extend():
-                return
+    def _look(self, stop: int) -> bool:
+        """Asks the next shards, those below ``stop``; whether more is committed than was known."""
+        self._go_on()
+        stop = min(stop, self._begun.stop, self._shard + SHARDS_AT_ONCE)
+        before, shards = (self._shard, self._end), range(self._shard, stop)
+        ends = shard_ends(self._client, self._stream, self._manifest.epoch, shards)
+        for shard, end in zip(shards, ends, strict=True):
+            if shard == self._shard:
+                self._committed(shard, end)
+        return (self._shard, self._end) > before
 
-    def forget(self, below: int) -> None:
-        """Pieces that end there are not needed any more."""
-        while self._pieces and self._pieces[0].end <= below:
-            self._pieces.popleft()
+    def _committed(self, shard: int, end: int) -> None:
+        """The records of a shard follow each other without gap: one that ends there says that all before it is."""
+        if shard == self._shard and end > self._end:
+            self._end = end
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Behind a complete shard comes the next one."""
+        while (size := self._size(self._shard)) is not None and self._end >= size:
+            if self._shard + 1 >= min(self._begun.stop, len(self._starts)):
+                return
+            self._shard, self._end = self._shard + 1, self._end - size
 
     def wait(self, block_ms: int, position: int) -> bool:
-        """Waits until all below a position is committed, or the rest of the shard being read; False if it is not.
+        """Waits until all below a position is committed, or the rest of a shard before it; whether there is any news.
 
         Not for each record on the way there: the more ranks there are, the more of them are in one step.
         """
-        wanted, size = position - self._shard_start, self._size()
-        after = max(self._offset, (wanted if size is None else min(wanted, size)) - 1)
-        partition = self._stream.partition_of(self._shard)
-        return await_record(self._client, partition, self._manifest.epoch, self._shard, after, block_ms)
+        self._go_on()
+        shard, before, size = self._shard, self.end, self._size(self._shard)
+        wanted = position - self._starts[shard] if shard < len(self._starts) else 0
+        after = max(self._end, (wanted if size is None else min(wanted, size)) - 1)
+        partition = self._stream.partition_of(shard)
+        self._committed(shard, await_record(self._client, partition, self._manifest.epoch, shard, after, block_ms))
+        return self.end > before
 
     def where(self) -> str:
         """What comes next, in words."""
-        size = self._size()
-        return f"shard {self._shard} from offset {self._offset}" + ("" if size is None else f" of {size}")
+        size = self._size(self._shard)
+        return f"shard {self._shard} from offset {self._end}" + ("" if size is None else f" of {size}")
 
-    def _size(self) -> int | None:
-        """Of the shard being read, if that is known."""
+    def _size(self, shard: int) -> int | None:
+        """If it is known."""
         if self._manifest.sizes is not None:
-            return self._manifest.shard_size(self._shard)
-        return self._manifest.done.get(self._shard)
+            return self._manifest.shard_size(shard)
+        return self._manifest.done.get(shard)
 
-    def _extend(self) -> bool:
-        """Reads one more record; False if the next one is not there."""
-        while True:
-            size = self._size()
-            if self._shard >= self._begun.stop:
-                return False
-            if size is None or self._offset < size:
+    # --- records ---
+
+    def pieces(self, lo: int) -> Iterator[Piece]:
+        """The pieces from the one that holds ``lo`` on; ends at what is not committed yet, or the epoch's end."""
+        while (piece := self._at(lo)) is not None:
+            yield piece
+            lo = piece.end
+
+    def prepare(self, ranges: Iterable[Positions]) -> None:
+        """Reads what covers these positions, in one round trip: nothing is asked where the first range is known."""
+        todo = iter(ranges)
+        first = next(todo, None)
+        if first is None or all(self._known.at(position) is not None for position in (first[0], first[1] - 1)):
+            return
+        self._read(self._joined(chain([first], todo)))
+
+    def forget(self, below: int) -> None:
+        """Pieces that end there are not needed any more."""
+        self._known.forget(below)
+
+    def _joined(self, ranges: Iterable[Positions]) -> list[Positions]:
+        """Neighbours as one, as many as make a page; before anything is known of the records' length only the first."""
+        joined: list[Positions] = []
+        records = 0
+        for lo, hi in ranges:
+            if joined and lo - joined[-1][1] <= NEAR_RECORDS * self._positions_each:
+                records += self._count(hi - joined[-1][1])
+                joined[-1] = (joined[-1][0], hi)
+            else:
+                records += self._count(hi - lo)
+                joined.append((lo, hi))
+            if not self._positions_each or records >= PAGE or len(joined) >= RANGES:
                 break
-            self._shard_start += size
-            self._shard, self._offset, self._records = self._shard + 1, 0, None
-        partition = self._stream.partition_of(self._shard)
-        if self._records is None:
-            self._records = index_records(
-                self._client, partition, self._manifest.epoch, self._shard, after=self._offset
-            )
-        record = next(self._records, None)
-        if record is None:
-            self._records = None
-            if self._manifest.state == PRODUCED and size is not None:
-                self._pass(size)
-                return True
-            return False
-        if record.first > self._offset:
-            self._pass(record.first)
-        self._pieces.append(Piece(self._shard_start + record.first, self._shard, record))
-        self._offset = record.end
-        return True
+        return joined
 
-    def _pass(self, hi: int) -> None:
+    def _count(self, positions: int) -> int:
+        """Records that cover so many positions, and one more for where they begin and end."""
+        return int(positions / self._positions_each * 1.2) + 2 if self._positions_each else FIRST_PAGE
+
+    def _at(self, position: int) -> Piece | None:
+        if (known := self._known.at(position)) is not None:
+            return known
+        self._read([(position, position + 1)])
+        return self._known.at(position)
+
+    def _read(self, ranges: Iterable[Positions]) -> None:
+        """Reads records from each range's first position on, about as many as it needs."""
+        wants = [want for lo, hi in ranges for want in self._wants(lo, hi)]
+        if not wants:
+            return
+        follows = None if self._manifest.state == PRODUCED else self._shard
+        pages, end = index_pages(self._client, self._stream, self._manifest.epoch, wants, follows)
+        if follows is not None:
+            self._committed(follows, end)
+            self._has_looked = True
+        for (shard, offset, _), page in zip(wants, pages, strict=True):
+            size, start = self._size(shard), self._starts[shard]
+            if page:
+                self._committed(shard, page[-1].end)
+                length = (page[-1].end - page[0].first) / len(page)
+                self._positions_each = length if not self._positions_each else (self._positions_each + length) / 2
+            if page and page[0].first > offset:
+                self._pass(shard, offset, page[0].first)
+            elif not page and size is not None and self._manifest.state == PRODUCED:
+                self._pass(shard, offset, size)
+            for record in page:
+                self._known.add(Piece(start + record.first, shard, record))
+
+    def _wants(self, lo: int, hi: int) -> Iterator[Want]:
+        """Of each shard that has some of these positions."""
+        while lo < hi and self._starts:
+            shard, offset = self._place_of(lo)
+            size = self._size(shard)
+            end = hi - self._starts[shard] if size is None else min(hi - self._starts[shard], size)
+            if offset >= end:
+                return
+            yield Want(shard, offset, self._count(end - offset))
+            lo = self._starts[shard] + end
+
+    def _pass(self, shard: int, lo: int, hi: int) -> None:
         """Takes what no record names, up to ``hi``, for holes, if an operator gave it up; raises EpochIncomplete."""
-        lo = at = self._offset
-        for note in sorted(self._dropped, key=lambda note: note.first):
-            if note.shard == self._shard and note.first <= at:
+        at = lo
+        for note in self._dropped:
+            if note.shard == shard and note.first <= at:
                 at = max(at, note.end)
         if at < hi:
-            raise self._missing(lo, hi)
-        self._pieces.append(Piece(self._shard_start + lo, self._shard, Record(hi, b"", lo, 0, 0, ())))
-        self._offset = hi
+            raise self._missing(shard, lo, hi)
+        self._known.add(Piece(self._starts[shard] + lo, shard, Record(hi, b"", lo, 0, 0, ())))
 
-    def _missing(self, lo: int, hi: int) -> EpochIncomplete:
+    def _missing(self, shard: int, lo: int, hi: int) -> EpochIncomplete:
         name = self._stream.name
         return EpochIncomplete(
-            f"epoch {self._manifest.epoch} of {name!r}: the index of shard {self._shard} has no record of offsets "
+            f"epoch {self._manifest.epoch} of {name!r}: the index of shard {shard} has no record of offsets "
             f"{lo}-{hi - 1}: `penstock audit {name} --repair SOURCE...` makes them again, "
             f"`penstock bad drop {name} {self._manifest.epoch}` goes on without",
-            [(self._shard, lo, hi)],
+            [(shard, lo, hi)],
         )
 
 

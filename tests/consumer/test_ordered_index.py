@@ -1,0 +1,93 @@
+"""Ranks read an index by position: each what its own batches need, however many others there are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_common.errors import EpochIncomplete
+from penstock_common.stream.entries import Record
+from penstock_common.stream.index_pages import Want, index_pages
+from penstock_common.stream.link.commands import Client
+from penstock_consumer.ordered import walk
+from penstock_consumer.ordered.canonical import Piece
+from penstock_consumer.ordered.known import Known
+from tests.contracts.feed import open_stream
+from tests.contracts.ordered import expected, interleaved, plan, planned_writer, rank_of, read_ranks, write_shards
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6))), st.integers(0, 36))
+def test_what_was_read_last_of_a_position_holds(added: Sequence[tuple[int, int]], below: int) -> None:
+    """A repair that comes while an epoch is read stands in place of what it overlaps, whatever its edges are."""
+    known = Known()
+    model: dict[int, int] = {}
+    for number, (start, length) in enumerate(added):
+        overlapped = {model[p] for p in range(start, start + length) if p in model}
+        model = {position: one for position, one in model.items() if one not in overlapped}
+        model |= dict.fromkeys(range(start, start + length), number)
+        known.add(Piece(start, 0, Record(start + length, b"%d-0" % number, start, length, length, ())))
+    known.forget(below)
+    kept = {one for position, one in model.items() if position >= below}
+    for position in range(40):
+        found = known.at(position)
+        owner = model.get(position)
+        assert (None if found is None else int(found.record.entry_id[:-2])) == (owner if owner in kept else None)
+
+
+class Reads:
+    """Counts the records that all walks read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.records = self.trips = 0
+        monkeypatch.setattr(walk, "index_pages", self._pages)
+
+    def _pages(self, client: Client, stream: Any, epoch: int, wants: Sequence[Want], *rest: Any) -> Any:
+        found = index_pages(client, stream, epoch, wants, *rest)
+        self.records += sum(map(len, found[0]))
+        self.trips += 1
+        return found
+
+
+def test_many_ranks_together_read_little_more_of_the_index_than_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what each rank does for a batch grows with the number of ranks."""
+    blocks = 800
+    plan(url, [8 * blocks], block_samples=8)
+    reads = Reads(monkeypatch)
+    with rank_of(url, group="alone") as loader:
+        assert sum(batch.size for batch in loader) == 8 * blocks
+    alone, reads.records = (reads.records, reads.trips), 0
+    with rank_of(url, 3, 16, group="many") as loader:
+        assert [int(batch["y"][0]) for batch in loader] == list(range(8 * 3, 8 * blocks, 8 * 16))
+    assert reads.records < alone[0] / 4, "of 800 records its batches lie in 50"
+    assert alone[1] < 10
+
+
+def test_steps_over_many_small_shards_are_followed_while_they_are_written(url: str) -> None:
+    """A step may need a dozen shards; some of them are empty, and holes at a step's end look beyond it."""
+    sizes = [3, 0, 5, 1] * 30
+    total = sum(sizes)
+    bad = frozenset(range(30, 36)) | {total - 1}
+    with planned_writer(url, 3, block_samples=2) as writer:
+        epoch = writer.epoch(sizes=sizes)
+        thread = threading.Thread(target=write_shards, args=(epoch, range(len(sizes)), sizes, bad))
+        thread.start()
+        ranks = read_ranks(url, 4, 8)
+        thread.join()
+    steps = -(-total // 32)
+    assert interleaved(ranks) == expected(total, bad, 0, 32 * steps)
+
+
+def test_a_rank_whose_batches_lie_in_a_gap_names_it(any_url: str, any_client: Client) -> None:
+    """It reads nothing in front of its batch, and sees all the same that no record covers it."""
+    plan(any_url, [80], block_samples=10)
+    any_client.xdel(open_stream(any_client, "t").partitions[0].index(0, 0), "30-0")
+    with rank_of(any_url, 1, 2, 10) as loader:
+        batches = iter(loader)
+        assert next(batches)["y"].tolist() == list(range(10, 20))
+    with rank_of(any_url, 0, 2, 10) as loader, pytest.raises(EpochIncomplete, match="no record of offsets 20-29"):
+        list(loader)
