@@ -335,9 +335,6 @@ class Committer:
         finally:
             self._room.end_wait()
 
-    def _connect(self) -> Channel:
-        return open_channel(self._client, fast=self._fast)
-
     def _reconnect(self, error: ServerUnavailable) -> None:
         self._channel.close()
         self._come_back(error)
@@ -346,18 +343,16 @@ class Committer:
         """Looks at what is committed, on the connection of a shard before or a new one."""
         spare = self._lasting.take_channel()
         if spare is not None:
-            self._channel = spare
-            try:
-                self._progress = self._look()
-            except ServerUnavailable:
-                spare.close()  # since nobody used it, most likely: a new one will say
-            else:
-                return
-        self._channel = self._connect()
+            with suppress(ServerUnavailable):  # it may have been closed since: a new one will say
+                return self._begin_on(spare)
+        return self._begin_on(open_channel(self._client, fast=self._fast))
+
+    def _begin_on(self, channel: Channel) -> None:
+        self._channel = channel
         try:
             self._progress = self._look()
         except BaseException:
-            self._channel.close()
+            channel.close()
             raise
 
     def _come_back(self, error: ServerUnavailable) -> None:
