@@ -6,7 +6,8 @@ What the payload fields hold is ``wire``'s; whether an identity lies inside the 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from json import JSONDecoder
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, UnsupportedVersion
+from penstock_common.format.layout import Layout, layout_of
 from penstock_common.format.limits import (
     MAX_ENTRY_BYTES,
     MAX_FIELD_BYTES,
@@ -31,6 +33,12 @@ RESERVED = ("compression", "ref")
 """Header keys that later writers will use; an entry that has one is not for this reader."""
 STREAM_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{16}\Z")
+_INTEGER = rb"(?:0|[1-9]\d{0,15})"
+_USUAL = re.compile(
+    rb'\{"v":1,"stream":"([A-Za-z0-9._-]{1,64})","epoch":(%b),"shard":(%b),"first":(%b),"count":(%b),"tensors":(\{.*\})'
+    rb'(?:,"xxh3":"([0-9a-f]{16})")?(?:,"ref":(\["[0-9a-z.-]*",%b,\[(?:%b(?:,%b)*)?\]\]))?\}' % ((_INTEGER,) * 7)
+)
+"""Nearly every header: no holes, no repair."""
 
 
 @dataclass(slots=True)
@@ -55,14 +63,18 @@ class Header:
     """Where the payload lies, if not in the entry."""
     is_repair: bool = False
     """Written again for samples that were lost: a group may have settled some of them already."""
+    layout: Layout | None = field(default=None, compare=False)
+    """What of it depends on spec and count alone, where that is known; `fields` says it in any case."""
 
     @property
     def end(self) -> int:
         """The offset after the last one this entry accounts for."""
         return self.first + self.count + len(self.holes)
 
-    def fields(self) -> list[tuple[bytes, int | None]]:
+    def fields(self) -> Sequence[tuple[bytes, int | None]]:
         """The payload fields this header announces, in order, with their size in bytes where it is known."""
+        if self.layout is not None:
+            return self.layout.fields
         announced: list[tuple[bytes, int | None]] = []
         for tensor in self.spec:
             name = tensor.name.encode()
@@ -80,6 +92,9 @@ def parse_header(data: bytes | bytearray | memoryview, spec: Spec, *, takes_refs
 
     ``takes_refs``: the stream keeps payloads in segments, and this reader sees them.
     """
+    usual = _USUAL.fullmatch(data) if len(data) <= MAX_HEADER_BYTES else None
+    if usual is not None and (known := _recognised(usual, spec, takes_refs)) is not None:
+        return known
     value = _object(data)
     version = _number(value, "v", 1, MAX_NUMBER)
     if version != VERSION:
@@ -114,6 +129,29 @@ def parse_header(data: bytes | bytearray | memoryview, spec: Spec, *, takes_refs
     return header
 
 
+def _recognised(usual: re.Match[bytes], spec: Spec, takes_refs: bool) -> Header | None:
+    """A header that is, byte by byte, what `wire.encode` writes for these numbers: no more of it has to be checked.
+
+    None for any other, also for one that is to be refused: parsing it says why.
+    """
+    stream, *numbers, tensors, digest, ref = usual.groups()
+    if ref is not None and not takes_refs:
+        return None
+    epoch, shard, first, count = map(int, numbers)
+    if max(epoch, shard) > MAX_NUMBER or count < 1 or first + count > MAX_SHARD_SAMPLES:
+        return None
+    layout = layout_of(spec.tensors, count)
+    if layout is None or layout.text != tensors or not layout.is_allowed:
+        return None
+    header = Header(
+        stream.decode(), epoch, shard, first, count, (), {}, spec, digest.decode() if digest else None,
+        parse_ref(_decoded(ref)) if ref else None, layout=layout,
+    )  # fmt: skip
+    if header.ref is not None:
+        _check_ref(header, header.ref)
+    return header
+
+
 def _check_ref(header: Header, ref: Ref) -> None:
     fields = header.fields()
     if len(fields) != len(ref.sizes):
@@ -126,14 +164,18 @@ def _check_ref(header: Header, ref: Ref) -> None:
 def _object(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     if len(data) > MAX_HEADER_BYTES:
         raise BadEntry(f"header of {len(data)} bytes, at most {MAX_HEADER_BYTES} are read")
-    try:
-        # decoded here: json.loads would also take UTF-16 and UTF-32
-        value = _JSON.decode(str(data, "utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise BadEntry(f"header is not JSON: {str(error)[:80]}") from None
+    value = _decoded(data)
     if type(value) is not dict:
         raise BadEntry("header is not a JSON object")
     return value
+
+
+def _decoded(data: bytes | bytearray | memoryview) -> Any:
+    try:
+        # decoded here: json.loads would also take UTF-16 and UTF-32
+        return _JSON.decode(str(data, "utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BadEntry(f"header is not JSON: {str(error)[:80]}") from None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

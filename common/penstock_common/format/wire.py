@@ -6,7 +6,6 @@ A decoder trusts nothing: every size is bounded before memory is taken, and any 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from json import dumps
 from typing import Any
@@ -19,6 +18,7 @@ from penstock_common.errors import BadEntry, ChecksumMismatch, TooLarge
 from penstock_common.format.block import Block, Column
 from penstock_common.format.dtypes import BOOL, item_size, numpy_dtype
 from penstock_common.format.header import STREAM_ID, VERSION, Header, parse_header
+from penstock_common.format.layout import layout_of
 from penstock_common.format.limits import (
     INLINE_SAMPLES,
     INLINE_SIZES,
@@ -59,7 +59,8 @@ def encode(
             payload.append((name + SHAPES_SUFFIX.encode(), _bytes_of(column.shapes.astype("<i8", copy=False))))
         payload.append((name, _bytes_of(column.values)))
     _refuse_large(payload)
-    tensors = _fixed_json(tuple([column.spec for column in block.columns]), block.count) or _tensors_json(block, inline)
+    layout = layout_of(tuple([column.spec for column in block.columns]), block.count)
+    tensors = _tensors_json(block, inline) if layout is None else layout.json
     holes = f',"holes":{dumps(block.holes, separators=(",", ":"))}' if block.holes else ""
     digest = f',"xxh3":"{digest_of([value for _, value in payload])}"' if checksum else ""
     repair = ',"repair":true' if is_repair else ""
@@ -72,7 +73,8 @@ def encode(
 
 def meta_bytes(spec: Spec, count: int) -> int:
     """At most so long is the header of so many samples of fixed-size tensors, without holes."""
-    return 512 + len(_fixed_json(spec.tensors, count))
+    layout = layout_of(spec.tensors, count)
+    return 512 + (0 if layout is None else len(layout.json))
 
 
 def _sizes_of(block: Block) -> int:
@@ -93,17 +95,6 @@ def _refuse_large(payload: Fields) -> None:
         )
 
 
-@lru_cache(maxsize=256)
-def _fixed_json(tensors: tuple[TensorSpec, ...], count: int) -> str:
-    """The header's ``tensors`` where it depends on nothing but the count; empty with ragged tensors."""
-    if any(tensor.is_ragged for tensor in tensors):
-        return ""
-    return dumps(
-        {t.name: {"dtype": t.dtype, "shape": [count, *t.shape]} for t in tensors},
-        separators=(",", ":"),
-    )
-
-
 def _tensors_json(block: Block, inline: bool) -> str:
     tensors: dict[str, dict[str, Any]] = {}
     for column in block.columns:
@@ -119,8 +110,11 @@ def _tensors_json(block: Block, inline: bool) -> str:
 
 def digest_of(buffers: Iterable[Any]) -> str:
     """XXH3-64 (seed 0) of the buffers one after the other, 16 lowercase hex digits."""
+    every = list(buffers)
+    if len(every) == 1:
+        return xxhash.xxh3_64_hexdigest(every[0])
     digest = xxhash.xxh3_64()
-    for buffer in buffers:
+    for buffer in every:
         digest.update(buffer)
     return digest.hexdigest()
 

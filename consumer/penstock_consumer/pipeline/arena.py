@@ -5,6 +5,7 @@ A fresh large array costs page faults (0.4 s of CPU per GB, design.md 7); a recy
 
 from __future__ import annotations
 
+from math import prod
 from sys import getrefcount
 from typing import Any
 
@@ -37,36 +38,42 @@ class Arena:
         self._keep = keep
         """Buffers remembered per size; what is handed out beyond them is simply freed by its last user."""
         self._pool: dict[int, list[NDArray[np.uint8]]] = {}
+        self._starts: dict[int, list[int]] = {}
+        """Size -> where in each buffer of `_pool` the first aligned byte is."""
         self._next: dict[int, int] = {}
         """Size -> where the oldest buffer handed out is looked for first."""
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """An array of undefined content."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        return self._buffer(nbytes)[:nbytes].view(dtype).reshape(shape)
+        return self.memory(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+
+    def memory(self, nbytes: int) -> NDArray[np.uint8]:
+        """So many bytes of undefined content."""
+        owner, start = self._buffer(nbytes)
+        return owner[start : start + nbytes]
 
     def trim(self) -> None:
         """Gives back what nobody refers to: less of it is needed from now on."""
-        for owners in self._pool.values():
+        for nbytes, owners in self._pool.items():
             for position in reversed(range(len(owners))):
                 if _references(owners, position) == _UNUSED:
                     del owners[position]
+                    del self._starts[nbytes][position]
         self._next.clear()
 
-    def _buffer(self, nbytes: int) -> NDArray[np.uint8]:
-        owners = self._pool.setdefault(nbytes, [])
-        start = self._next.get(nbytes, 0)
+    def _buffer(self, nbytes: int) -> tuple[NDArray[np.uint8], int]:
+        """One that nobody refers to, and its first aligned byte."""
+        owners, starts = self._pool.setdefault(nbytes, []), self._starts.setdefault(nbytes, [])
+        first = self._next.get(nbytes, 0)
         for step in range(min(TRIED, len(owners))):
-            position = (start + step) % len(owners)
+            position = (first + step) % len(owners)
             if _references(owners, position) == _UNUSED:
                 self._next[nbytes] = position + 1
-                return _aligned(owners[position])
-        self._next[nbytes] = start + TRIED  # a trainer may keep those for good
+                return owners[position], starts[position]
+        self._next[nbytes] = first + TRIED  # a trainer may keep those for good
         owner = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
+        start = -owner.ctypes.data % ALIGNMENT
         if len(owners) < self._keep:
             owners.append(owner)
-        return _aligned(owner)
-
-
-def _aligned(owner: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return owner[-owner.ctypes.data % ALIGNMENT :]
+            starts.append(start)
+        return owner, start

@@ -79,12 +79,12 @@ class Batch(dict[str, Any]):
     @property
     def size(self) -> int:
         """Samples in the batch."""
-        return sum(span.hi - span.lo for span in self.spans)
+        return sum([hi - lo for _, lo, hi in self.spans])
 
     @property
     def nbytes(self) -> int:
         """Payload bytes."""
-        return sum(int(value.nbytes) for value in self.values())
+        return sum([int(value.nbytes) for value in self.values()])
 
     def identities(self) -> Iterator[tuple[int, int, int]]:
         """(epoch, shard, offset) of each row: the name of a sample for ever."""
@@ -125,6 +125,8 @@ class _Open:
     """A batch being filled."""
 
     arrays: dict[str, NDArray[Any]]
+    memory: dict[str, memoryview]
+    """The bytes of `arrays`, a row after the other."""
     ragged: dict[str, list[Ragged]]
     filled: int = 0
     spans: list[Span] = field(default_factory=list)
@@ -133,31 +135,39 @@ class _Open:
 class Assembler:
     """Fills batches of ``batch_size`` samples; finished ones are taken with `take`.
 
-    A whole entry of fixed-size tensors is placed with `targets` (where its bytes should go) and `accept`; anything
+    A whole entry of fixed-size tensors is placed with `places` (where its bytes should go) and `accept`; anything
     else (ragged tensors, some rows of an entry) goes through `append`.
     """
 
     def __init__(self, spec: Spec, batch_size: int, arena: Arena, epoch: int) -> None:
         self._spec, self._batch_size, self._arena, self._epoch = spec, batch_size, arena, epoch
         self._fixed = [tensor for tensor in spec if not tensor.is_ragged]
+        self._row_bytes = {tensor.name: tensor.sample_bytes for tensor in self._fixed}
+        self._fixed_arrays = [
+            (t.name, numpy_dtype(t.dtype), (batch_size, *(dim or 0 for dim in t.shape))) for t in self._fixed
+        ]
+        """Name, dtype and shape of a batch's arrays."""
+        self._ragged = [tensor.name for tensor in spec if tensor.is_ragged]
         self._opened: deque[_Open] = deque()
         self._ready: deque[Batch] = deque()
 
+    def places(self, name: str, count: int) -> list[memoryview]:
+        """Memory, in order, for the bytes of ``count`` samples of a fixed-size tensor; none is taken until `accept`."""
+        size = self._row_bytes[name]
+        return [
+            opened.memory[name][opened.filled * size : (opened.filled + rows) * size]
+            for opened, rows in self._shares(count)
+        ]
+
     def targets(self, name: str, count: int) -> list[NDArray[Any]]:
-        """Rows, in order, where ``count`` samples of a fixed-size tensor go; nothing is taken until `accept`."""
-        pieces: list[NDArray[Any]] = []
-        for opened in self._room_for(count):
-            rows = min(count, self._batch_size - opened.filled)
-            pieces.append(opened.arrays[name][opened.filled : opened.filled + rows])
-            count -= rows
-        return pieces
+        """The same as rows of arrays."""
+        return [opened.arrays[name][opened.filled : opened.filled + rows] for opened, rows in self._shares(count)]
 
     def accept(self, count: int, spans: Sequence[Span], ragged: dict[str, Ragged]) -> None:
-        """Takes ``count`` samples whose fixed tensors now lie in their `targets`."""
+        """Takes ``count`` samples whose fixed tensors now lie in their `places`."""
         done = 0
         rest = deque(spans)
-        for opened in list(self._room_for(count)):
-            rows = min(count - done, self._batch_size - opened.filled)
+        for opened, rows in self._shares(count):
             for name, parts in opened.ragged.items():
                 parts.append(ragged[name][done : done + rows])
             opened.spans += _split(rest, rows)
@@ -202,33 +212,33 @@ class Assembler:
         """Whether a batch is begun."""
         return any(opened.filled for opened in self._opened)
 
-    def _room_for(self, count: int) -> Iterator[_Open]:
-        """The begun batches, and as many more as ``count`` samples need."""
-        room = 0
-        index = 0
-        while room < count:
-            if index == len(self._opened):
+    def _shares(self, count: int) -> list[tuple[_Open, int]]:
+        """The begun batches, and as many more as ``count`` samples need, each with the rows it takes."""
+        shares: list[tuple[_Open, int]] = []
+        while count > 0:
+            if len(shares) == len(self._opened):
                 self._opened.append(self._fresh())
-            room += self._batch_size - self._opened[index].filled
-            yield self._opened[index]
-            index += 1
+            opened = self._opened[len(shares)]
+            rows = min(count, self._batch_size - opened.filled)
+            shares.append((opened, rows))
+            count -= rows
+        return shares
 
     def _fresh(self) -> _Open:
-        arrays = {
-            t.name: self._arena.array((self._batch_size, *(dim or 0 for dim in t.shape)), numpy_dtype(t.dtype))
-            for t in self._fixed
-        }
-        return _Open(arrays, {t.name: [] for t in self._spec if t.is_ragged})
+        arrays, memory = {}, {}
+        for tensor, dtype, shape in self._fixed_arrays:
+            held = self._arena.memory(self._batch_size * self._row_bytes[tensor])
+            arrays[tensor], memory[tensor] = held.view(dtype).reshape(shape), held.data
+        return _Open(arrays, memory, {name: [] for name in self._ragged})
 
     def _finish(self, opened: _Open) -> Batch:
         whole = opened.filled == self._batch_size
         values: dict[str, Any] = {}
-        for tensor in self._spec:
-            if tensor.is_ragged:
-                values[tensor.name] = Ragged.concatenate(opened.ragged[tensor.name])
+        for name in self._spec.names:
+            if (array := opened.arrays.get(name)) is None:
+                values[name] = Ragged.concatenate(opened.ragged[name])
             else:
-                array = opened.arrays[tensor.name]
-                values[tensor.name] = array if whole else array[: opened.filled]
+                values[name] = array if whole else array[: opened.filled]
         return Batch(values, self._epoch, opened.spans)
 
 

@@ -93,6 +93,9 @@ class Receiver:
         self._spec, self._assembler, self._place, self._partition = spec, assembler, place, partition
         self._report = report
         self._ragged = any(tensor.is_ragged for tensor in spec)
+        self._placed = {tensor.name.encode(): tensor.name for tensor in spec if not tensor.is_ragged}
+        """Fields whose bytes may be received where batches have them."""
+        self._bools = [tensor for tensor in spec if tensor.dtype == BOOL and not tensor.is_ragged]
         self.begin(b"")
 
     @property
@@ -106,7 +109,9 @@ class Receiver:
         self._header: Header | None = None
         self._error: BadEntry | None = None
         self._wanted: NDArray[np.bool_] | NDArray[np.int64] | None = None
-        self._pending: list[tuple[bytes, int | None]] = []
+        self._due: Sequence[tuple[bytes, int | None]] = ()
+        """The payload fields that the header announces; of them, so many have come:"""
+        self._came = 0
         self._received: list[Any] = []
         self._scratch: dict[bytes, NDArray[np.uint8]] = {}
         self._nbytes = 0
@@ -121,11 +126,11 @@ class Receiver:
                 return None
             self._error = BadEntry(f"the first field is {name[:40]!r} of {nbytes} bytes, expected 'meta'")
             return SKIP
-        if not self._pending or self._pending[0][0] != name:
-            expected = self._pending[0][0].decode() if self._pending else "no more"
-            self._error = BadEntry(f"field {name[:40]!r}, expected {expected}")
+        expected, announced = self._due[self._came] if self._came < len(self._due) else (b"no more", None)
+        if expected != name or self._came == len(self._due):
+            self._error = BadEntry(f"field {name[:40]!r}, expected {expected.decode()}")
             return SKIP
-        _, announced = self._pending.pop(0)
+        self._came += 1
         if nbytes > MAX_FIELD_BYTES or (announced is not None and announced != nbytes):
             self._error = BadEntry(f"field {name.decode()!r} has {nbytes} bytes, expected {announced}")
             return SKIP
@@ -133,10 +138,8 @@ class Receiver:
 
     def _views(self, name: bytes, nbytes: int, is_fixed: bool) -> Sequence[memoryview]:
         assert self._header is not None
-        text = name.decode()
-        if is_fixed and self._wanted is None and text in self._spec.names:
-            rows = self._assembler.targets(text, self._header.count)
-            views = [row.reshape(-1).view(np.uint8).data for row in rows]
+        if is_fixed and self._wanted is None and name in self._placed:
+            views = self._assembler.places(self._placed[name], self._header.count)
         else:
             self._scratch[name] = np.empty(nbytes, dtype=np.uint8)
             views = [self._scratch[name].data]
@@ -149,7 +152,7 @@ class Receiver:
             header = parse_header(data, self._spec, takes_refs=self._segments is not None)
             self._place.check(header)
             self._wanted = self._place.wanted(header)
-            self._pending = header.fields() if header.ref is None else []
+            self._due = header.fields() if header.ref is None else ()
             self._header = header
         except BadEntry as error:
             self._error = error
@@ -172,8 +175,8 @@ class Receiver:
 
     def _complete(self) -> Lease | None:
         header = self._header
-        if header is None or self._pending:
-            missing = ", ".join(name.decode() for name, _ in self._pending) or "meta"
+        if header is None or self._came < len(self._due):
+            missing = ", ".join(name.decode() for name, _ in self._due[self._came :]) or "meta"
             raise BadEntry(f"fields are missing: {missing}")
         if header.ref is not None:
             if self._is_view(header):
@@ -231,10 +234,9 @@ class Receiver:
 
     def _accept(self, header: Header) -> Lease:
         """The whole entry; its fixed tensors lie in the batches already."""
-        for tensor in self._spec:
-            if tensor.dtype == BOOL and not tensor.is_ragged:
-                for row in self._assembler.targets(tensor.name, header.count):
-                    check_values(tensor, row.reshape(-1).view(np.uint8))
+        for tensor in self._bools:
+            for place in self._assembler.places(tensor.name, header.count):
+                check_values(tensor, np.frombuffer(place, dtype=np.uint8))
         ragged = self._ragged_parts(header)
         lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, header.count)
         ranges = runs(self._offsets(header)) if header.holes else [(header.first, header.end)]

@@ -221,15 +221,21 @@ class EpochReader:
 
     def _settle_received(self, received: list[Received], manifest: Manifest, partition: PartitionKeys) -> None:
         """Books what arrived: leases for good entries first, since the rest asks the server; dead letters for bad."""
+        odd = []
         for one in received:
             if one.lease is not None and one.lease.owed:
                 self.place.holdings.add(one.lease)
                 self._entry_bytes += (one.nbytes - self._entry_bytes) * 0.2
+            else:
+                odd.append(one)
         if any(one.lease is not None for one in received):
             self._burials.saw_good()
-        for one in received:
-            if (one.lease is not None and one.lease.owed) or is_newer(one):
-                continue
+        if odd:
+            self._settle_odd(odd, manifest, partition)
+
+    def _settle_odd(self, odd: list[Received], manifest: Manifest, partition: PartitionKeys) -> None:
+        """Entries of which nothing is handed out."""
+        for one in [one for one in odd if not is_newer(one)]:
             if is_settled(self.place.client, partition, manifest, self.place.who.group, one.error, one.header):
                 self._finish_entry(manifest, partition, one.entry_id)
                 continue
@@ -242,7 +248,7 @@ class EpochReader:
             elif one.lease is not None:  # every sample of it was settled before: only the entry itself is due
                 self._finish_entry(manifest, partition, one.entry_id)
         self._burials.require_hope()
-        refuse_newer(self.place, partition, manifest.epoch, received)
+        refuse_newer(self.place, partition, manifest.epoch, odd)
 
     def _finish_entry(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes) -> None:
         acknowledge(self.place.client, partition, manifest, self.place.who.group, [entry_id], {})
