@@ -70,6 +70,18 @@ class TestReports:
         audited = audit_stream(client, "t")
         assert (audited.is_clean, audited.delivered, audited.unread) == (True, {"g": 32}, 68)
 
+    def test_a_report_is_one_step_however_many_partitions_there_are(self, client: Client, url: str) -> None:
+        """Each batch of each rank is one: with 32 partitions 32 commands cost more than receiving the batch."""
+        plan(url, [8] * 64, partitions=8)
+        ranks = [rank(client, number) for number in range(2)]
+        manifest = load_manifest(client, open_stream(client, "t"), 0)
+        before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+        for who in ranks:
+            report(client, who, manifest, 256)
+        assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 2
+        audited = audit_stream(client, "t")
+        assert (audited.is_clean, audited.delivered, audited.unread) == (True, {"g": 256}, 256)
+
     def test_a_position_never_falls_by_a_report(self, any_client: Client, any_url: str) -> None:
         """Reports overtake each other when a connection breaks and they are sent again."""
         plan(any_url, [100])
@@ -263,6 +275,24 @@ class TestGoingBack:
             rewind(any_client, ranks[0], manifest, 16)
         rewind(any_client, ranks[0], manifest, 48)
         assert position_of(any_client, 0) == 48
+
+    def test_what_is_trimmed_in_any_partition_is_not_gone_back_to(self, any_url: str, any_client: Client) -> None:
+        """Positions lie in the first partition, what was removed may have lain in another."""
+        plan(any_url, [50, 50, 50], partitions=3)
+        stream = open_stream(any_client, "t")
+        manifest, who = load_manifest(any_client, stream, 0), rank(any_client, 0, world=1)
+        report(any_client, who, manifest, 120)
+        rosters = [partition.roster for partition in stream.partitions]
+        any_client.hset(rosters[2], "t:0", "1")
+        with pytest.raises(ReplayTruncated, match="from position 112"):
+            rewind(any_client, who, manifest, 112)
+        assert position_of(any_client, 0) == 120
+        any_client.hdel(rosters[2], "t:0")
+        planned = [load_roster(any_client, partition).generation for partition in stream.partitions]
+        rewind(any_client, who, manifest, 112)
+        assert position_of(any_client, 0) == 112
+        now = [load_roster(any_client, partition).generation for partition in stream.partitions]
+        assert all(before < after for before, after in zip(planned, now, strict=True)), "a planned removal is refused"
 
     def test_start_earliest_reads_again(self, any_url: str) -> None:
         """A second run of the same group over what is retained."""

@@ -144,9 +144,7 @@ class OrderedPlace(Place):
             return
         self._known[batch.epoch] = manifest
         with self._refusals():
-            for partition in self.stream.partitions:
-                keys, args = report_arguments(partition, manifest, self.who, batch.position)
-                self._outbox.send(REPORT, keys, args)
+            self._outbox.send(REPORT, *report_arguments(manifest, self.who, batch.position))
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:

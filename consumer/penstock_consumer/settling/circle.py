@@ -133,9 +133,7 @@ class _Hands:
         end = max((record.end for record in records), default=0)
         now, then = np.ones(end, dtype=bool), np.ones(end, dtype=bool)
         for name, group in self._groups.items():
-            bits = group_bits(
-                self._client, self._partition, self._manifest, name, group, shard, 0, end, may_go=True
-            )  # fmt: skip
+            bits = group_bits(self._client, self._stream, self._manifest, name, group, shard, 0, end, may_go=True)
             now &= bits
             then &= bits | self._in_hand(name, group, start, records, end)
         for record in records:

@@ -51,7 +51,7 @@ def hold_of(
             held = [record for record in records if record.entry_id in pending]
             total += sum(record.nbytes for record in held)
             if with_freed and epoch not in kept and held:
-                freed += _freed(client, partition, manifest, roster, group, shard, held)
+                freed += _freed(client, stream, manifest, roster, group, shard, held)
     return GroupHold(total, freed, len(holders))
 
 
@@ -64,7 +64,7 @@ def _records(
 
 
 def _freed(
-    client: Client, partition: PartitionKeys, manifest: Manifest, roster: Roster, group: str, shard: int,
+    client: Client, stream: Stream, manifest: Manifest, roster: Roster, group: str, shard: int,
     held: list[Record],
 ) -> int:  # fmt: skip
     """Of these records, the bytes that every other group has settled."""
@@ -72,7 +72,7 @@ def _freed(
     done = np.ones(end, dtype=bool)
     for name, other in roster.groups.items():
         if name != group and other.holds and other.first <= epoch and (name, epoch) not in roster.closed:
-            done &= group_bits(client, partition, manifest, name, other, shard, 0, end, may_go=True)
+            done &= group_bits(client, stream, manifest, name, other, shard, 0, end, may_go=True)
     for record in held:
         done[list(record.holes)] = True
     return sum(record.nbytes for record in held if done[record.first : record.end].all())

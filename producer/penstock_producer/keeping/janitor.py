@@ -248,7 +248,7 @@ class Janitor:
         floor = known.floors.get(shard, 0)
         bits = [
             group_bits(
-                self._client, self._partition, manifest, group, roster.groups[group], shard, floor, end, may_go=True
+                self._client, self._stream, manifest, group, roster.groups[group], shard, floor, end, may_go=True
             )
             for group in groups
         ]

@@ -56,7 +56,7 @@ def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bo
         }
         surveys.append(
             survey_partition(
-                client, partition, manifest.epoch, sizes, starts, stream.spec, deep=deep, segments=segments
+                client, stream, partition, manifest.epoch, sizes, starts, stream.spec, deep=deep, segments=segments
             )
         )
     return surveys

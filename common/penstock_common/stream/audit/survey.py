@@ -21,12 +21,13 @@ from penstock_common.format.wire import decode
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.stream.entries import Record, group_counts, index_records, is_gone, parse_id
 from penstock_common.stream.groups.ledger import settled_bits
-from penstock_common.stream.groups.positions import load_positions, settled_below
+from penstock_common.stream.groups.positions import known_positions, settled_below
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.mending.dead import DeadNote, load_notes
 from penstock_common.stream.payloads import whole_fields
+from penstock_common.stream.streams import Stream
 
 EntryId = tuple[int, int]
 Listed = tuple[bytes, bytes, int]
@@ -109,8 +110,8 @@ class Survey:
 
 
 def survey_partition(
-    client: Client, partition: PartitionKeys, epoch: int, sizes: dict[int, int | None], starts: dict[int, int],
-    spec: Spec, *, deep: bool, segments: SegmentReader | None = None,
+    client: Client, stream: Stream, partition: PartitionKeys, epoch: int, sizes: dict[int, int | None],
+    starts: dict[int, int], spec: Spec, *, deep: bool, segments: SegmentReader | None = None,
 ) -> Survey:  # fmt: skip
     """Reads in an order in which a running epoch looks consistent: entries before the index, pending before ledgers.
 
@@ -128,7 +129,7 @@ def survey_partition(
             pending = frozenset(_pending(client, partition, epoch, name)) if name in delivered else frozenset()
             groups[name] = GroupSurvey(delivered.get(name), pending, {}, is_ordered=record.kind == ORDERED)
     for name, group in groups.items():
-        below = _settled_position(client, partition, epoch, name, before) if group.is_ordered else 0
+        below = _settled_position(client, stream, epoch, name, before) if group.is_ordered else 0
         for shard, size in sizes.items():
             length = size if size is not None else _end(index[shard])
             if group.is_ordered:
@@ -148,11 +149,11 @@ def survey_partition(
     return Survey(partition.number, (state or b"none").decode(), before, roster, newest, held, index, bad, groups)
 
 
-def _settled_position(client: Client, partition: PartitionKeys, epoch: int, group: str, roster: Roster) -> int:
+def _settled_position(client: Client, stream: Stream, epoch: int, group: str, roster: Roster) -> int:
     """All below it is settled for an ordered group."""
     if (group, epoch) in roster.closed:
         return MAX_NUMBER
-    return load_positions(client, partition, epoch, group).minimum(roster.groups[group].world)
+    return known_positions(client, stream, epoch, group).minimum(roster.groups[group].world)
 
 
 def _take_given_up(group: GroupSurvey, notes: Iterable[DeadNote]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.stream.entries import index_ends, index_records
-from penstock_common.stream.groups.positions import kept_head, known_positions, load_positions, settled_below, starts_of
+from penstock_common.stream.groups.positions import kept_head, known_positions, settled_below, starts_of
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import Arg, Client, run_script
@@ -72,16 +72,16 @@ def settled_bits(
 
 
 def group_bits(
-    client: Client, partition: PartitionKeys, manifest: Manifest, group: str, record: GroupRecord, shard: int, lo: int,
-    hi: int, *, may_go: bool = False,
+    client: Client, stream: Stream, manifest: Manifest, group: str, record: GroupRecord, shard: int, lo: int, hi: int,
+    *, may_go: bool = False,
 ) -> NDArray[np.bool_]:  # fmt: skip
     """For each offset of [lo, hi) whether the group has settled it: by its ledger, or an ordered group's positions.
 
     ``may_go`` leaves out what is settled and still needed: an ordered group fills an epoch's end from its start.
     """
     if record.kind != ORDERED:
-        return settled_bits(client, partition, manifest.epoch, group, shard, lo, hi)
-    minimum = load_positions(client, partition, manifest.epoch, group).minimum(record.world)
+        return settled_bits(client, stream.partition_of(shard), manifest.epoch, group, shard, lo, hi)
+    minimum = known_positions(client, stream, manifest.epoch, group).minimum(record.world)
     start = starts_of(manifest, range(shard + 1)).get(shard)
     settled = settled_below(minimum, start, lo, hi)
     if may_go and (manifest.samples is None or minimum < manifest.samples):

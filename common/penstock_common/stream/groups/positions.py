@@ -1,12 +1,14 @@
 """How far the ranks of an ordered group are: reporting a position, reading them, taking a rank back.
 
-Positions count in the epoch's canonical order (shards in order, offsets in order, planned samples, holes included), the
-same number in every partition. Which samples that settles is ``ledger``'s.
+Positions count in the epoch's canonical order (shards in order, offsets in order, planned samples, holes included) over
+all partitions, and lie in the first one alone: a report is one step, however many there are. Which samples that settles
+is ``ledger``'s.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +29,7 @@ HEAD_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """One epoch's positions of a group, as one partition has them, or all of them together."""
+    """One epoch's positions of a group."""
 
     floor: int = 0
     """Of ranks that reported none."""
@@ -42,27 +44,11 @@ class Positions:
         return min((self.of(rank) for rank in range(world)), default=self.floor)
 
 
-def load_positions(client: Client, partition: PartitionKeys, epoch: int, group: str) -> Positions:
-    """What one partition knows."""
-    return _positions(decoded(client.hgetall(partition.positions(epoch, group))))
-
-
-def _positions(fields: dict[str, str]) -> Positions:
+def known_positions(client: Client, stream: Stream, epoch: int, group: str) -> Positions:
+    """How far each rank is."""
+    fields = decoded(client.hgetall(stream.partitions[0].positions(epoch, group)))
     ranks = {int(name): int(value) for name, value in fields.items() if name != FLOOR}
     return Positions(int(fields.get(FLOOR, 0)), ranks)
-
-
-def known_positions(client: Client, stream: Stream, epoch: int, group: str) -> Positions:
-    """What any partition knows: a report that died on its way through them is true all the same."""
-    with client.pipeline(transaction=False) as pipe:
-        for partition in stream.partitions:
-            pipe.hgetall(partition.positions(epoch, group))
-        known = [_positions(decoded(reply)) for reply in pipe.execute()]
-    ranks = {rank for positions in known for rank in positions.ranks}
-    return Positions(
-        max(positions.floor for positions in known),
-        {rank: max(positions.of(rank) for positions in known) for rank in ranks},
-    )
 
 
 def starts_of(manifest: Manifest, shards: range) -> dict[int, int]:
@@ -88,22 +74,25 @@ def kept_head(record: GroupRecord) -> int:
     return HEAD_STEPS * record.world * record.batch
 
 
-def report_arguments(
+def report_arguments(manifest: Manifest, who: Membership, position: int) -> tuple[list[str], list[Arg]]:
+    """Keys and arguments of REPORT: everything of this rank below ``position`` is settled."""
+    return _arguments(who.stream.partitions[0], manifest, who, position)
+
+
+def _arguments(
     partition: PartitionKeys, manifest: Manifest, who: Membership, position: int
 ) -> tuple[list[str], list[Arg]]:
-    """Keys and arguments of REPORT: everything of this rank below ``position`` is settled."""
     assert who.order is not None
     keys = [partition.roster, partition.state(manifest.epoch), partition.positions(manifest.epoch, who.group)]
     return keys, [manifest.live_state, who.group, who.order.rank, who.incarnation, position]
 
 
 def report(client: Client, who: Membership, manifest: Manifest, position: int) -> None:
-    """Reports in every partition; never lowers. Nothing happens where the epoch is no longer live.
+    """Reports a position; never lowers. Nothing happens where the epoch is no longer live.
 
     Raises MemberReplaced, GroupNotFound.
     """
-    for partition in who.stream.partitions:
-        _run(client, who, REPORT, *report_arguments(partition, manifest, who, position))
+    _run(client, who, REPORT, *report_arguments(manifest, who, position))
 
 
 def rewind(client: Client, who: Membership, manifest: Manifest, position: int) -> None:
@@ -113,10 +102,11 @@ def rewind(client: Client, who: Membership, manifest: Manifest, position: int) -
     """
     before = known_positions(client, who.stream, manifest.epoch, who.group)
     for look_only in (1, 0):  # look everywhere first: a rank is taken back in all partitions or in none
+        settled = -1  # the first partition says what the group had settled when the rank was taken back there
         for partition in who.stream.partitions:
-            keys, args = report_arguments(partition, manifest, who, position)
-            args[4:] = [manifest.epoch, position, look_only]
-            answer = _run(client, who, REWIND, keys, args)
+            keys, args = _arguments(partition, manifest, who, position)
+            args[4:] = [manifest.epoch, position, look_only, settled]
+            answer, settled = _run(client, who, REWIND, keys, args)
             if answer != b"ok":
                 assert who.order is not None
                 if not look_only:
@@ -133,7 +123,7 @@ def _truncated(who: Membership, manifest: Manifest, position: int, now: Position
     )
 
 
-def _run(client: Client, who: Membership, script: str, keys: list[str], args: list[Arg]) -> object:
+def _run(client: Client, who: Membership, script: str, keys: list[str], args: list[Arg]) -> Any:
     try:
         return run_script(client, script, keys, args)
     except ResponseError as error:

@@ -55,7 +55,7 @@ if world > 0 and (record.world or world) ~= world then -- other ranks: only when
   for _, key in pairs(given) do
     local floor = minimum(key, record.world)
     redis.call('DEL', key)
-    redis.call('HSET', key, 'floor', floor)
+    if floor > 0 then redis.call('HSET', key, 'floor', floor) end
   end
 end
 if world > 0 then record.world, record.batch = world, batch end

@@ -38,24 +38,27 @@ REWIND = (
     _REQUIRE_RANK
     + MINIMUM
     + """
--- KEYS roster state positions | ARGV live_state group rank incarnation epoch position look_only
--- Returns 'gone', 'trimmed' where what is below the group's minimum may be removed already, or 'ok'. The generation
--- rises, so that a removal that was planned before is refused.
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 'gone' end
+-- KEYS roster state positions | ARGV live_state group rank incarnation epoch position look_only settled
+-- settled is what the group had settled, as the first partition said; -1 for that one, which alone has positions.
+-- Returns {'gone'}, {'trimmed'} where what is below that may be removed already, or {'ok'}, each with settled. The
+-- generation rises, so that a removal that was planned before is refused.
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return {'gone', 0} end
 redis.call('HDEL', KEYS[1], '')
 local no = refusal(KEYS[1], ARGV[2], ARGV[3], ARGV[4])
 if no then return redis.error_reply(no) end
-local record = cjson.decode(redis.call('HGET', KEYS[1], 'g:' .. ARGV[2]))
-if redis.call('HEXISTS', KEYS[1], 't:' .. ARGV[5]) == 1
-    and tonumber(ARGV[6]) < minimum(KEYS[3], record.world) then return 'trimmed' end
+local record, settled, first = cjson.decode(redis.call('HGET', KEYS[1], 'g:' .. ARGV[2])), tonumber(ARGV[8]), false
+if settled < 0 then settled, first = minimum(KEYS[3], record.world), true end
+if redis.call('HEXISTS', KEYS[1], 't:' .. ARGV[5]) == 1 and tonumber(ARGV[6]) < settled then
+  return {'trimmed', settled}
+end
 redis.call('HINCRBY', KEYS[1], 'gen', 1)
-if ARGV[7] == '1' then return 'ok' end
-redis.call('HSET', KEYS[3], ARGV[3], ARGV[6])
+if ARGV[7] == '1' then return {'ok', settled} end
+if first then redis.call('HSET', KEYS[3], ARGV[3], ARGV[6]) end
 redis.call('HDEL', KEYS[1], 'd:' .. ARGV[2] .. ':' .. ARGV[5])
 if record.first > tonumber(ARGV[5]) then
   record.first = tonumber(ARGV[5])
   redis.call('HSET', KEYS[1], 'g:' .. ARGV[2], cjson.encode(record))
 end
-return 'ok'
+return {'ok', settled}
 """
 )
