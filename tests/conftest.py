@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +23,7 @@ settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 Servers = Callable[[Path | None], EmbeddedServer]
+SHARED_MEMORY = Path("/dev/shm")
 
 # With no server at all every test that needs one fails with the line that says how to get one, rather than be skipped.
 _EXECUTABLES: list[Path | None] = [*find_servers()] or [None]
@@ -92,6 +95,17 @@ def fresh_server() -> Iterator[Callable[..., EmbeddedServer]]:
             return stack.enter_context(EmbeddedServer(executable, **arguments))  # type: ignore[arg-type]
 
         yield make
+
+
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, what segments are most often in; on a disk where there is no such file system."""
+    if not SHARED_MEMORY.is_dir():
+        yield tmp_path
+        return
+    root = Path(tempfile.mkdtemp(dir=SHARED_MEMORY, prefix="penstock-test-"))
+    yield root
+    shutil.rmtree(root)
 
 
 def _emptied(server: EmbeddedServer) -> EmbeddedServer:

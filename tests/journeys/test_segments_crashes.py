@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,21 +19,13 @@ from tests.journeys.trouble import Lines
 from tests.journeys.turnover import BLOCK_BYTES, BUDGET_BYTES, RECYCLING, SAMPLES, SPEC, WRITING
 
 
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A folder in memory: what segments are most often in."""
-    root = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None, prefix="penstock-test-"))
-    yield root
-    shutil.rmtree(root)
-
-
 @pytest.mark.slow
 def test_whoever_is_killed_while_segments_turn_over_no_sample_is_lost_and_no_file_left(
-    any_server: EmbeddedServer, memory: Path
+    any_server: EmbeddedServer, memory_path: Path
 ) -> None:
     """Writers, recyclers and trainers are killed one after the other; then the folder is compared with the stream."""
     url = any_server.url
-    with Writer("t", url=url, spec=SPEC, payload=f"segments:{memory}", budget_bytes=BUDGET_BYTES,
+    with Writer("t", url=url, spec=SPEC, payload=f"segments:{memory_path}", budget_bytes=BUDGET_BYTES,
                 block_bytes=BLOCK_BYTES, notify=lambda _: None) as writer:  # fmt: skip
         join_group(writer.client, Membership(writer.stream, "g", "", ""), declared=True)
     trained: list[str] = []
@@ -66,4 +55,4 @@ def test_whoever_is_killed_while_segments_turn_over_no_sample_is_lost_and_no_fil
         assert report.is_clean, report
         assert not report.pending
         assert leftovers(client, writer.stream) == []
-    assert turnover.folder_bytes(memory) < 2 * BUDGET_BYTES
+    assert turnover.folder_bytes(memory_path) < 2 * BUDGET_BYTES

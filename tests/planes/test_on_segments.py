@@ -44,12 +44,12 @@ def server(any_server: EmbeddedServer) -> EmbeddedServer:
 
 
 @pytest.fixture(autouse=True)
-def on_segments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def on_segments(monkeypatch: pytest.MonkeyPatch, memory_path: Path) -> None:
     """Streams that are made without a word about payloads get them in segments."""
     real = streams.create_stream
 
     def create(*args: Any, payload: str | None = None, **settings: Any) -> Any:
-        return real(*args, payload=payload or f"segments:{tmp_path / 'segments'}", **settings)
+        return real(*args, payload=payload or f"segments:{memory_path / 'segments'}", **settings)
 
     monkeypatch.setattr(writing, "create_stream", create)
 
@@ -81,9 +81,9 @@ for _module in CONTRACTS:
     globals().update(_taken)
 
 
-def test_these_contracts_are_run_on_segments(any_url: str, tmp_path: Path) -> None:
+def test_these_contracts_are_run_on_segments(any_url: str, memory_path: Path) -> None:
     """A rename must not make this file run nothing, or on entries after all."""
     for module in CONTRACTS:
         assert taken(module), module.__name__
     with writing.Writer("t", url=any_url, spec={"x": ("int64", ())}) as writer:
-        assert writer.stream.payload == f"segments:{tmp_path / 'segments'}"
+        assert writer.stream.payload == f"segments:{memory_path / 'segments'}"

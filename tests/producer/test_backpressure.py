@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -210,6 +210,36 @@ def test_a_wait_that_may_not_last_ends_with_budget_full(any_url: str, any_client
         producing.finish()
     assert 0.3 <= time.monotonic() - began < 5
     assert stored(any_client, "t", 0).total() == 91
+
+
+def test_who_goes_on_without_room_is_refused_and_what_waits_stays_as_it_was(any_url: str) -> None:
+    """A third block would be gathered in the arrays of the first, which waits yet: other samples as if they were those."""
+    settings: dict[str, Any] = {"spec": WIDE, "block_bytes": 10_000, "budget_bytes": BUDGET, "notify": lambda _: None}
+    found: list[int] = []
+    with Writer("t", url=any_url, room_wait_s=0.05, **settings) as writer, loader_of(any_url, "g") as loader:
+        epoch = writer.epoch(sizes=[300])
+        shard = epoch.shard(0)
+        with pytest.raises(BudgetFull):
+            for number in range(300):
+                shard.write(block(number))
+        given = shard.position
+        for number in range(200, 240):
+            with pytest.raises(BudgetFull):
+                shard.write(block(number))
+        assert shard.position == given
+
+        def read() -> None:
+            found.extend(int(row) for batch in loader for row in batch["x"][:, 0])
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        while shard.committed < given:
+            with suppress(BudgetFull):
+                shard.settle()
+        shard.abort()
+        epoch.abandon()
+        reading.join(20)
+    assert found == list(range(given))
 
 
 def test_shards_that_are_ahead_leave_room_for_the_one_awaited(any_url: str, any_client: Client) -> None:

@@ -5,7 +5,7 @@ Values are copied in, so the caller may reuse its arrays at once. Bytes on the w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from penstock_common.errors import SpecMismatch
 from penstock_common.format.dtypes import BOOL, BYTES, numpy_dtype
 from penstock_common.format.limits import MAX_HOLES
+from penstock_common.format.ref import Ref
 from penstock_common.format.spec import Spec, TensorSpec
 
 
@@ -74,6 +75,29 @@ def _tail_of(column: Column, skip: int) -> Column:
     return Column(column.spec, column.values[start:], column.shapes[skip:])
 
 
+Place = Callable[[int], "NDArray[np.uint8] | None"]
+"""Memory for the columns of at most so many samples, each at the next multiple of 64 bytes behind the one before, to
+be filled and handed on with the block; None where there is none."""
+
+
+def columns_in(spec: Spec, count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
+    """Columns of fixed-size tensors ``[count, *shape]``, one after the other in memory that begins aligned."""
+    sizes = tuple([tensor.sample_bytes * count for tensor in spec])
+    return [
+        memory[at : at + size].view(numpy_dtype(tensor.dtype)).reshape(count, *(dim or 0 for dim in tensor.shape))
+        for tensor, (at, size) in zip(spec, Ref("", 0, sizes).spans(), strict=True)
+    ]
+
+
+def moved_together(spec: Spec, planned: int, count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
+    """The columns of ``planned`` samples, of which there are ``count``, as if no more had been planned."""
+    columns = columns_in(spec, count, memory)
+    for column, before in zip(columns, columns_in(spec, planned, memory), strict=True):
+        if column.ctypes.data != before.ctypes.data:
+            column[...] = before[:count]  # numpy minds that they may overlap
+    return columns
+
+
 class BlockBuilder:
     """Gathers samples of a spec until a block is as large as wished.
 
@@ -81,7 +105,8 @@ class BlockBuilder:
     decide. The arrays of a finished block are used again two blocks later: the caller has sent it by then.
     """
 
-    def __init__(self, spec: Spec, target_bytes: int, max_samples: int) -> None:
+    def __init__(self, spec: Spec, target_bytes: int, max_samples: int, place: Place | None = None) -> None:
+        """``place``, if it has memory for a block's fixed-size tensors, is where they are gathered instead."""
         self._spec = spec
         self._target_bytes = target_bytes
         self._fixed_bytes = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
@@ -93,6 +118,9 @@ class BlockBuilder:
         self._ragged_bytes = 0
         self._sets = [self._fresh_arrays(), self._fresh_arrays()]
         self._use(self._sets[0])
+        self._place = None if self._ragged else place
+        self._memory: NDArray[np.uint8] | None = None
+        """Where the block is gathered, if not in arrays of its own."""
 
     def _fresh_arrays(self) -> list[NDArray[Any]]:
         return [
@@ -110,6 +138,13 @@ class BlockBuilder:
             for tensor, array in zip(tensors, arrays, strict=True)
         ]
 
+    def _begin(self) -> None:
+        """Before the first sample of a block."""
+        if self._place is not None and self._memory is None:
+            self._memory = self._place(self.capacity)
+        if self._memory is not None:
+            self._use(columns_in(self._spec, self.capacity, self._memory))
+
     def __len__(self) -> int:
         return self._count
 
@@ -123,6 +158,8 @@ class BlockBuilder:
     def add(self, sample: Mapping[str, Any]) -> None:
         """Copies one sample in; raises SpecMismatch or TooLarge and leaves the block as it was if it does not fit."""
         row = self._count
+        if not row:
+            self._begin()
         if len(sample) != len(self._spec.tensors):
             self._spec.check_names(sample)
         try:
@@ -153,6 +190,8 @@ class BlockBuilder:
     def add_rows(self, rows: Mapping[str, Any], start: int, stop: int) -> int:
         """Copies rows ``[start, stop)`` of columns that were checked with `check_rows`; returns how many fitted."""
         taken = min(stop - start, self.capacity - self._count)
+        if not self._count:
+            self._begin()
         if self._ragged:
             taken = self._add_ragged_rows(rows, start, taken)
         for _, name, column, *_ in self._fixed:
@@ -170,6 +209,8 @@ class BlockBuilder:
 
     def finish(self, first: int, holes: Sequence[int] = ()) -> Block:
         """The block so far, starting at offset ``first``; the builder is empty afterwards."""
+        if self._memory is not None and self._count < self.capacity:
+            self._use(moved_together(self._spec, self.capacity, self._count, self._memory))
         fixed = {name: Column(tensor, array[: self._count]) for tensor, name, array, *_ in self._fixed}
         ragged = {tensor.name: _joined(tensor, parts) for tensor, parts in self._ragged}
         columns = [fixed.get(name) or ragged[name] for name in self._spec.names]
@@ -177,7 +218,9 @@ class BlockBuilder:
             if column.spec.dtype == BOOL:  # a bool made by view() may hold 2; the wire has 0 and 1
                 np.not_equal(column.values.view(np.uint8), 0, out=column.values)
         block = Block(first, self._count, columns, list(holes))
-        self._sets.reverse()
+        if self._count:
+            self._memory = None
+            self._sets.reverse()
         self._use(self._sets[0])
         self._count = self._ragged_bytes = 0
         self._ragged = [(tensor, []) for tensor, _ in self._ragged]

@@ -1,7 +1,7 @@
 """Reading payloads out of segments, straight into the arrays of batches.
 
-By ``preadv``, not through a map: one copy all the same, and a file that somebody cut short is an error, not a SIGBUS. A
-file is locked while it is read from; that it is still the one that was meant is looked at under the lock.
+Out of a kept map where files lie in memory, else by ``preadv``: one copy either way. A file is locked while it is read
+from; that it is still the one that was meant, and as long as it has to be, is looked at under the lock.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.errors import SegmentGone
+from penstock_common.errors import PenstockError, SegmentGone
 from penstock_common.format.limits import MAX_HEADER_BYTES
 from penstock_common.format.ref import Ref
-from penstock_common.segments.folder import OpenSegment
-from penstock_common.segments.mapping import MappedSegment
+from penstock_common.segments.folder import OpenSegment, unreadable
+from penstock_common.segments.mapping import Maps
 
 OPEN_FILES = 32
 """Kept open; an open file that is not locked keeps nobody from using it again."""
-MAPPED_FILES = 2
-"""Kept mapped, and so kept from being used again, though no view of them may be alive."""
+HELD_FILES = 2
+"""Kept from being used again, though no view of them may be alive."""
 VIEWS_A_CALL = 1000
 """IOV_MAX is 1024."""
 AHEAD_BYTES = 32 << 20
@@ -46,10 +47,10 @@ class Folder(Protocol):
 class SegmentReader:
     """Reads entries' payloads; used by one thread."""
 
-    def __init__(self, folder: Folder, *, gives_views: bool = False) -> None:
-        self._folder, self.gives_views = folder, gives_views
-        self._mapped: OrderedDict[str, MappedSegment] = OrderedDict()
-        self._open: OrderedDict[str, OpenSegment] = OrderedDict()
+    def __init__(self, folder: Folder, *, gives_views: bool = False, maps: Maps | None = None) -> None:
+        self._folder, self.gives_views, self._maps = folder, gives_views, maps or Maps()
+        self._held: OrderedDict[str, NDArray[np.uint8]] = OrderedDict()
+        self._open: OrderedDict[str, _Source] = OrderedDict()
         weakref.finalize(self, _close_all, self._open)
         self._last: tuple[str, int, int] = ("", 0, 0)
         """The file read from, up to where, and up to where the disk was asked for it."""
@@ -60,20 +61,25 @@ class SegmentReader:
 
     def read_into(self, ref: Ref, views: Sequence[Sequence[memoryview]]) -> None:
         """Fills the views of each payload field, in wire order; raises SegmentGone, after which they hold anything."""
-        segment = self._segment(ref.file)
+        source = self._source(ref.file)
+        segment = source.segment
         try:
             fcntl.flock(segment.fd, fcntl.LOCK_SH)
             try:
-                # the head says whether it has been used again since it was opened
-                if os.pread(segment.fd, len(segment.head), 0) != segment.head:
-                    raise SegmentGone(f"the payload lies in {ref.file}, which has been used again")
-                self._ask(segment, ref)
+                _require_same(segment)
+                if source.mapped is not None:
+                    _require_length(segment, ref)
+                else:
+                    self._ask(segment, ref)
                 for (at, size), pieces in zip(ref.spans(), views, strict=True):
-                    _read_all(segment, pieces, at, size)
+                    if source.mapped is not None:
+                        _copy_all(source.mapped[at : at + size], pieces)
+                    else:
+                        _read_all(segment, pieces, at, size)
             finally:
                 fcntl.flock(segment.fd, fcntl.LOCK_UN)
         except (SegmentGone, OSError) as error:
-            self._open.pop(ref.file).close()
+            self._forget(ref.file)
             if isinstance(error, SegmentGone):
                 raise
             raise SegmentGone(f"the payload lies in {ref.file}, which cannot be read: {error.strerror}") from None
@@ -81,7 +87,7 @@ class SegmentReader:
     def expect(self, ref: Ref) -> None:
         """Has the kernel fetch what will be read soon, for who reads out of order; where it cannot, reading says so."""
         with suppress(SegmentGone):
-            segment = self._segment(ref.file)
+            segment = self._source(ref.file).segment
             os.posix_fadvise(segment.fd, ref.at, ref.end - ref.at, os.POSIX_FADV_WILLNEED)
 
     def _ask(self, segment: OpenSegment, ref: Ref) -> None:
@@ -98,14 +104,14 @@ class SegmentReader:
 
     def look(self, ref: Ref) -> None:
         """Raises SegmentGone where no whole payload can lie there; it is not read."""
-        segment = self._segment(ref.file)
+        segment = self._source(ref.file).segment
         try:
-            if os.pread(segment.fd, len(segment.head), 0) != segment.head:
-                raise SegmentGone(f"the payload lies in {ref.file}, which has been used again")
-            if os.fstat(segment.fd).st_size < ref.end or not os.fstat(segment.fd).st_nlink:
-                raise SegmentGone(f"the payload lies in {ref.file}, which was removed or cut short")
+            _require_same(segment)
+            _require_length(segment, ref)
+            if not os.fstat(segment.fd).st_nlink:
+                raise SegmentGone(f"the payload lies in {ref.file}, which was removed")
         except SegmentGone:
-            self._open.pop(ref.file).close()
+            self._forget(ref.file)
             raise
 
     def views(self, ref: Ref) -> list[NDArray[np.uint8]]:
@@ -113,12 +119,15 @@ class SegmentReader:
 
         As long as one of these arrays, or a part of it, is alive the file is not used again.
         """
-        if ref.file not in self._mapped:
-            self._mapped[ref.file] = MappedSegment(self._folder.open(ref.file))
-            if len(self._mapped) > MAPPED_FILES:
-                self._mapped.popitem(last=False)
-        self._mapped.move_to_end(ref.file)
-        return self._mapped[ref.file].views(ref)
+        if ref.file not in self._held:
+            self._held[ref.file] = _held_whole(self._folder.open(ref.file), self._maps)
+            if len(self._held) > HELD_FILES:
+                self._held.popitem(last=False)
+        self._held.move_to_end(ref.file)
+        whole = self._held[ref.file]
+        if ref.end > whole.nbytes:
+            raise SegmentGone(f"the payload lies in {ref.file}, which ends before it: {ref.end} bytes were expected")
+        return [whole[at : at + size] for at, size in ref.spans()]
 
     def read(self, ref: Ref) -> list[bytes]:
         """The payload fields, as bytes."""
@@ -126,25 +135,74 @@ class SegmentReader:
         self.read_into(ref, [[memoryview(buffer)] for buffer in buffers])
         return [bytes(buffer) for buffer in buffers]
 
-    def _segment(self, name: str) -> OpenSegment:
-        segment = self._open.get(name)
-        if segment is None:
-            segment = self._open[name] = self._folder.open(name)
+    def _source(self, name: str) -> _Source:
+        source = self._open.get(name)
+        if source is None:
+            opened = self._folder.open(name)
+            source = self._open[name] = _Source(opened, self._maps.map(opened.fd))
             if len(self._open) > OPEN_FILES:
-                self._open.popitem(last=False)[1].close()
+                self._open.popitem(last=False)[1].segment.close()
         else:
             self._open.move_to_end(name)
-        return segment
+        return source
+
+    def _forget(self, name: str) -> None:
+        self._open.pop(name).segment.close()
 
     def close(self) -> None:
         """Gives every file back, as does the end of the reader; what views are alive of keeps its file."""
-        self._mapped.clear()
+        self._held.clear()
         _close_all(self._open)
 
 
-def _close_all(opened: OrderedDict[str, OpenSegment]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A file that is read from."""
+
+    segment: OpenSegment
+    mapped: NDArray[np.uint8] | None
+    """To be copied from where it lies in memory; None where it is to be read."""
+
+
+def _close_all(opened: OrderedDict[str, _Source]) -> None:
     while opened:
-        opened.popitem()[1].close()
+        opened.popitem()[1].segment.close()
+
+
+def _held_whole(opened: OpenSegment, maps: Maps) -> NDArray[np.uint8]:
+    """All bytes of a file, read-only, locked as long as any view of them lives; raises SegmentGone."""
+    try:
+        fcntl.flock(opened.fd, fcntl.LOCK_SH)
+        _require_same(opened)
+        if not os.fstat(opened.fd).st_size:
+            raise SegmentGone(f"the payload lies in {opened.name}, which is empty")
+    except (PenstockError, OSError) as error:
+        opened.close()
+        raise error if isinstance(error, PenstockError) else unreadable(opened.name, error) from None
+    try:
+        return maps.held(opened.fd)
+    except OSError as error:
+        raise unreadable(opened.name, error) from None
+
+
+def _require_same(segment: OpenSegment) -> None:
+    """Its head says whether it has been used again since it was opened; raises SegmentGone."""
+    if os.pread(segment.fd, len(segment.head), 0) != segment.head:
+        raise SegmentGone(f"the payload lies in {segment.name}, which has been used again")
+
+
+def _require_length(segment: OpenSegment, ref: Ref) -> None:
+    """Raises SegmentGone where the file does not reach as far."""
+    if (found := os.fstat(segment.fd).st_size) < ref.end:
+        raise SegmentGone(f"the payload lies in {segment.name}, which ends before it: {found} of {ref.end} bytes")
+
+
+def _copy_all(source: NDArray[np.uint8], views: Sequence[memoryview]) -> None:
+    at = 0
+    for view in views:
+        if view.nbytes:
+            np.frombuffer(view, dtype=np.uint8)[:] = source[at : at + view.nbytes]
+            at += view.nbytes
 
 
 def _read_all(segment: OpenSegment, views: Sequence[memoryview], at: int, size: int) -> None:

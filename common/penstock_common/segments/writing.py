@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.format.ref import ALIGN, PAGE, Ref, ref_bytes, with_ref
+from penstock_common.format.ref import ALIGN, PAGE, Ref, aligned, ref_bytes, with_ref
 from penstock_common.format.segment import SegmentInfo, pack_record, place_record
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import Fields
 from penstock_common.segments.folder import OpenSegment, SegmentFolder, new_token
-from penstock_common.segments.mapping import map_to_write
+from penstock_common.segments.mapping import maps_of
 
 _BLANK = bytes(ALIGN)
 
@@ -23,19 +24,25 @@ _BLANK = bytes(ALIGN)
 class _Reserved:
     """Where the next entry's payload is being made."""
 
-    ref: Ref
+    at: int
+    """Offset in the file."""
     end: int
-    """Of the record."""
-    places: list[tuple[int, int]]
-    """Address and bytes of each field in memory."""
+    """The record may reach so far."""
+    address: int
+    """In memory, of what lies at ``at``."""
     room: int
     """For the header, with its ref."""
 
-    def holds(self, meta: bytes | memoryview, payload: Sequence[bytes | memoryview]) -> bool:
-        """Whether these fields are the very arrays."""
-        given = [np.frombuffer(value, dtype=np.uint8) for value in payload]
-        are_here = [(array.ctypes.data, array.nbytes) for array in given] == self.places
-        return are_here and len(with_ref(bytes(meta), self.ref)) <= self.room
+    def ref_of(self, name: str, meta: bytes | memoryview, payload: Sequence[bytes | memoryview]) -> Ref | None:
+        """Where these fields lie; None unless they lie here, as an entry's have to."""
+        arrays = [np.frombuffer(value, dtype=np.uint8) for value in payload]
+        ref = Ref(name, self.at, tuple([array.nbytes for array in arrays]))
+        shift = self.address - self.at
+        are_here = all(
+            not size or array.ctypes.data == at + shift for array, (at, size) in zip(arrays, ref.spans(), strict=True)
+        )
+        fits = ref.end <= self.end and len(with_ref(bytes(meta), ref)) <= self.room
+        return ref if are_here and fits else None
 
 
 class SegmentWriter:
@@ -48,8 +55,11 @@ class SegmentWriter:
         self.folder, self._spec, self._stream = folder, spec, stream
         self._epoch, self._partition = epoch, partition
         self._segment_bytes, self._is_synced = segment_bytes, is_synced
+        self._maps = maps_of(folder.path)
         self._open: OpenSegment | None = None
         self._at = 0
+        self._mapped: NDArray[np.uint8] | None = None
+        """The open segment, once somebody makes samples in it."""
         self._reserved: _Reserved | None = None
         self.full: list[str] = []
         """Segments that get nothing more; whoever has everything in them committed says so to the server."""
@@ -67,8 +77,10 @@ class SegmentWriter:
         """
         (meta_name, meta), payload = fields[0], [value for _, value in fields[1:]]
         reserved, self._reserved = self._reserved, None
-        if reserved is not None and reserved.holds(meta, payload) and self._open is not None:
-            return [(meta_name, self._complete(self._open, meta, reserved))], self._open.name
+        if reserved is not None and self._open is not None:
+            ref = reserved.ref_of(self._open.name, meta, payload)
+            if ref is not None:
+                return [(meta_name, self._complete(self._open, meta, ref))], self._open.name
         if reserved is not None:
             self.close()  # whoever has the arrays may write to them yet: nothing else may lie there
         sizes = [memoryview(value).nbytes for value in payload]
@@ -86,20 +98,39 @@ class SegmentWriter:
         self._at = end
         return [(meta_name, meta)], opened.name
 
-    def reserve(self, meta_bytes: int, sizes: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """Places for the payload fields of the next entry, to be filled and then given to `append`.
+    def reserve(self, meta_bytes: int, sizes: Sequence[int]) -> NDArray[np.uint8]:
+        """A place for the payload fields of the next entry, to be filled and then given to `append`.
 
-        ``meta_bytes`` bounds its header. Raises OSError (ENOSPC). One at a time; another call takes it back.
+        ``meta_bytes`` bounds its header. Fields may turn out smaller; each begins at the next multiple of 64 bytes
+        behind the one before. Raises OSError (ENOSPC). One at a time; another call takes it back.
         """
         self.drop_reserved()
         room = meta_bytes + ref_bytes("0" * 32, len(sizes))
+        return self._reserve(self._room_for(room, sizes), room, sizes)
+
+    def place(self, meta_bytes: int, sizes: Sequence[int]) -> NDArray[np.uint8] | None:
+        """As `reserve`, for a block that can as well be copied here once it is finished.
+
+        None where that is cheaper than finding the pages to make it in, and while something else is reserved.
+        """
+        if self._reserved is not None:
+            return None
+        room = meta_bytes + ref_bytes("0" * 32, len(sizes))
         opened = self._room_for(room, sizes)
+        if self._maps.map(opened.fd, to_write=True) is None:
+            return None
+        return self._reserve(opened, room, sizes)
+
+    def _reserve(self, opened: OpenSegment, room: int, sizes: Sequence[int]) -> NDArray[np.uint8]:
         at, end = place_record(self._at, room, sizes)
-        ref = Ref(opened.name, at, tuple(sizes))
-        mapped = map_to_write(self.folder.path / opened.name, at, end)
-        arrays = [mapped[start - at : start - at + size] for start, size in ref.spans()]
-        self._reserved = _Reserved(ref, end, [(array.ctypes.data, array.nbytes) for array in arrays], room)
-        return arrays
+        if self._mapped is None:
+            # with a lock of its own: arrays may outlive this writer's hold on the file
+            fd = os.open(self.folder.path / opened.name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            self._mapped = self._maps.held(fd, to_write=True)
+        memory = self._mapped[at:end]
+        self._reserved = _Reserved(at, end, memory.ctypes.data, room)
+        return memory
 
     def drop_reserved(self) -> None:
         """What was reserved will not be given to `append`."""
@@ -107,13 +138,13 @@ class SegmentWriter:
             self._reserved = None
             self.close()  # as there
 
-    def _complete(self, opened: OpenSegment, meta: bytes | memoryview, reserved: _Reserved) -> bytes:
-        whole = with_ref(bytes(meta), reserved.ref)
-        before = pack_record(whole, reserved.end - self._at, opened.name[-16:-4])
-        write_all(opened.fd, [before.ljust(reserved.ref.at - self._at, b"\0")], self._at)
+    def _complete(self, opened: OpenSegment, meta: bytes | memoryview, ref: Ref) -> bytes:
+        whole, end = with_ref(bytes(meta), ref), aligned(ref.end)
+        before = pack_record(whole, end - self._at, opened.name[-16:-4])
+        write_all(opened.fd, [before.ljust(ref.at - self._at, b"\0")], self._at)
         if self._is_synced:
             os.fdatasync(opened.fd)
-        self._at = reserved.end
+        self._at = end
         return whole
 
     def _room_for(self, meta_bytes: int, sizes: Sequence[int]) -> OpenSegment:
@@ -133,7 +164,7 @@ class SegmentWriter:
 
     def close(self) -> None:
         """No more blocks; gives the file back."""
-        self._reserved = None
+        self._reserved = self._mapped = None
         if self._open is not None:
             self.full.append(self._open.name)
             self._open.release()

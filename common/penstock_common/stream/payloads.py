@@ -10,6 +10,7 @@ from penstock_common.format.limits import MAX_HEADER_BYTES
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import Fields
 from penstock_common.segments.folder import SegmentFolder
+from penstock_common.segments.mapping import Maps, maps_of
 from penstock_common.segments.plane import INLINE, folder_of
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.settings import Settings
@@ -37,7 +38,13 @@ def reader_of(stream: Stream, *, must_see: bool = True, gives_views: bool = Fals
         if must_see:
             raise
         return None
-    return SegmentReader(folder, gives_views=gives_views)
+    return SegmentReader(folder, gives_views=gives_views, maps=maps_of(folder.path))
+
+
+def maps_of_stream(stream: Stream) -> Maps | None:
+    """To be had by whoever opens readers or writers of it again and again: what they map is kept as long."""
+    folder = segments_of(stream)
+    return None if folder is None else maps_of(folder.path)
 
 
 @dataclass(frozen=True, slots=True)

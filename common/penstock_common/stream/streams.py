@@ -24,9 +24,9 @@ from penstock_common.stream.ranges import parse_ranges
 DEFAULT_BUDGET_BYTES = 1 << 30
 DEFAULT_BLOCK_BYTES = 1_000_000
 """Fewer commits, wake-ups and records per byte than at 512 kB, and below where allocators get slow (decision 16)."""
-SEGMENT_BLOCK_BYTES = 4_000_000
+SEGMENT_BLOCK_BYTES = 8_000_000
 """With payloads in segments, where the budget is large: no server has to hold such an entry (decision 16)."""
-BLOCKS_A_BUDGET = 128
+BLOCKS_A_BUDGET = 32
 """Of a partition, at least: a segment's end that no block fits into is room lost."""
 MAX_PARTITIONS = 256
 EVENTS_KEPT = 256

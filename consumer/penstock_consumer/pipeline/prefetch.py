@@ -46,6 +46,8 @@ class Prefetch:
     def put(self, batch: Batch) -> None:
         """Adds a batch; bounds nothing itself: the reader asks `wait_for_room` before it reads more."""
         with self._changed:
+            if self._stopped:
+                return
             nbytes = batch.nbytes
             self._batches.append((batch, nbytes))
             self._bytes += nbytes
@@ -132,9 +134,11 @@ class Prefetch:
         return bool(self._batches)
 
     def stop(self) -> None:
-        """Tells the reader's thread to end."""
+        """Tells the reader's thread to end; nobody takes what is there: a view would keep its segment from being used."""
         with self._changed:
             self._stopped = True
+            self._batches.clear()
+            self._bytes = 0
             self._changed.notify_all()
 
     @property

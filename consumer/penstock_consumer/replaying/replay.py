@@ -20,7 +20,7 @@ from penstock_common.stream.link.channel import Channel
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.link.connection import connect, open_channel
 from penstock_common.stream.manifest import Manifest
-from penstock_common.stream.payloads import reader_of
+from penstock_common.stream.payloads import maps_of_stream, reader_of
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.waiting import Notify, to_stderr
 from penstock_consumer.membership.session import AT_ONCE_S
@@ -77,6 +77,7 @@ class Replay(Passes):
             self._client.close()
             raise
         self.samples = self._retained.samples
+        self._maps = maps_of_stream(self.stream)
 
     @property
     def spec(self) -> Spec:
@@ -137,6 +138,7 @@ class Replay(Passes):
             self._retained.let_go()
         finally:
             self._client.close()
+            self._maps = None
 
     def __enter__(self) -> Replay:
         return self

@@ -24,6 +24,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.link.outbox import Outbox
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
+from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.ranges import format_ranges, parse_ranges
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_common.waiting import Notify, to_stderr
@@ -59,6 +60,7 @@ class Place:
 
     def __post_init__(self) -> None:
         self._outbox = Outbox(self.client, fast=self.fast, notify=self.notify)
+        self._maps = maps_of_stream(self.stream)
 
     @property
     def stream(self) -> Stream:
@@ -284,6 +286,7 @@ class Place:
             self._outbox.flush()
         finally:
             self._outbox.close()
+            self._maps = None
         for partition in self.stream.partitions:
             leave(self.client, self.who, partition, self.holdings.ids(partition.number))
 

@@ -48,8 +48,11 @@ from penstock_common.stream.streams import Stream, require_there
 from penstock_common.waiting import Notify, Outage, Wait, to_stderr
 from penstock_producer.writing.lane import open_lane
 from penstock_producer.writing.lasting import Lasting
-from penstock_producer.writing.reserve import sizes_of
+from penstock_producer.writing.reserve import memory_for, sizes_of
 from penstock_producer.writing.room import RoomKeeper
+
+HOLES_BYTES = 1024
+"""For the holes in the header of a block that is made in place; one with more is copied."""
 
 
 @dataclass(slots=True)
@@ -112,10 +115,21 @@ class Committer:
         """The offset after the last committed one, as last seen."""
         return self._progress.end
 
-    def reserve(self, spec: Spec, count: int) -> list[NDArray[np.uint8]]:
-        """Buffers for so many samples' tensors, to be filled and committed as the next block; waits for room.
+    def place(self, count: int) -> NDArray[np.uint8] | None:
+        """Memory of a segment for the columns of at most so many samples; None: make the block anywhere."""
+        if self._lane is None:
+            return None
+        assert self._stream.spec is not None
+        try:
+            sizes = sizes_of(self._stream.spec, count)
+            return self._lane.place(meta_bytes(self._stream.spec, count) + HOLES_BYTES, sizes)
+        except OSError:  # committing the block comes to the same, and says so
+            return None
 
-        With segments they lie in one. Raises TooLarge, and what `commit` may.
+    def reserve(self, spec: Spec, count: int) -> NDArray[np.uint8]:
+        """Memory for the columns of so many samples, to be filled and committed as the next block; waits for room.
+
+        With segments it lies in one. Raises TooLarge, and what `commit` may.
         """
         sizes = sizes_of(spec, count)
         is_full = False
@@ -125,7 +139,7 @@ class Committer:
                 self.settle()  # a wait looks at the server, which owes no other answers then
                 self._wait_for_room(sum(sizes))
             if self._lane is None:
-                return [np.empty(size, dtype=np.uint8) for size in sizes]
+                return memory_for(spec, count)
             try:
                 return self._lane.reserve(meta_bytes(spec, count), sizes)
             except OSError as error:

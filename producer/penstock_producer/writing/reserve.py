@@ -6,7 +6,6 @@ A decoder that can write into a given array saves a copy of each sample. Committ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,8 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import PenstockError
 from penstock_common.format.block import Block, Column
-from penstock_common.format.dtypes import BOOL, numpy_dtype
+from penstock_common.format.dtypes import BOOL
+from penstock_common.format.ref import ALIGN, Ref
 from penstock_common.format.spec import Spec
 
 
@@ -27,17 +27,15 @@ def require_fixed(spec: Spec) -> None:
         )
 
 
-def arrays_in(spec: Spec, count: int, buffers: list[NDArray[np.uint8]]) -> dict[str, NDArray[Any]]:
-    """Buffers of bytes, one for each tensor, as ``[count, *shape]``."""
-    return {
-        tensor.name: buffer.view(numpy_dtype(tensor.dtype)).reshape(count, *(dim or 0 for dim in tensor.shape))
-        for tensor, buffer in zip(spec, buffers, strict=True)
-    }
-
-
-def sizes_of(spec: Spec, count: int) -> list[int]:
+def sizes_of(spec: Spec, count: int) -> tuple[int, ...]:
     """Bytes of each tensor of so many samples."""
-    return [count * prod(dim or 0 for dim in tensor.shape) * numpy_dtype(tensor.dtype).itemsize for tensor in spec]
+    return tuple([count * tensor.sample_bytes for tensor in spec])
+
+
+def memory_for(spec: Spec, count: int) -> NDArray[np.uint8]:
+    """For the columns of so many samples, where they lie in no segment."""
+    memory = np.empty(Ref("", 0, sizes_of(spec, count)).end + ALIGN, dtype=np.uint8)
+    return memory[-memory.ctypes.data % ALIGN :]
 
 
 class Reservation(Mapping[str, NDArray[Any]]):

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock_common.errors import PenstockError, ShardMismatch
-from penstock_common.format.block import Block, BlockBuilder, check_rows
+from penstock_common.format.block import Block, BlockBuilder, check_rows, columns_in
 from penstock_common.format.limits import MAX_HOLES, MAX_SHARD_SAMPLES
 from penstock_common.format.spec import Spec
 from penstock_producer.writing.commit import Committer
-from penstock_producer.writing.reserve import Reservation, arrays_in, require_fixed
+from penstock_producer.writing.reserve import Reservation, require_fixed
 
 LINGER_S = 1.0
 """A block begun this long ago is sent with the next write, so that trainers do not wait for it to be full. There is no
@@ -39,7 +39,7 @@ class ShardWriter:
     ) -> None:
         self._committer = committer
         self._spec = spec
-        self._builder = BlockBuilder(spec, block_bytes, MAX_BLOCK_SAMPLES)
+        self._builder = BlockBuilder(spec, block_bytes, MAX_BLOCK_SAMPLES, committer.place)
         self._shard = shard
         self._size = size
         self._limit = MAX_SHARD_SAMPLES if size is None else size
@@ -70,8 +70,8 @@ class ShardWriter:
 
         Raises SpecMismatch naming tensor, found and expected, ShardMismatch beyond the planned size.
         """
-        if self._next >= self._limit or self._reserved:
-            self._refuse_more()
+        if self._next >= self._limit or self._reserved or self._uncommitted:
+            self._make_way(1)
         self._builder.add(sample)
         self._next += 1
         if self._builder.is_full or self._clock() - self._began >= LINGER_S:
@@ -80,8 +80,8 @@ class ShardWriter:
     def write_batch(self, rows: Mapping[str, Any]) -> None:
         """Adds n samples, name -> ``[n, *shape]`` (ragged and bytes: a sequence of n)."""
         count = check_rows(self._spec, rows)
-        if self._next + count > self._limit or self._reserved:
-            self._refuse_more()
+        if self._next + count > self._limit or self._reserved or self._uncommitted:
+            self._make_way(count)
         start = 0
         while start < count:
             taken = self._builder.add_rows(rows, start, count)
@@ -105,7 +105,8 @@ class ShardWriter:
             self._refuse_more()
         self._require_free()
         self.flush()
-        arrays = arrays_in(self._spec, count, self._committer.reserve(self._spec, count))
+        columns = columns_in(self._spec, count, self._committer.reserve(self._spec, count))
+        arrays = dict(zip(self._spec.names, columns, strict=True))
 
         def end(block: Block, is_wanted: bool) -> None:
             self._reserved = 0
@@ -142,8 +143,8 @@ class ShardWriter:
 
     def quarantine(self, reason: str) -> None:
         """Records that the next sample could not be made: its offset becomes a hole, settled for every group."""
-        if self._next >= self._limit or self._reserved:
-            self._refuse_more()
+        if self._next >= self._limit or self._reserved or self._uncommitted:
+            self._make_way(1)
         self._bad[self._next] = reason
         self._next += 1
         if len(self._bad) >= MAX_HOLES:
@@ -191,6 +192,12 @@ class ShardWriter:
     def abort(self) -> None:
         """Gives the connection back without completing the shard; what was committed stands."""
         self._committer.close()
+
+    def _make_way(self, count: int) -> None:
+        """What a flush could not send goes first: a block's arrays are used again two blocks later."""
+        if self._next + count > self._limit or self._reserved:
+            self._refuse_more()
+        self.flush()
 
     def _refuse_more(self) -> None:
         self._require_free()

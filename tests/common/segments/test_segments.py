@@ -26,10 +26,10 @@ SPEC = Spec.of({"x": ("uint8", (5, 7)), "text": ("bytes", ()), "y": ("int64", ()
 STREAM = "5f1c0a9be2d4"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> SegmentFolder:
+@pytest.fixture(params=["on a disk", "in memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path, memory_path: Path) -> SegmentFolder:
     """Of a stream."""
-    made = SegmentFolder(tmp_path, "train", STREAM)
+    made = SegmentFolder(tmp_path if request.param == "on a disk" else memory_path, "train", STREAM)
     made.make()
     return made
 

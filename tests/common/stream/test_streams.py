@@ -43,8 +43,9 @@ def test_producers_that_start_at_the_same_moment_make_one_stream_and_one_epoch(c
     ("payload", "budget_bytes", "block_bytes"),
     [
         ("inline", 1 << 30, 1_000_000),
-        ("segments:/tmp/s", 1 << 30, 4_000_000),
-        ("segments:/tmp/s", 256 << 20, (256 << 20) // 128),
+        ("segments:/tmp/s", 1 << 30, 8_000_000),
+        ("segments:/tmp/s", 256 << 20, 8_000_000),
+        ("segments:/tmp/s", 64 << 20, (64 << 20) // 32),
         ("segments:/tmp/s", 16 << 20, 1_000_000),
     ],
 )

@@ -1,0 +1,191 @@
+"""Files in memory are kept mapped: what is used again needs no new pages, and nobody is kept from removing them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock_common.errors import SegmentGone
+from penstock_common.format.block import BlockBuilder
+from penstock_common.format.header import parse_header
+from penstock_common.format.ref import Ref
+from penstock_common.format.spec import Spec
+from penstock_common.format.wire import Fields, encode, meta_bytes
+from penstock_common.segments import mapping
+from penstock_common.segments.folder import SegmentFolder
+from penstock_common.segments.mapping import Maps, maps_of
+from penstock_common.segments.reading import SegmentReader
+from penstock_common.segments.writing import SegmentWriter
+from tests.conftest import SHARED_MEMORY
+
+SPEC = Spec.of({"x": ("uint8", (1000,)), "y": ("int64", ())})
+STREAM = "5f1c0a9be2d4"
+FILE_BYTES = 1 << 20
+
+pytestmark = pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="no file system in memory here: nothing is kept")
+
+
+@pytest.fixture
+def folder(memory_path: Path) -> SegmentFolder:
+    """Of a stream."""
+    made = SegmentFolder(memory_path, "train", STREAM)
+    made.make()
+    return made
+
+
+def lane_of(folder: SegmentFolder) -> SegmentWriter:
+    """Of epoch 3, partition 1."""
+    return SegmentWriter(folder, ("train", STREAM), SPEC, 3, 1, segment_bytes=FILE_BYTES)
+
+
+def builder_in(lane: SegmentWriter, samples: int = 100) -> BlockBuilder:
+    """Whose blocks are made in the lane's files."""
+
+    def place(count: int) -> np.ndarray | None:
+        return lane.place(meta_bytes(SPEC, count), [count * tensor.sample_bytes for tensor in SPEC])
+
+    return BlockBuilder(SPEC, samples * 1008, samples, place)
+
+
+def fields_of(builder: BlockBuilder, first: int, count: int) -> Fields:
+    """A block of samples that show their number."""
+    for number in range(first, first + count):
+        builder.add({"x": np.full(1000, number % 251, np.uint8), "y": number})
+    return encode(builder.finish(first), stream=STREAM, epoch=3, shard=0)
+
+
+def ref_of(fields: Fields) -> Ref:
+    """Where an entry's payload lies."""
+    header = parse_header(fields[0][1], SPEC, takes_refs=True)
+    assert header.ref is not None
+    return header.ref
+
+
+def numbers(payload: list[bytes]) -> list[int]:
+    """Of the samples, after looking at all of them."""
+    found = np.frombuffer(payload[1], np.int64)
+    pixels = np.frombuffer(payload[0], np.uint8).reshape(len(found), 1000)
+    assert (pixels == (found % 251)[:, None]).all()
+    return list(found.tolist())
+
+
+def test_a_block_is_made_where_it_stays_whatever_its_number_of_samples(folder: SegmentFolder) -> None:
+    """Full ones, ones cut short by a flush, whose columns then move together, and one after a sample was refused."""
+    lane, reader = lane_of(folder), SegmentReader(folder)
+    builder, stored, first = builder_in(lane), [], 0
+    at = 4096
+    for count in (100, 1, 37, 100, 99):
+        if count == 37:
+            with pytest.raises(ValueError, match="'x'"):
+                builder.add({"x": np.zeros(3, np.uint8), "y": 0})
+        fields = fields_of(builder, first, count)
+        lies = np.frombuffer(fields[1][1], np.uint8).ctypes.data
+        (entry, name) = lane.append(fields)
+        ref = ref_of(entry)
+        assert lane._mapped is not None
+        assert lies == lane._mapped.ctypes.data + ref.at, "not copied"
+        assert at < ref.at < at + 4096, "no room is lost between blocks"
+        at = ref.end
+        stored.append((entry, first, count))
+        first += count
+        assert name == lane.name
+    for entry, begin, count in stored:
+        assert numbers(reader.read(ref_of(entry))) == list(range(begin, begin + count))
+
+
+def test_a_block_that_is_kept_is_never_overwritten(folder: SegmentFolder) -> None:
+    """A commit that was refused because its writer was taken for dead is sent again, out of the very same arrays."""
+    lane = lane_of(folder)
+    builder = builder_in(lane)
+    fields = fields_of(builder, 0, 100)
+    _, name = lane.append(fields)
+    lane.close()
+    assert not folder.give_back(name, keep=True), "the arrays are looked at yet"
+    again, _ = lane.append(fields)
+    assert numbers(SegmentReader(folder).read(ref_of(again))) == list(range(100))
+    fields.clear()
+    del builder
+    gc.collect()
+    assert folder.give_back(name, keep=True)
+
+
+def test_files_that_are_used_again_need_no_new_pages(folder: SegmentFolder) -> None:
+    """Finding a page costs twice what copying it costs; a view of it neither."""
+    lane, reader, views = lane_of(folder), SegmentReader(folder), SegmentReader(folder)
+    builder = builder_in(lane)
+    faults = []
+    for life in range(6):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for block in range(8):
+            entry, name = lane.append(fields_of(builder, (life * 8 + block) * 100, 100))
+            target = bytearray(100_000), bytearray(800)
+            reader.read_into(ref_of(entry), [[memoryview(part)] for part in target])
+            found = views.views(ref_of(entry))
+            assert bytes(found[1]) == bytes(target[1])
+            assert not found[0].flags.writeable
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        lane.close()
+        del found
+        views.close()
+        gc.collect()
+        assert folder.give_back(name, keep=True)
+    assert min(faults[2:]) < FILE_BYTES / 4096 / 4, faults
+    assert len({key[1] for key in maps_of(folder.path)._kept}) == 1, "one file, six times"
+
+
+def test_what_was_removed_or_cut_short_is_an_error_and_its_memory_is_given_back(folder: SegmentFolder) -> None:
+    """An operator's rm, and a shorter file: a map of it would end the trainer by a signal."""
+    lane = lane_of(folder)
+    entry, name = lane.append(fields_of(builder_in(lane), 0, 100))
+    reader = SegmentReader(folder)
+    reader.read(ref_of(entry))
+    lane.close()
+    with (folder.path / name).open("r+b") as file:
+        os.ftruncate(file.fileno(), 8192)
+    with pytest.raises(SegmentGone, match="8192 of"):
+        reader.read(ref_of(entry))
+    with pytest.raises(SegmentGone, match="ends before it"):
+        SegmentReader(folder).views(ref_of(entry))
+
+
+def test_no_more_is_kept_than_is_said_and_dead_files_make_room(
+    folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not fit is read all the same; what is gone does not count."""
+    monkeypatch.setattr(mapping, "KEPT_BYTES", 3 * FILE_BYTES)
+    lanes = [lane_of(folder) for _ in range(4)]
+    stored = [lane.append(fields_of(BlockBuilder(SPEC, 1 << 20, 100), 0, 100)) for lane in lanes]
+    maps = Maps()
+    reader = SegmentReader(folder, maps=maps)
+    for entry, _ in stored:
+        assert numbers(reader.read(ref_of(entry))) == list(range(100))
+    assert len(maps._kept) == 3
+    for lane, (_, name) in zip(lanes[:3], stored, strict=False):
+        lane.close()
+        assert folder.give_back(name, keep=False)
+    fresh = SegmentReader(folder, maps=maps)
+    assert numbers(fresh.read(ref_of(stored[3][0]))) == list(range(100))
+    assert len(maps._kept) == 1
+
+
+def test_maps_are_given_back_with_the_last_reader_and_writer(folder: SegmentFolder) -> None:
+    """Else a folder could not be unmounted while the trainer's process lives."""
+    lane = lane_of(folder)
+    entry, _ = lane.append(fields_of(builder_in(lane), 0, 100))
+    reader = SegmentReader(folder, maps=maps_of(folder.path))
+    reader.read(ref_of(entry))
+
+    def mapped() -> bool:
+        return str(folder.path) in Path("/proc/self/maps").read_text()
+
+    assert mapped()
+    reader.close()
+    lane.close()
+    del lane, reader
+    gc.collect()
+    assert not mapped()
