@@ -223,7 +223,7 @@ def _set_up(stack: ExitStack, side: Side, case: Case, readers: int, make_s: floa
     if side.has_server:
         server = stack.enter_context(EmbeddedServer())
         place, servers = server.url, [server.pid]
-    if side.mode == "segments":
+    if "segments" in side.mode:
         extra["folder"] = tempfile.mkdtemp(prefix="penstock-bench-", dir=SHARED_MEMORY)
         stack.callback(shutil.rmtree, extra["folder"], ignore_errors=True)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 INLINE, SEGMENTS, PLAIN = "Penstock inline", "Penstock segments", "plain redis-py + hiredis"
+VIEWS = "Penstock segments, views"
 TFDATA = "tf.data service"
 TORCH = "torch DataLoader"
 IPC = ("tensorcom PUSH/PULL ipc", "tensorcom PUB/SUB ipc")
@@ -41,9 +42,12 @@ OURS = (
     Side(INLINE, "ours", "penstock", "inline", has_server=True),
     Side(SEGMENTS, "ours", "penstock", "segments", has_server=True),
 )
+IN_PLACE = Side(VIEWS, "ours", "penstock", "segments views", has_server=True)
+"""A block is a batch, and is trained on where it lies."""
 BASELINE = Side(PLAIN, "plain_redis", "penstock", has_server=True)
 ONE_READER = (
     *OURS,
+    IN_PLACE,
     BASELINE,
     Side("Redis, COUNT 1, NOACK, pickle", "noack", "penstock", has_server=True),
     *(
@@ -58,6 +62,7 @@ ONE_READER = (
 """Of the transport's comparison."""
 BROADCAST = (
     *OURS,
+    IN_PLACE,
     Side("tensorcom PUB/SUB ipc", "tensorcom_sockets", "tensorcom", "pubsub ipc", package="tensorcom"),
     Side("tf.data service, cross-trainer cache", "tfdata_service", "tfdata", "caching", package="tensorflow"),
     Side("torch DataLoaders", "torch_loader", "torch", has_writer=False, package="torch"),
@@ -67,4 +72,4 @@ BROADCAST = (
 
 def here(sides: tuple[Side, ...]) -> list[Side]:
     """Without segments where there is no memory to put them into."""
-    return [side for side in sides if side.mode != "segments" or SHARED_MEMORY.is_dir()]
+    return [side for side in sides if "segments" not in side.mode or SHARED_MEMORY.is_dir()]

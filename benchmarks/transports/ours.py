@@ -1,22 +1,29 @@
 """Penstock doing the job, all guarantees on: exactly-once commit, checksums at both ends, ledger, budget, retention.
 
-Modes: ``inline`` and ``segments``. Several readers are groups, each of which gets everything.
+Modes: ``inline``, ``segments``, and ``segments views``: a block is a batch there, which is handed out where it lies. Several
+readers are groups, each of which gets everything.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from benchmarks.transports.protocol import ROWS, Load, Turns, run
 from penstock_consumer.loader import Loader
 from penstock_producer.writing.writer import Writer
 
 STREAM = "bench"
+VIEWS = "segments views"
 
 
 def write(load: Load, turns: Turns) -> None:
     """Each turn is an epoch."""
-    payload = f"segments:{load.extra['folder']}" if load.mode == "segments" else "inline"
-    spec = {"x": (load.dtype, load.shape)}
-    with Writer(STREAM, url=load.place, spec=spec, budget_bytes=load.room_bytes, payload=payload) as writer:
+    settings: dict[str, Any] = {"spec": {"x": (load.dtype, load.shape)}, "budget_bytes": load.room_bytes}
+    if load.mode != "inline":
+        settings["payload"] = f"segments:{load.extra['folder']}"
+    if load.mode == VIEWS:
+        settings["block_bytes"] = load.batch * load.sample_bytes
+    with Writer(STREAM, url=load.place, **settings) as writer:
         for samples in turns:
             with writer.epoch() as epoch:
                 if load.by_batch:
@@ -30,7 +37,7 @@ def write(load: Load, turns: Turns) -> None:
 def read(load: Load, turns: Turns) -> None:
     """Each turn is an epoch."""
     group = f"group{load.reader}"
-    with Loader(STREAM, group=group, batch_size=load.batch, url=load.place) as loader:
+    with Loader(STREAM, group=group, batch_size=load.batch, url=load.place, views=load.mode == VIEWS) as loader:
         for _ in turns:
             for batch in loader:
                 turns.got(batch["x"])

@@ -213,7 +213,7 @@ def test_a_wait_that_may_not_last_ends_with_budget_full(any_url: str, any_client
 
 
 def test_who_goes_on_without_room_is_refused_and_what_waits_stays_as_it_was(any_url: str) -> None:
-    """A third block would be gathered in the arrays of the first, which waits yet: other samples as if they were those."""
+    """A third block would be gathered in the arrays of the first, which waits yet: other samples in their place."""
     settings: dict[str, Any] = {"spec": WIDE, "block_bytes": 10_000, "budget_bytes": BUDGET, "notify": lambda _: None}
     found: list[int] = []
     with Writer("t", url=any_url, room_wait_s=0.05, **settings) as writer, loader_of(any_url, "g") as loader:

@@ -1,10 +1,10 @@
 """Segments mapped into memory: places to fill, bytes to copy from, and views that are never overwritten.
 
 Finding a file's pages costs twice what copying its bytes costs. Files of a memory file system, which are used again
-and again, are therefore kept mapped; on a disk, where a file is read once, ``pread`` is as fast and needs no map. A kept
-map holds no lock, so it may be looked at only while something else does. An array over a file that is `held` has it
-locked as long as the array, or a part of it, lives; a file that is locked is neither used again nor cut short. Lengths
-are looked at under the lock, so nothing here ends in a SIGBUS unless somebody else cuts a file in that moment.
+and again, are therefore kept mapped; on a disk, where a file is read once, ``pread`` is as fast and needs no map. A
+kept map holds no lock, so it may be looked at only while something else does. An array over a file that is `held` has
+it locked as long as the array, or a part of it, lives; a file that is locked is neither used again nor cut short.
+Lengths are looked at under the lock: nothing here ends in a SIGBUS unless somebody else cuts a file in that moment.
 """
 
 from __future__ import annotations
