@@ -159,6 +159,11 @@ class ShardJob(Job):
             to_stderr(f"refused job {self.id}: {reason}; this worker only runs {FUNCTION}")
             raise NoSuchJobError(f"refused: {reason}")
 
+    def heartbeat(self, timestamp: Any, ttl: int, pipeline: Any = None, xx: bool = False) -> None:
+        """As rq's, but not by itself, at the job's end: what says that it ended comes at once."""
+        if pipeline is not None:
+            super().heartbeat(timestamp, ttl, pipeline, xx)
+
     @property
     def func(self) -> Callable[..., Any]:
         """Never imported by name."""

@@ -11,8 +11,8 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -48,6 +48,8 @@ HEARTBEAT_TTL_S = 15
 """A worker unheard of for so long is dead, its job goes to another; a mistake does no harm: commits are exact."""
 HEARTBEATS = 5
 """In that time: one or two may get lost."""
+SAID_AGAIN_S = 1.0
+"""rq says at every turn of its loops that it lives, and in which state; more often than this is of no use."""
 MAINTENANCE_S = 5
 """How often somebody looks for the jobs of the dead; rq's default is ten minutes."""
 WORKER_TTL_S = 30
@@ -154,6 +156,11 @@ class ShardWorker(SimpleWorker):
         self._options, self._stopping = options, stopping
         self.waited_in_vain: ServerUnavailable | None = None
         """A server that did not come back, which ends this worker."""
+        self._said_s: dict[str, float] = {}
+        """When something was said last, outside of a transaction."""
+        self._working_at: Job | None = None
+        self._telling = threading.Lock()
+        """Held while that job's heartbeat is under way."""
         self.log = logging.getLogger("penstock.worker")  # rq's own tells of every job, and of errors with tracebacks
         self.log.setLevel(logging.CRITICAL)
         self._install_signal_handlers()  # before it is registered, so that whoever sees it can stop it
@@ -196,31 +203,51 @@ class ShardWorker(SimpleWorker):
         """Short, because a heartbeat comes every few seconds whatever the job does."""
         return self._options.heartbeat_ttl_s
 
+    def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
+        """As rq's, now and then."""
+        if pipeline is not None or self._is_news("heartbeat"):
+            super().heartbeat(timeout, pipeline)
+
+    def set_state(self, state: str, pipeline: Any = None) -> None:
+        """As rq's; the same again now and then."""
+        if pipeline is not None or state != self.get_state() or self._is_news("state"):
+            super().set_state(state, pipeline)
+
+    def _is_news(self, what: str) -> bool:
+        now, last = time.monotonic(), self._said_s.get(what)
+        is_news = last is None or now - last >= min(SAID_AGAIN_S, self._options.heartbeat_ttl_s / HEARTBEATS)
+        if is_news:
+            self._said_s[what] = now
+        return is_news
+
     # --- doing one ---
 
+    def work(self, *args: Any, **how: Any) -> bool:
+        """See rq; heard of all the time."""
+        threading.Thread(target=self._beat, name="penstock-heartbeat", daemon=True).start()
+        return super().work(*args, **how)
+
     def execute_job(self, job: Job, queue: Queue) -> None:
-        """In this process, heard of all the time."""
-        with self._beating(job):
+        """In this process."""
+        self._working_at = job
+        try:
             super().execute_job(job, queue)
+        finally:
+            self._working_at = None
+            with self._telling:  # one that is under way ends before the next job begins
+                pass
 
-    @contextmanager
-    def _beating(self, job: Job) -> Iterator[None]:
-        done = threading.Event()
-
-        def beat() -> None:
-            while not done.wait(self._options.heartbeat_ttl_s / HEARTBEATS):
+    def _beat(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(self._options.heartbeat_ttl_s / HEARTBEATS):
+            with self._telling:
+                job = self._working_at
+                if job is None:
+                    continue
                 try:
                     self.maintain_heartbeats(job)
                 except Exception as error:  # the next one may get through
                     self.log.debug("heartbeat: %s", error)
-
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
 
     def handle_exception(self, job: Job, *exc_info: Any) -> None:
         """Decides whether the job is tried again, and says what happened."""
