@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from penstock_common.errors import EpochIncomplete
 from penstock_common.stream.entries import Record
-from penstock_common.stream.index_pages import Want, index_pages
+from penstock_common.stream.index_pages import Indexes, Pages
 from penstock_common.stream.link.commands import Client
-from penstock_consumer.ordered import walk
 from penstock_consumer.ordered.canonical import Piece
 from penstock_consumer.ordered.known import Known
 from tests.contracts.feed import open_stream
@@ -44,18 +43,19 @@ class Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.records = self.trips = 0
-        monkeypatch.setattr(walk, "index_pages", self._pages)
+        self._read = Indexes.read
+        monkeypatch.setattr(Indexes, "read", lambda *given: self._counted(*given))
 
-    def _pages(self, client: Client, stream: Any, epoch: int, wants: Sequence[Want], *rest: Any) -> Any:
-        found = index_pages(client, stream, epoch, wants, *rest)
-        self.records += sum(map(len, found[0]))
+    def _counted(self, *given: Any) -> Pages:
+        found = self._read(*given)
+        self.records += sum(map(len, found.records))
         self.trips += 1
         return found
 
 
 def test_many_ranks_together_read_little_more_of_the_index_than_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what each rank does for a batch grows with the number of ranks."""
-    blocks = 800
+    blocks = 2000
     plan(url, [8 * blocks], block_samples=8)
     reads = Reads(monkeypatch)
     with rank_of(url, group="alone") as loader:
@@ -63,7 +63,7 @@ def test_many_ranks_together_read_little_more_of_the_index_than_one(url: str, mo
     alone, reads.records = (reads.records, reads.trips), 0
     with rank_of(url, 3, 16, group="many") as loader:
         assert [int(batch["y"][0]) for batch in loader] == list(range(8 * 3, 8 * blocks, 8 * 16))
-    assert reads.records < alone[0] / 4, "of 800 records its batches lie in 50"
+    assert reads.records < alone[0] / 4, "of 2,000 records its batches lie in 125"
     assert alone[1] < 10
 
 

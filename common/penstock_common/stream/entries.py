@@ -177,12 +177,6 @@ def _base_records(client: Client, key: str, page: Page, size: int, last: str) ->
         page = client.xrange(key, min=f"({page[-1][0].decode()}", max=last, count=size)
 
 
-def await_record(client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int, block_ms: int) -> int:
-    """Blocks until a record of the shard ends beyond ``after``, at most ``block_ms`` (> 0); its end, 0 if none does."""
-    found = client.xread({partition.index(epoch, shard): f"{after}-0"}, block=max(1, block_ms), count=1)
-    return _end_of(found[0][1][0][0]) if found else 0
-
-
 def overridden(records: Iterable[Record], repairs: Iterable[Record]) -> list[Record]:
     """The records that hold, by offset: a repair stands for everything before it that it overlaps."""
     standing = list(records)

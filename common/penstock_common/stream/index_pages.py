@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from penstock_common.stream.entries import Record, index_record, index_records
+from penstock_common.stream.entries import Record, index_record, index_records, raise_errors
+from penstock_common.stream.link.channel import Channel, Command
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.streams import Stream
 
@@ -24,39 +25,77 @@ class Want(NamedTuple):
     """So many of them; of a shard in which something was repaired all that follow."""
 
 
-def index_pages(
-    client: Client, stream: Stream, epoch: int, wants: Sequence[Want], follows: int | None = None
-) -> tuple[list[list[Record]], int]:
-    """For each want its records, in order of offset; and how far the shard is that somebody ``follows``."""
-    shards = sorted({want.shard for want in wants})
-    with client.pipeline(transaction=False) as pipe:
-        for shard in shards:
-            pipe.xrange(stream.partition_of(shard).repairs(epoch, shard), count=1)
-        for shard, after, most in wants:
-            key = stream.partition_of(shard).index(epoch, shard)
-            pipe.xrange(key, min=f"({after}-0" if after else "-", count=most)
-        if follows is not None:
-            pipe.xrevrange(stream.partition_of(follows).index(epoch, follows), count=1)
-        replies: list[list[Any]] = pipe.execute()
-    repaired = {shard for shard, found in zip(shards, replies, strict=False) if found}
-    found = replies[len(shards) :]
-    pages = [
-        [index_record(*each) for each in page]
-        if want.shard not in repaired
-        else list(index_records(client, stream.partition_of(want.shard), epoch, want.shard, want.after))
-        for want, page in zip(wants, found, strict=False)
-    ]
-    return pages, _end(found[-1]) if follows is not None else 0
+class Pages(NamedTuple):
+    """What there is."""
+
+    records: list[list[Record]]
+    """Of each want, in order of offset."""
+    ends: list[int]
+    """How many offsets are committed of the shard that was awaited, then of each that is followed; 0: nothing new."""
 
 
-def shard_ends(client: Client, stream: Stream, epoch: int, shards: Sequence[int]) -> list[int]:
-    """How many offsets of each shard are committed, in whichever partitions they lie."""
-    with client.pipeline(transaction=False) as pipe:
-        for shard in shards:
-            pipe.xrevrange(stream.partition_of(shard).index(epoch, shard), count=1)
-        replies: list[list[Any]] = pipe.execute() if shards else []
-    return [_end(found) for found in replies]
+class Indexes:
+    """Those of one epoch."""
+
+    def __init__(self, client: Client, stream: Stream, epoch: int) -> None:
+        self._client, self._stream, self._epoch = client, stream, epoch
+
+    def read(self, wants: Sequence[Want], follows: Sequence[int] = ()) -> Pages:
+        """What is there now: records, and how far the shards are that somebody ``follows``."""
+        commands = self._commands(wants, follows)
+        with self._client.pipeline(transaction=False) as pipe:
+            for command in commands:
+                pipe.execute_command(*command)
+            return self._pages(wants, pipe.execute() if commands else [])
+
+    def await_more(
+        self, channel: Channel, shard: int, after: int, block_ms: int, wants: Sequence[Want], follows: Sequence[int]
+    ) -> Pages:
+        """The same, once a record of a shard ends beyond ``after``, or after ``block_ms`` (> 0), on a quiet channel."""
+        key = self._stream.partition_of(shard).index(self._epoch, shard).encode()
+        awaited = (b"XREAD", b"COUNT", b"1", b"BLOCK", b"%d" % block_ms, b"STREAMS", key, b"%d-0" % after)
+        commands = [awaited, *self._commands(wants, follows)]  # answered together: a client that waits waits with all
+        channel.send(commands)
+        replies: list[Any] = [channel.read() for _ in commands]
+        raise_errors(replies, self._client)
+        first = replies.pop(0)
+        found = self._pages(wants, replies)
+        return Pages(found.records, [_end(first[0][1]) if first else 0, *found.ends])
+
+    def _commands(self, wants: Sequence[Want], follows: Sequence[int]) -> list[Command]:
+        part, epoch = self._stream.partition_of, self._epoch
+        repairs = [(b"XRANGE", part(s).repairs(epoch, s).encode(), b"-", b"+", b"COUNT", b"1") for s in _shards(wants)]
+        pages = [
+            (b"XRANGE", part(s).index(epoch, s).encode(), b"(%d-0" % at if at else b"-", b"+", b"COUNT", b"%d" % most)
+            for s, at, most in wants
+        ]
+        ends = [(b"XREVRANGE", part(s).index(epoch, s).encode(), b"+", b"-", b"COUNT", b"1") for s in follows]
+        return [*repairs, *pages, *ends]
+
+    def _pages(self, wants: Sequence[Want], replies: list[Any]) -> Pages:
+        shards = _shards(wants)
+        repaired = {shard for shard, found in zip(shards, replies, strict=False) if found}
+        found, ends = replies[len(shards) :][: len(wants)], replies[len(shards) + len(wants) :]
+        records = [
+            [_record(one) for one in page]
+            if want.shard not in repaired
+            else list(
+                index_records(self._client, self._stream.partition_of(want.shard), self._epoch, want.shard, want.after)
+            )
+            for want, page in zip(wants, found, strict=True)
+        ]
+        return Pages(records, [_end(newest) for newest in ends])
 
 
-def _end(newest: list[Any]) -> int:
-    return index_record(*newest[0]).end if newest else 0
+def _shards(wants: Sequence[Want]) -> list[int]:
+    return sorted({want.shard for want in wants})
+
+
+def _record(one: Any) -> Record:
+    """One that the client has parsed, or as it came through a channel."""
+    record_id, fields = one
+    return index_record(record_id, fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2])))  # noqa: B905
+
+
+def _end(records: list[Any]) -> int:
+    return _record(records[0]).end if records else 0

@@ -213,7 +213,9 @@ class OrderedReader:
         # one that lies there for ever, of no step of this rank or of a shard not known yet, must not drown the word
         self.queue.meter.to("producers")
         self._is_dry = False
-        if not self._walk.wait(BLOCK_MS, self.steps.needed(self._planned // self.steps.batch, self._total)):
+        step, total = self._planned // self.steps.batch, self._total
+        needed = self.steps.needed(step, total)
+        if not self._walk.wait(self._line.open(), BLOCK_MS, needed, self.steps.coming(step, total, needed)):
             self._refresh(renewed(self.place.client, self.place.stream, self._manifest))
         self.queue.meter.to("reader")
 

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from penstock_common.errors import EpochIncomplete, OrderNeedsSizes
-from penstock_common.stream.entries import FIRST_PAGE, PAGE, Record, await_record
+from penstock_common.stream.entries import FIRST_PAGE, PAGE, Record
 from penstock_common.stream.groups.positions import starts_of
-from penstock_common.stream.index_pages import Want, index_pages, shard_ends
+from penstock_common.stream.index_pages import Indexes, Want
+from penstock_common.stream.link.channel import Channel
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards
 from penstock_common.stream.mending.dead import DeadNote
@@ -44,7 +45,7 @@ class Walk:
         What lies below the position counts as committed.
         """
         self._dropped = sorted(dropped, key=lambda note: note.first)
-        self._client, self._stream = client, stream
+        self._name, self._indexes = stream.name, Indexes(client, stream, manifest.epoch)
         self._known = Known()
         self._has_looked = False
         """Whether the last read told how far the walk's shard is, too."""
@@ -93,8 +94,7 @@ class Walk:
         self._go_on()
         stop = min(stop, self._begun.stop, self._shard + SHARDS_AT_ONCE)
         before, shards = (self._shard, self._end), range(self._shard, stop)
-        ends = shard_ends(self._client, self._stream, self._manifest.epoch, shards)
-        for shard, end in zip(shards, ends, strict=True):
+        for shard, end in zip(shards, self._indexes.read([], shards).ends, strict=True):
             if shard == self._shard:
                 self._committed(shard, end)
         return (self._shard, self._end) > before
@@ -112,17 +112,21 @@ class Walk:
                 return
             self._shard, self._end = self._shard + 1, self._end - size
 
-    def wait(self, block_ms: int, position: int) -> bool:
+    def wait(self, channel: Channel, block_ms: int, position: int, ranges: Iterable[Positions]) -> bool:
         """Waits until all below a position is committed, or the rest of a shard before it; whether there is any news.
 
-        Not for each record on the way there: the more ranks there are, the more of them are in one step.
+        Not for each record on the way there: the more ranks there are, the more of them are in one step. The records of
+        these ranges come along, on a ``channel`` on which nothing else is under way.
         """
         self._go_on()
         shard, before, size = self._shard, self.end, self._size(self._shard)
         wanted = position - self._starts[shard] if shard < len(self._starts) else 0
         after = max(self._end, (wanted if size is None else min(wanted, size)) - 1)
-        partition = self._stream.partition_of(shard)
-        self._committed(shard, await_record(self._client, partition, self._manifest.epoch, shard, after, block_ms))
+        wants = self._unknown(ranges)
+        found = self._indexes.await_more(channel, shard, after, block_ms, wants, [shard])
+        self._committed(shard, max(found.ends))
+        self._has_looked = shard == self._shard
+        self._take(wants, found.records)
         return self.end > before
 
     def where(self) -> str:
@@ -146,15 +150,19 @@ class Walk:
 
     def prepare(self, ranges: Iterable[Positions]) -> None:
         """Reads what covers these positions, in one round trip: nothing is asked where the first range is known."""
-        todo = iter(ranges)
-        first = next(todo, None)
-        if first is None or all(self._known.at(position) is not None for position in (first[0], first[1] - 1)):
-            return
-        self._read(self._joined(chain([first], todo)))
+        self._read(self._unknown(ranges))
 
     def forget(self, below: int) -> None:
         """Pieces that end there are not needed any more."""
         self._known.forget(below)
+
+    def _unknown(self, ranges: Iterable[Positions]) -> list[Want]:
+        """What to ask for; nothing where the first of the ranges is known."""
+        todo = iter(ranges)
+        first = next(todo, None)
+        if first is None or all(self._known.at(position) is not None for position in (first[0], first[1] - 1)):
+            return []
+        return [want for lo, hi in self._joined(chain([first], todo)) for want in self._wants(lo, hi)]
 
     def _joined(self, ranges: Iterable[Positions]) -> list[Positions]:
         """Neighbours as one, as many as make a page; before anything is known of the records' length only the first."""
@@ -178,19 +186,22 @@ class Walk:
     def _at(self, position: int) -> Piece | None:
         if (known := self._known.at(position)) is not None:
             return known
-        self._read([(position, position + 1)])
+        self._read(list(self._wants(position, position + 1)))
         return self._known.at(position)
 
-    def _read(self, ranges: Iterable[Positions]) -> None:
-        """Reads records from each range's first position on, about as many as it needs."""
-        wants = [want for lo, hi in ranges for want in self._wants(lo, hi)]
+    def _read(self, wants: Sequence[Want]) -> None:
+        """Reads records, and how far the walk's shard is."""
         if not wants:
             return
-        follows = None if self._manifest.state == PRODUCED else self._shard
-        pages, end = index_pages(self._client, self._stream, self._manifest.epoch, wants, follows)
-        if follows is not None:
-            self._committed(follows, end)
-            self._has_looked = True
+        shard, is_news = self._shard, self._manifest.state != PRODUCED
+        found = self._indexes.read(wants, [shard] if is_news else [])
+        for end in found.ends:
+            self._committed(shard, end)
+        self._has_looked = is_news and shard == self._shard
+        self._take(wants, found.records)
+
+    def _take(self, wants: Sequence[Want], pages: Sequence[list[Record]]) -> None:
+        """Keeps what was read."""
         for (shard, offset, _), page in zip(wants, pages, strict=True):
             size, start = self._size(shard), self._starts[shard]
             if page:
@@ -226,7 +237,7 @@ class Walk:
         self._known.add(Piece(self._starts[shard] + lo, shard, Record(hi, b"", lo, 0, 0, ())))
 
     def _missing(self, shard: int, lo: int, hi: int) -> EpochIncomplete:
-        name = self._stream.name
+        name = self._name
         return EpochIncomplete(
             f"epoch {self._manifest.epoch} of {name!r}: the index of shard {shard} has no record of offsets "
             f"{lo}-{hi - 1}: `penstock audit {name} --repair SOURCE...` makes them again, "
