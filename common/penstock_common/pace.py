@@ -58,10 +58,11 @@ class Pace:
                 self._uncounted_s = 0.0
             self.kind = kind
 
-    def count(self, samples: int) -> None:
-        """So many samples are done; the work since the last count went into them."""
+    def count(self, samples: int, then: str | None = None) -> None:
+        """So many samples are done; the work since the last count went into them. ``then`` is what it does now."""
         with self._lock:
             self._pass()
+            self.kind = then or self.kind
             fade = self._fade(self._uncounted_s)
             self._worked_s = self._worked_s * fade + self._uncounted_s
             self._weight = self._weight * fade + samples
@@ -88,7 +89,8 @@ class Pace:
         if self.kind == self._work:
             self._uncounted_s += gone
         fade = self._fade(gone)
-        self._spent = {kind: spent * fade for kind, spent in self._spent.items()}
+        for kind in self._spent:
+            self._spent[kind] *= fade
         self._spent[self.kind] = self._spent.get(self.kind, 0.0) + gone
         self._ever[self.kind] = self._ever.get(self.kind, 0.0) + gone
 

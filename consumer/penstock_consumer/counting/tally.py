@@ -84,9 +84,10 @@ class Tally:
         """The loop wants a batch."""
         self._go("asking")
         if self._in_step:
-            self.pace.count(self._in_step)
+            self.pace.count(self._in_step, then="asking")
             self._in_step = 0
-        self.pace.enter("asking")
+        else:
+            self.pace.enter("asking")
 
     def hand(self, batch: Counted) -> None:
         """The loop is given one."""

@@ -42,6 +42,9 @@ class Staged:
         batch, self._next = self._next, None
         if batch is not None:
             return batch
+        if not self._stages and self.inner.holds_batches:
+            self._empty_s = None
+            return self.inner.get(0)
         last, asked_s = len(self._stages) - 1, self._clock()
         batch = self._pull(last, asked_s + timeout_s)
         if batch is not None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock_consumer.pipeline.batch import Batch
 
 
-@dataclass(frozen=True, slots=True)
-class Outstanding:
+class Outstanding(NamedTuple):
     """One batch handed out and not settled."""
 
     batch: Batch
@@ -24,8 +23,7 @@ class Outstanding:
     """Payload bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(NamedTuple):
     """How much was handed out and is not settled."""
 
     batches: int = 0
@@ -134,8 +132,8 @@ class Handed:
         return self._clock() - self._changed_s
 
     def _count(self, one: Outstanding, sign: int) -> None:
-        was = self.waiting
-        self.waiting = Amount(was.batches + sign, was.samples + sign * one.samples, was.nbytes + sign * one.nbytes)
+        batches, samples, nbytes = self.waiting
+        self.waiting = Amount(batches + sign, samples + sign * one.samples, nbytes + sign * one.nbytes)
         self._changed_s = self._clock()
 
 

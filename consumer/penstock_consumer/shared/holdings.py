@@ -79,6 +79,8 @@ class Holdings:
 
     def remove(self, partition: int, epoch: int, ids: list[bytes]) -> None:
         """Entries that are settled, though the server may not have answered yet."""
+        if not ids:  # usual where an entry is several batches
+            return
         with self._lock:
             self._settling.append((partition, epoch, frozenset(ids)))
             held = self._leases.get((partition, epoch), {})

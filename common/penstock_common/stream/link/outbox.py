@@ -88,6 +88,10 @@ class Outbox:
         except ServerUnavailable as error:
             self._send_again(error)
             return
+        if type(reply) is int:  # the usual case
+            self._unanswered.popleft()
+            self._outage.over()
+            return
         if isinstance(reply, NoScriptError) or "NOSCRIPT" in str(reply):  # restarted, or SCRIPT FLUSH
             self._send_again(None)
             return
@@ -105,9 +109,10 @@ class Outbox:
         if self._channel is None:
             self._scripts = dict.fromkeys(self._scripts, False)
             self._channel = open_channel(self._client, fast=self._fast)
-        for script in [script for script, is_loaded in self._scripts.items() if not is_loaded]:
-            self._client.script_load(script)
-            self._scripts[script] = True
+        if not all(self._scripts.values()):
+            for script in [script for script, is_loaded in self._scripts.items() if not is_loaded]:
+                self._client.script_load(script)
+                self._scripts[script] = True
         return self._channel
 
     def _send_again(self, error: ServerUnavailable | None) -> None:
