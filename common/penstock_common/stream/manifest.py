@@ -22,6 +22,8 @@ from penstock_common.stream.lua.streams import BEGIN_MANIFEST, RESERVE_EPOCH
 from penstock_common.stream.streams import Stream, announce, deleted, is_released, read_counters, require_there
 
 OPEN, SIZED, PRODUCED, ABANDONED = "open", "sized", "produced", "abandoned"
+SHARDS_ASKED = 64
+"""At once, whether they are complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,17 @@ def renewed(client: Client, stream: Stream, manifest: Manifest) -> Manifest:
     known = [manifest.id.encode(), manifest.state.encode()]
     is_same = found[:2] == known and (manifest.sizes is not None or found[2] == b"%d" % len(manifest.done))
     return manifest if is_same else load_manifest(client, stream, manifest.epoch)
+
+
+def first_unfinished(client: Client, stream: Stream, epoch: int, shards: Sequence[int]) -> int | None:
+    """The first of these shards that is not complete; None if all are. A few are asked for, not the whole manifest."""
+    for start in range(0, len(shards), SHARDS_ASKED):
+        asked = shards[start : start + SHARDS_ASKED]
+        found = client.hmget(stream.keys.manifest(epoch), [f"d:{shard}" for shard in asked])
+        for shard, size in zip(asked, found, strict=True):
+            if size is None:
+                return shard
+    return None
 
 
 def ended_ms(client: Client, stream: Stream, epochs: Sequence[int]) -> dict[int, int]:

@@ -88,8 +88,7 @@ class Committer:
         self._partition = stream.partition_of(shard)
         self._checksum, self._fast, self._notify, self._clock = checksum, fast, notify, clock
         self._lasting = lasting = lasting or Lasting(client, stream, notify)
-        janitor = lasting.janitors.of(shard)
-        self._room = RoomKeeper(client, stream, manifest, shard, notify, clock, janitor, lasting.headroom)
+        self._room = RoomKeeper(client, stream, manifest, shard, clock, lasting)
         self._room_wait_s, self._should_stop = room_wait_s, should_stop
         self._sent: Sent | None = None
         self._wait: Wait | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 
 from penstock_common.errors import BudgetRefused, SegmentsUnseen
+from penstock_common.format.ref import PAGE
 from penstock_common.segments.plane import parse_payload
 from penstock_common.segments.writing import SegmentWriter
 from penstock_common.settings import Settings
@@ -20,6 +21,8 @@ from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, find_st
 
 SEGMENT_BYTES = 64 << 20
 """Large enough that making and sealing one costs nothing per byte, small enough that they turn over in a budget."""
+RECORD_BYTES, HEAD_BYTES = 2048, PAGE
+"""More than a record has beside its payload, and a file before its first one, in all but strange cases."""
 BUDGET_SHARE = 1 / 16
 """Of a partition's budget: what a segment holds that is not settled keeps the rest of it from being used again."""
 
@@ -77,9 +80,12 @@ def open_lane(client: Client, stream: Stream, manifest: Manifest, shard: int) ->
 
 def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:
     """So large that a small shard takes no more than it needs, and a large one turns over within the budget."""
-    most = max(2 * stream.block_bytes + (16 << 10), min(SEGMENT_BYTES, int(stream.partition_budget * BUDGET_SHARE)))
+    record = stream.block_bytes + RECORD_BYTES
+    # whole blocks: the end of a file that no block fits into is room lost
+    room = min(SEGMENT_BYTES, int(stream.partition_budget * BUDGET_SHARE)) - HEAD_BYTES
+    most = max(2, room // record) * record + HEAD_BYTES
     if manifest.sizes is None or stream.spec is None or any(tensor.is_ragged for tensor in stream.spec):
         return most
     payload = manifest.shard_size(shard) * sum(tensor.sample_bytes for tensor in stream.spec)
     entries = payload // max(1, stream.block_bytes) + 2
-    return min(most, payload + entries * 2048 + (16 << 10))
+    return min(most, payload + entries * RECORD_BYTES + HEAD_BYTES)

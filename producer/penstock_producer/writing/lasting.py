@@ -1,6 +1,7 @@
 """What lasts from shard to shard of one writer, since making it anew for each costs more than a small shard.
 
-A connection that nobody uses just now, what the server said of its memory, and what the janitors know to be gone.
+A connection that nobody uses just now, what the server said of its memory, which shards are known to be complete, and
+what the janitors know to be gone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ class Lasting:
     def __init__(self, client: Client, stream: Stream, notify: Notify) -> None:
         self.janitors = Janitors(client, stream, notify)
         self.headroom = Headroom(client)
+        self.complete: dict[tuple[int, int], int] = {}
+        """Epoch and number of a partition -> a shard there before which all are complete."""
         self._spare: list[tuple[int, Channel]] = []
         """At most one, with the process whose it is: a forked child must not speak on its parent's."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,19 +18,21 @@ from penstock_common.stream.manifest import (
     Manifest,
     begun_shards,
     find_manifest,
+    first_unfinished,
     retained_epochs,
 )
 from penstock_common.stream.servers.suitability import largest_block, readable_bytes
 from penstock_common.stream.streams import Stream
 from penstock_common.stream.watching.waiters import RENEW_S, Why, end_wait, note_wait
-from penstock_common.waiting import Notify
 from penstock_producer.keeping.alarm import explain_holds, idle_groups
-from penstock_producer.keeping.janitor import SILENT_MS, Janitor
+from penstock_producer.keeping.janitor import SILENT_MS
 from penstock_producer.keeping.retention import owing_groups
 from penstock_producer.writing.backpressure import Room, pause_s, reason_of_memory, reason_to_wait
-from penstock_producer.writing.headroom import Headroom
+from penstock_producer.writing.lasting import Lasting
 
 LOOK_EVERY_S = 0.1
+EPOCHS_KNOWN = 1000
+"""Times partitions, of which it is remembered up to where they are complete."""
 NOTE_AFTER_S = 0.5
 """A wait this long is noted on the roster; shorter ones are the ordinary course of a full budget."""
 
@@ -55,15 +56,13 @@ class RoomKeeper:
         stream: Stream,
         manifest: Manifest,
         shard: int,
-        notify: Notify,
-        clock: Callable[[], float] = time.monotonic,
-        janitor: Janitor | None = None,
-        headroom: Headroom | None = None,
+        clock: Callable[[], float],
+        lasting: Lasting,
     ) -> None:
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition = stream.partition_of(shard)
-        self._janitor = janitor or Janitor(client, stream, self._partition, notify)
-        self._headroom, self._clock = headroom or Headroom(client, clock), clock
+        self._janitor, self._headroom = lasting.janitors.of(shard), lasting.headroom
+        self._complete, self._clock = lasting.complete, clock
         self._room = Room(0, 0, stream.partition_budget, False)
         self.server_is_full = False
         """Set when the server refused a write at its maxmemory: then one more round of waiting comes first."""
@@ -173,10 +172,16 @@ class RoomKeeper:
 
     def _is_lowest(self) -> bool:
         """Whether no earlier shard of this partition, in this or an older epoch, is unfinished."""
-        for manifest, shard in unfinished_shards(self._client, self._stream, self._manifest.epoch):
-            if self._stream.partition_of(shard) == self._partition:
-                return (manifest.epoch, shard) == (self._manifest.epoch, self._shard)
-        return True
+        older = unfinished_shards(self._client, self._stream, self._manifest.epoch - 1)
+        if any(self._stream.partition_of(shard) == self._partition for _, shard in older):
+            return False
+        place, every = (self._manifest.epoch, self._partition.number), len(self._stream.partitions)
+        if place not in self._complete and len(self._complete) >= EPOCHS_KNOWN:
+            self._complete.clear()
+        earlier = range(self._complete.get(place, self._partition.number), self._shard, every)
+        first = first_unfinished(self._client, self._stream, self._manifest.epoch, earlier)
+        self._complete[place] = self._shard if first is None else first
+        return first is None
 
     @property
     def _lacking(self) -> Why:
