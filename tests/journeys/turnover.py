@@ -104,7 +104,7 @@ def recycle(url: str, point: str = "") -> None:
     """Passes over the folder without end, and takes whoever closed a file for dead at once."""
     deadly(RECYCLING, point)
     if "removing" in point:
-        recycling.SPARE_SHARE = 0
+        recycling.FOLDER_SHARE = 0
     with connect(url) as client:
         stream = load_stream(client, "t")
         print("begun", flush=True)

@@ -214,15 +214,21 @@ class SegmentFolder:
         return None
 
     def give_back(self, name: str, *, keep: bool) -> bool:
-        """Has a file that nobody needs used again (``keep``) or removed; False where somebody still has it in use."""
+        """Has a file that nobody needs used again (``keep``), or removed; False where it is gone.
+
+        Whoever looks at it yet may go on: it is used again once nobody does, and False where it was to be removed.
+        """
+        if keep:
+            try:
+                (self.path / name).rename(self.path / f"free-{new_token()}.seg")
+            except OSError:
+                return False
+            return True
         with self._alone(name) as fd:
             if fd is None:
                 return False
-            if keep:
-                (self.path / name).rename(self.path / f"free-{new_token()}.seg")
-            else:
-                os.ftruncate(fd, 0)  # a reader that has it open would keep its pages
-                (self.path / name).unlink(missing_ok=True)
+            os.ftruncate(fd, 0)  # a reader that has it open would keep its pages
+            (self.path / name).unlink(missing_ok=True)
             return True
 
     def is_unused(self, name: str) -> bool:

@@ -24,8 +24,9 @@ from penstock_common.stream.streams import Stream
 GRACE_S = 60.0
 """A file that nobody has in use and that was not written to for so long has a dead writer: one that lives may have
 closed it a moment ago, and is about to commit the last of it."""
-SPARE_SHARE = 1 / 4
-"""Of the budget: so much is kept ready to be used again, what is beyond it is removed."""
+FOLDER_SHARE = 3 / 2
+"""Of the budget: what all files may take; beyond it those that wait to be used again are removed. An epoch that goes as
+a whole leaves as many files as the next one needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def recycle(
     durability = Durability.parse(stream.durability)
     if free and durability.is_synced and not is_safe(client, stream, durability):
         return Recycled()  # a server that loses its last second would refer to them again
-    return _give_back(folder, free, int(stream.budget_bytes * SPARE_SHARE), grace_s, clock)
+    return _give_back(folder, free, int(stream.budget_bytes * FOLDER_SHARE), grace_s, clock)
 
 
 def _of(name: str) -> tuple[int, int]:
@@ -87,16 +88,15 @@ def _freed_of(client: Client, partition: PartitionKeys, manifest: Manifest, quie
 
 
 def _give_back(
-    folder: SegmentFolder, free: set[str], spare_bytes: int, grace_s: float, clock: Callable[[], float]
+    folder: SegmentFolder, free: set[str], most_bytes: int, grace_s: float, clock: Callable[[], float]
 ) -> Recycled:
-    spare = sum(stat.st_size for stat in folder.spare().values())
-    sizes = folder.names()
-    kept = removed = 0
-    for name in sorted(free & sizes.keys()):
-        size = sizes[name].st_size
-        keep = size > 0 and spare + size <= spare_bytes
-        if folder.give_back(name, keep=keep):
-            kept, removed, spare = kept + keep, removed + (not keep), spare + size * keep
+    kept = sum(folder.give_back(name, keep=True) for name in sorted(free))
+    spare = sorted(folder.spare().items(), key=lambda item: item[1].st_size)
+    total = sum(stat.st_size for stat in (*folder.names().values(), *dict(spare).values()))
+    removed = 0
+    for name, stat in spare:  # those that were cut short first, and those that are too small for most
+        if (total > most_bytes or not stat.st_size) and folder.give_back(name, keep=False):
+            total, removed = total - stat.st_size, removed + 1
     for name, stat in folder.unfinished().items():
         if clock() - stat.st_mtime >= grace_s and folder.give_back(name, keep=False):
             removed += 1

@@ -80,11 +80,17 @@ def test_a_file_in_use_is_not_used_again(folder: SegmentFolder) -> None:
     writer = writer_in(folder)
     _, name = writer.append(entry(0))
     assert not folder.is_unused(name)
-    assert not folder.give_back(name, keep=True)
-    writer.close()
+    assert not folder.give_back(name, keep=False)
     assert folder.give_back(name, keep=True)
-    assert not folder.names()
-    assert len(folder.spare()) == 1
+    assert not folder.give_back(name, keep=True), "it is gone"
+    other = writer_in(folder)
+    other.append(entry(3))
+    assert len(folder.spare()) == 1, "the first writer is not done with it"
+    writer.close()
+    third = writer_in(folder)
+    third.append(entry(6))
+    assert not folder.spare()
+    assert len(folder.names()) == 2
 
 
 def test_a_file_that_was_used_again_is_named_and_never_read(folder: SegmentFolder) -> None:
