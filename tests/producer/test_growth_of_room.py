@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.link.commands import Client
-from penstock_common.stream.manifest import load_manifest
+from penstock_common.stream.manifest import SHARDS_ASKED, first_unfinished, load_manifest
 from penstock_producer.keeping.janitor import FAR_S, SHARDS_AT_ONCE, Janitor
 from penstock_producer.writing.writer import EpochWriter, Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
@@ -64,3 +64,27 @@ def test_a_writer_of_many_shards_removes_each_entry_once(any_url: str, any_clien
             write(epoch, number)
             assert acknowledge(any_client, writer.stream.partitions[0], manifest, "g", [], {number: [(0, 1)]})
         assert shards - 20 <= calls(any_client, "xdel") - before <= shards
+
+
+def test_a_shard_in_the_last_quarter_asks_only_for_what_was_not_known_to_be_complete(
+    any_url: str, any_client: Client
+) -> None:
+    """Whose turn it is used to be read out of the whole manifest by each shard, and a manifest grows with its shards."""
+    shards = 3 * SHARDS_ASKED
+    with Writer("t", url=any_url, spec=SPEC, budget_bytes=(shards + 1) * SAMPLE_BYTES) as writer:
+        epoch = writer.epoch(sizes=[1] * shards)
+        for number in range(shards - 40):
+            write(epoch, number)
+        asked, read = calls(any_client, "hmget"), calls(any_client, "hgetall")
+        for number in range(shards - 40, shards):
+            write(epoch, number)
+        assert calls(any_client, "hmget") - asked <= 50
+        assert calls(any_client, "hgetall") - read <= 50
+        assert first_unfinished(any_client, writer.stream, 0, range(shards)) is None
+    with Writer("u", url=any_url, spec=SPEC) as writer:
+        epoch = writer.epoch(sizes=[1] * shards)
+        late = SHARDS_ASKED + 5
+        for number in (*range(late), late + 1):
+            write(epoch, number)
+        assert first_unfinished(any_client, writer.stream, 0, range(shards)) == late
+        assert first_unfinished(any_client, writer.stream, 0, range(late)) is None
