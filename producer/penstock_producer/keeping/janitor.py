@@ -51,7 +51,7 @@ TIDY_EVERY_S = 10.0
 """How often whoever writes looks for epochs that the policy gives up, and for trainers that vanished."""
 RECYCLE_EVERY_S = 0.5
 """How often, at most, a writer that waits looks for segments that nobody needs any more."""
-RECYCLE_SHARE = 1 / 4
+RECYCLE_SHARE = 1 / 8
 """Of a partition's budget: so much having been freed, it looks at once. Else a fast writer would make new files."""
 CHUNK = 250
 """Ids per script call: bounds how long the server is busy with one."""
