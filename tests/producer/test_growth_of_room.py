@@ -69,7 +69,7 @@ def test_a_writer_of_many_shards_removes_each_entry_once(any_url: str, any_clien
 def test_a_shard_in_the_last_quarter_asks_only_for_what_was_not_known_to_be_complete(
     any_url: str, any_client: Client
 ) -> None:
-    """Whose turn it is used to be read out of the whole manifest by each shard, and a manifest grows with its shards."""
+    """Whose turn it is used to be read out of the whole manifest by each shard, and manifests grow."""
     shards = 3 * SHARDS_ASKED
     with Writer("t", url=any_url, spec=SPEC, budget_bytes=(shards + 1) * SAMPLE_BYTES) as writer:
         epoch = writer.epoch(sizes=[1] * shards)
