@@ -130,9 +130,7 @@ class Writer:
         fingerprint: str = "",
     ) -> EpochWriter:
         """Opens the next epoch, or number ``number`` whether it exists or not; ``sizes`` plans its shards."""
-        manifest = open_epoch(
-            self._client, self.stream, number, seed=seed, sizes=sizes, fingerprint=fingerprint
-        )  # fmt: skip
+        manifest = open_epoch(self._client, self.stream, number, seed=seed, sizes=sizes, fingerprint=fingerprint)
         return EpochWriter(self, manifest, owns=number is None)
 
     # --- the endless feed ---
