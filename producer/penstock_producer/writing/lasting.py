@@ -1,7 +1,7 @@
 """What lasts from shard to shard of one writer, since making it anew for each costs more than a small shard.
 
-A connection that nobody uses just now, what the server said of its memory, which shards are known to be complete, and
-what the janitors know to be gone.
+A connection that nobody uses just now, what the server said of its memory, which shards are known to be complete, what
+the janitors know to be gone, and the segments that are kept mapped.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 
 from penstock_common.stream.link.channel import Channel
 from penstock_common.stream.link.commands import Client
+from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify
 from penstock_producer.keeping.janitor import Janitors
@@ -24,6 +25,7 @@ class Lasting:
         self.headroom = Headroom(client)
         self.complete: dict[tuple[int, int], int] = {}
         """Epoch and number of a partition -> a shard there before which all are complete."""
+        self._maps = maps_of_stream(stream)
         self._spare: list[tuple[int, Channel]] = []
         """At most one, with the process whose it is: a forked child must not speak on its parent's."""
 
@@ -43,7 +45,8 @@ class Lasting:
             self._spare.append((os.getpid(), channel.hand_over()))
 
     def close(self) -> None:
-        """Closes the connection; what shards hold they close."""
+        """Closes the connection, and gives up what is mapped; what shards hold they close."""
+        self._maps = None
         channel = self.take_channel()
         if channel is not None:
             channel.close()

@@ -25,7 +25,6 @@ from penstock_common.stream.manifest import (
     reserve_shard,
     size_epoch,
 )
-from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.servers.durability import Durability, make_safe, require_durable
 from penstock_common.stream.servers.suitability import largest_block, require_suitable
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
@@ -103,7 +102,6 @@ class Writer:
         weakref.finalize(self, self._tidying.stopping.set)
         self.should_stop: Callable[[], bool] = lambda: False
         """Asked while a shard opened from now on waits for room: true ends the wait with BudgetFull."""
-        self._maps = maps_of_stream(self.stream)
         self._lasting = Lasting(self._client, self.stream, notify)
         self._feed: ShardWriter | None = None
         self._feed_epoch = 0
@@ -245,7 +243,6 @@ class Writer:
         self._tidying.stop()
         self._lasting.close()
         self._client.close()
-        self._maps = None
 
     def __enter__(self) -> Writer:
         return self
