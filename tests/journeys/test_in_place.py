@@ -94,6 +94,21 @@ def test_reserved_samples_are_committed_with_all_others(
     assert len(set(in_place)) <= 2, "what is dropped takes its own place and no more"
 
 
+def test_a_small_shard_takes_a_small_file(any_url: str, memory_path: Path) -> None:
+    """Blocks are made in the file: one that could be large would take room for all that it could be."""
+    with writer_of(any_url, f"segments:{memory_path}", budget_bytes=64 << 20) as writer:
+        shards = [100, 10, 1]
+        epoch = writer.epoch(sizes=shards)
+        for shard, size in enumerate(shards):
+            with epoch.shard(shard) as rows:
+                for number in range(size):
+                    rows.write({"x": np.full((30, 5), number % 200, np.uint8), "b": [number % 3 > 0] * 3, "y": number})
+        assert writer.stream.block_bytes > 1 << 20
+    assert sum(file.stat().st_size for file in memory_path.rglob("*.seg")) < 150_000
+    with Replay("t", url=any_url, epoch=0, batch_size=16, **QUIET) as replay:
+        assert [n for batch in replay for n in check(batch)] == [n for size in shards for n in range(size)]
+
+
 def test_what_cannot_be_reserved_is_said(any_url: str, payload: str) -> None:
     """One line, before anything is made."""
     ragged = {"s": ("bytes", ())}

@@ -75,9 +75,9 @@ def _tail_of(column: Column, skip: int) -> Column:
     return Column(column.spec, column.values[start:], column.shapes[skip:])
 
 
-Place = Callable[[int], "NDArray[np.uint8] | None"]
-"""Memory for the columns of at most so many samples, each at the next multiple of 64 bytes behind the one before, to
-be filled and handed on with the block; None where there is none."""
+Place = Callable[[int], "tuple[NDArray[np.uint8], int] | None"]
+"""Asked for at most so many samples: memory for the columns of those that will come, each at the next multiple of 64
+bytes behind the one before, to be filled and handed on with the block, and how many they are; None: there is none."""
 
 
 def columns_in(spec: Spec, count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
@@ -121,6 +121,8 @@ class BlockBuilder:
         self._place = None if self._ragged else place
         self._memory: NDArray[np.uint8] | None = None
         """Where the block is gathered, if not in arrays of its own."""
+        self._planned = self.capacity
+        """Samples after which it is full."""
 
     def _fresh_arrays(self) -> list[NDArray[Any]]:
         return [
@@ -140,10 +142,10 @@ class BlockBuilder:
 
     def _begin(self) -> None:
         """Before the first sample of a block."""
-        if self._place is not None and self._memory is None:
-            self._memory = self._place(self.capacity)
+        if self._place is not None and self._memory is None and (found := self._place(self.capacity)) is not None:
+            self._memory, self._planned = found
         if self._memory is not None:
-            self._use(columns_in(self._spec, self.capacity, self._memory))
+            self._use(columns_in(self._spec, self._planned, self._memory))
 
     def __len__(self) -> int:
         return self._count
@@ -151,7 +153,7 @@ class BlockBuilder:
     @property
     def is_full(self) -> bool:
         """Whether the block has reached its size."""
-        if self._count >= self.capacity:
+        if self._count >= self._planned:
             return True
         return self._ragged_bytes > 0 and self._ragged_bytes + self._count * self._fixed_bytes >= self._target_bytes
 
@@ -189,9 +191,9 @@ class BlockBuilder:
 
     def add_rows(self, rows: Mapping[str, Any], start: int, stop: int) -> int:
         """Copies rows ``[start, stop)`` of columns that were checked with `check_rows`; returns how many fitted."""
-        taken = min(stop - start, self.capacity - self._count)
         if not self._count:
             self._begin()
+        taken = min(stop - start, self._planned - self._count)
         if self._ragged:
             taken = self._add_ragged_rows(rows, start, taken)
         for _, name, column, *_ in self._fixed:
@@ -209,8 +211,8 @@ class BlockBuilder:
 
     def finish(self, first: int, holes: Sequence[int] = ()) -> Block:
         """The block so far, starting at offset ``first``; the builder is empty afterwards."""
-        if self._memory is not None and self._count < self.capacity:
-            self._use(moved_together(self._spec, self.capacity, self._count, self._memory))
+        if self._memory is not None and self._count < self._planned:
+            self._use(moved_together(self._spec, self._planned, self._count, self._memory))
         fixed = {name: Column(tensor, array[: self._count]) for tensor, name, array, *_ in self._fixed}
         ragged = {tensor.name: _joined(tensor, parts) for tensor, parts in self._ragged}
         columns = [fixed.get(name) or ragged[name] for name in self._spec.names]
@@ -219,7 +221,7 @@ class BlockBuilder:
                 np.not_equal(column.values.view(np.uint8), 0, out=column.values)
         block = Block(first, self._count, columns, list(holes))
         if self._count:
-            self._memory = None
+            self._memory, self._planned = None, self.capacity
             self._sets.reverse()
         self._use(self._sets[0])
         self._count = self._ragged_bytes = 0
