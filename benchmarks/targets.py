@@ -9,12 +9,14 @@ from typing import Any
 from benchmarks.cases import BY_BATCH, IMAGE, ONE_BY_ONE
 from benchmarks.fanout import Fanned
 from benchmarks.rounds import Round
-from benchmarks.sides import INLINE, IPC, PLAIN, SEGMENTS, TFDATA
+from benchmarks.sides import INLINE, IPC, PLAIN, SEGMENTS, TFDATA, VIEWS
 from benchmarks.spread import Spread, median, ratios, spread, table
 from benchmarks.transport import Measured
 
 LEAST_BYTES = 4096
 """From here to the largest payload the curve is to be flat."""
+
+IN_MEMORY = {SEGMENTS: "segments", VIEWS: "segments with views"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def shown(found: Sequence[Target]) -> str:
 
 
 def _images(rounds: dict[str, list[Round]]) -> list[Target]:
-    inline, segments = rounds.get(INLINE, []), rounds.get(SEGMENTS, [])
+    inline = rounds.get(INLINE, [])
     found = []
     if (plain := ratios(inline, rounds.get(PLAIN, []))) is not None:
         found.append(Target("150 kB, inline, to plain redis-py + hiredis (floor 1.8)", 2.2, False, plain))
@@ -74,10 +76,11 @@ def _images(rounds: dict[str, list[Round]]) -> list[Target]:
         cpu = spread(one.client_cpu_s_per_gb for one in inline)
         found.append(Target("150 kB, inline, CPU s/GB of writer and reader", 0.40, True, cpu, ""))
     carriers = [rounds[name] for name in IPC if name in rounds]
-    if carriers and segments:
-        best = max(carriers, key=lambda one: median(one, lambda each: each.gb_per_s))
-        ratio = ratios(segments, best)
-        found += [Target("150 kB, segments, to the faster tensorcom over IPC", 1.5, False, ratio)] if ratio else []
+    for side, name in IN_MEMORY.items():
+        if carriers and side in rounds:
+            best = max(carriers, key=lambda one: median(one, lambda each: each.gb_per_s))
+            if (ratio := ratios(rounds[side], best)) is not None:
+                found.append(Target(f"150 kB, {name}, to the faster tensorcom over IPC", 1.5, False, ratio))
     return found
 
 
@@ -102,5 +105,8 @@ def _flat(plane: str, transport: Sequence[Measured]) -> list[Target]:
 
 
 def _fanned(one: Fanned) -> list[Target]:
-    ratio = ratios(one.rounds.get((SEGMENTS, 8), []), one.rounds.get((INLINE, 1), []))
-    return [Target("150 kB, 8 trainers on segments in sum, to one inline", 5.0, False, ratio)] if ratio else []
+    found = []
+    for side, name in IN_MEMORY.items():
+        ratio = ratios(one.rounds.get((side, 8), []), one.rounds.get((INLINE, 1), []))
+        found += [Target(f"150 kB, 8 trainers on {name} in sum, to one inline", 5.0, False, ratio)] if ratio else []
+    return found

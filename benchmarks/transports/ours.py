@@ -1,7 +1,7 @@
 """Penstock doing the job, all guarantees on: exactly-once commit, checksums at both ends, ledger, budget, retention.
 
-Modes: ``inline``, ``segments``, and ``segments views``: a block is a batch there, which is handed out where it lies. Several
-readers are groups, each of which gets everything.
+Modes: ``inline``, ``segments``, and ``segments views``: a block is a batch there, which is handed out where it lies.
+Several readers are groups, each of which gets everything.
 """
 
 from __future__ import annotations
