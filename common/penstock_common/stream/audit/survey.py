@@ -12,17 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 from redis.exceptions import ResponseError
 
-from penstock_common.errors import BadEntry
+from penstock_common.errors import BadEntry, DamagedKey
 from penstock_common.format.header import Header, parse_header
 from penstock_common.format.limits import MAX_HEADER_BYTES, MAX_NUMBER
 from penstock_common.format.ref import Ref
 from penstock_common.format.spec import SHAPES_SUFFIX, Spec
 from penstock_common.format.wire import decode
 from penstock_common.segments.reading import SegmentReader
-from penstock_common.stream.entries import Record, group_counts, index_records, is_gone, parse_id
-from penstock_common.stream.groups.ledger import settled_bits
+from penstock_common.stream.entries import PAGE, Record, group_counts, index_records, is_gone, parse_id
+from penstock_common.stream.groups.ledger import whole_ledgers
 from penstock_common.stream.groups.positions import known_positions, settled_below
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster
+from penstock_common.stream.index_pages import Indexes, Want
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.mending.dead import DeadNote, load_notes
@@ -33,6 +34,8 @@ EntryId = tuple[int, int]
 Listed = tuple[bytes, bytes, int]
 """Entry id, header, payload bytes."""
 
+INDEXES_AT_ONCE = 16
+"""Shards whose first index records come in one answer: 2 MB at most."""
 PAGE_BYTES = 4 << 20
 """Payload the server looks over in one call: it answers others every few milliseconds."""
 MOST_ENTRIES = 1000
@@ -121,7 +124,7 @@ def survey_partition(
     before = load_roster(client, partition)
     newest = _counts(client, partition, epoch).get(LAST, (0, 0))
     held = {one.entry_id: one for one in _held(client, partition, epoch, spec, deep=deep, segments=segments)}
-    index = {shard: _records(client, partition, epoch, shard) for shard in sizes}
+    index = _indexes(client, stream, epoch, list(sizes))
     delivered = _counts(client, partition, epoch)
     groups: dict[str, GroupSurvey] = {}
     for name, record in before.groups.items():
@@ -130,14 +133,17 @@ def survey_partition(
             groups[name] = GroupSurvey(delivered.get(name), pending, {}, is_ordered=record.kind == ORDERED)
     for name, group in groups.items():
         below = _settled_position(client, stream, epoch, name, before) if group.is_ordered else 0
-        for shard, size in sizes.items():
-            length = size if size is not None else _end(index[shard])
-            if group.is_ordered:
-                group.settled[shard] = settled_below(below, starts.get(shard), 0, length)
-                continue
-            group.settled[shard] = settled_bits(client, partition, epoch, name, shard, 0, length)
-            if client.strlen(partition.ledger(epoch, name, shard)) > (length + 7) // 8 and size is not None:
-                group.oversized.append(shard)
+        lengths = {shard: _end(index[shard]) if size is None else size for shard, size in sizes.items()}
+        if group.is_ordered:
+            group.settled = {s: settled_below(below, starts.get(s), 0, length) for s, length in lengths.items()}
+        else:
+            ledgers = whole_ledgers(client, partition, epoch, name, lengths)
+            group.settled = {shard: bits for shard, (bits, _) in ledgers.items()}
+            group.oversized = [
+                shard
+                for shard, (_, nbytes) in ledgers.items()
+                if nbytes > (lengths[shard] + 7) // 8 and sizes[shard] is not None
+            ]
         notes = load_notes(client, partition, epoch, name)
         group.dead = {entry_id: note.why for entry_id, note in notes.items() if not note.given_up}
         if group.is_ordered:
@@ -179,9 +185,25 @@ def _counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, E
     return {name: parse_id(info["last-delivered-id"]) for name, info in group_counts(client, partition, epoch).items()}
 
 
-def _records(client: Client, partition: PartitionKeys, epoch: int, shard: int) -> list[Record]:
+def _indexes(client: Client, stream: Stream, epoch: int, shards: list[int]) -> dict[int, list[Record]]:
+    """Shard -> its records, the first pages of many shards in one round trip."""
+    found: dict[int, list[Record]] = {}
+    for begin in range(0, len(shards), INDEXES_AT_ONCE):
+        some = shards[begin : begin + INDEXES_AT_ONCE]
+        try:
+            pages = Indexes(client, stream, epoch).read([Want(shard, 0, PAGE) for shard in some]).records
+        except DamagedKey:  # whichever it is: one after the other they have names
+            return {shard: _records(client, stream.partition_of(shard), epoch, shard) for shard in shards}
+        for shard, page in zip(some, pages, strict=True):
+            found[shard] = page
+            if len(page) >= PAGE:
+                found[shard] += _records(client, stream.partition_of(shard), epoch, shard, page[-1].end)
+    return found
+
+
+def _records(client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int = 0) -> list[Record]:
     try:
-        return list(index_records(client, partition, epoch, shard))
+        return list(index_records(client, partition, epoch, shard, after))
     except (KeyError, ValueError, TypeError) as error:
         raise BadEntry(
             f"the index of shard {shard} of epoch {epoch} holds a record that no producer wrote ({error!r}): "

@@ -20,6 +20,9 @@ from penstock_common.stream.manifest import Manifest, begun_shards
 from penstock_common.stream.mending.dead import load_notes
 from penstock_common.stream.streams import Stream
 
+SHARDS_AT_ONCE = 64
+"""Ledgers asked for in one round trip: 8 MB at most."""
+
 Ranges = Sequence[tuple[int, int]]
 """Offsets [lo, hi) of one shard."""
 
@@ -63,7 +66,29 @@ def settled_bits(
     client: Client, partition: PartitionKeys, epoch: int, group: str, shard: int, lo: int, hi: int
 ) -> NDArray[np.bool_]:
     """For each offset of [lo, hi) whether the group has settled it."""
-    raw: bytes = client.getrange(partition.ledger(epoch, group, shard), lo // 8, max(hi - 1, 0) // 8)
+    return _bits(client.getrange(partition.ledger(epoch, group, shard), lo // 8, max(hi - 1, 0) // 8), lo, hi)
+
+
+def whole_ledgers(
+    client: Client, partition: PartitionKeys, epoch: int, group: str, lengths: Mapping[int, int]
+) -> dict[int, tuple[NDArray[np.bool_], int]]:
+    """Shard -> (for each of its first so many offsets whether the group has settled it, bytes that its ledger has)."""
+    found: dict[int, tuple[NDArray[np.bool_], int]] = {}
+    shards = list(lengths)
+    for begin in range(0, len(shards), SHARDS_AT_ONCE):
+        some = shards[begin : begin + SHARDS_AT_ONCE]
+        with client.pipeline(transaction=False) as pipe:
+            for shard in some:
+                pipe.getrange(partition.ledger(epoch, group, shard), 0, max(lengths[shard] - 1, 0) // 8)
+                pipe.strlen(partition.ledger(epoch, group, shard))
+            replies = pipe.execute()
+        pairs = zip(some, replies[::2], replies[1::2], strict=True)
+        found |= {shard: (_bits(raw, 0, lengths[shard]), nbytes) for shard, raw, nbytes in pairs}
+    return found
+
+
+def _bits(raw: bytes, lo: int, hi: int) -> NDArray[np.bool_]:
+    """Of a ledger's bytes from that of offset ``lo`` on; what is not there is not settled."""
     bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8)).astype(bool)
     found = np.zeros(hi - lo, dtype=bool)
     known = bits[lo % 8 : lo % 8 + hi - lo]
