@@ -134,7 +134,7 @@ class Prefetch:
         return bool(self._batches)
 
     def stop(self) -> None:
-        """Tells the reader's thread to end; nobody takes what is there: a view would keep its segment from being used."""
+        """Tells the reader's thread to end; what is there is let go: a view would keep its segment from being used."""
         with self._changed:
             self._stopped = True
             self._batches.clear()
