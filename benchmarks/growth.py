@@ -23,6 +23,10 @@ from benchmarks.machine import describe_machine
 
 TARGET = 1.3
 """Times the smallest size's cost: so much is called flat."""
+SMALL_SHARDS = 128
+"""A shard is to fit into its partition's part of the budget, else its writer waits in the middle of each."""
+WHOLE_BLOCKS = 32 * 76 * BATCH
+"""Samples: the batches of ranks are whole blocks then, which are fetched by one rank each."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,16 @@ AXES = (
     Axis(
         "samples", {f"{n:,} samples": Size(samples=n, shards=max(1, n // 10_000)) for n in (10_000, 100_000, 1_000_000)}
     ),
-    Axis("partitions", {f"{n} partitions": Size(partitions=n) for n in (1, 8, 32)}),
-    Axis("members", {f"{n} members": Size(members=n, samples=600_000) for n in (1, 8, 32)}),
+    Axis("partitions", {f"{n} partitions": Size(partitions=n, shards=SMALL_SHARDS) for n in (1, 8, 32)}),
+    Axis("members", {f"{n} members": Size(members=n, samples=WHOLE_BLOCKS) for n in (1, 8, 32)}),
     Axis("groups", {f"{n} groups": Size(groups=n) for n in (1, 4, 16)}),
     Axis("shards", {f"{n:,} shards": Size(shards=n) for n in (10, 100, 1000)}),
     Axis("epochs", {f"{n} retained epochs": Size(retained=n) for n in (1, 10, 100)}),
-    Axis("ranks", {f"{n} ranks": Size(members=n, samples=600_000, is_ordered=True) for n in (1, 8, 32)}),
-    Axis("ordered partitions", {f"ordered, {n} partitions": Size(partitions=n, is_ordered=True) for n in (1, 8, 32)}),
+    Axis("ranks", {f"{n} ranks": Size(members=n, samples=WHOLE_BLOCKS, is_ordered=True) for n in (1, 8, 32)}),
+    Axis(
+        "ordered partitions",
+        {f"ordered, {n} partitions": Size(partitions=n, shards=SMALL_SHARDS, is_ordered=True) for n in (1, 8, 32)},
+    ),
     Axis(
         "waiting",
         {
