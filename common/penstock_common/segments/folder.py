@@ -46,6 +46,8 @@ class OpenSegment:
     name: str
     head: bytes
     nbytes: int
+    is_fresh: bool = False
+    """Whether it was made just now, its pages not yet found: cheaper to write than to map."""
 
     def close(self) -> None:
         """Gives the file back; a lock on it lives on in processes that were forked meanwhile."""
@@ -202,7 +204,7 @@ class SegmentFolder:
             os.close(fd)
             path.unlink(missing_ok=True)
             raise
-        return OpenSegment(fd, info.file, head, nbytes)
+        return OpenSegment(fd, info.file, head, nbytes, is_fresh=True)
 
     def _locked(self, fd: int, info: SegmentInfo, head: bytes) -> OpenSegment | None:
         """With a shared lock in place of the exclusive one; None where somebody came in between."""

@@ -117,7 +117,7 @@ class SegmentWriter:
             return None
         room = meta_bytes + ref_bytes("0" * 32, len(sizes))
         opened = self._room_for(room, sizes)
-        if self._maps.map(opened.fd, to_write=True) is None:
+        if opened.is_fresh or self._maps.map(opened.fd, to_write=True) is None:
             return None
         return self._reserve(opened, room, sizes)
 

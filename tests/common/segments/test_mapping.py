@@ -43,6 +43,16 @@ def lane_of(folder: SegmentFolder) -> SegmentWriter:
     return SegmentWriter(folder, ("train", STREAM), SPEC, 3, 1, segment_bytes=FILE_BYTES)
 
 
+def lane_again(folder: SegmentFolder) -> SegmentWriter:
+    """Whose first file was used before: one that is new is written, as finding its pages would cost more."""
+    lane = lane_of(folder)
+    assert lane.place(100, [1000]) is None
+    name = lane.name
+    lane.close()
+    assert folder.give_back(name, keep=True)
+    return lane_of(folder)
+
+
 def builder_in(lane: SegmentWriter, samples: int = 100) -> BlockBuilder:
     """Whose blocks are made in the lane's files."""
 
@@ -77,7 +87,7 @@ def numbers(payload: list[bytes]) -> list[int]:
 
 def test_a_block_is_made_where_it_stays_whatever_its_number_of_samples(folder: SegmentFolder) -> None:
     """Full ones, ones cut short by a flush, whose columns then move together, and one after a sample was refused."""
-    lane, reader = lane_of(folder), SegmentReader(folder)
+    lane, reader = lane_again(folder), SegmentReader(folder)
     builder, stored, first = builder_in(lane), [], 0
     at = 4096
     for count in (100, 1, 37, 100, 99):
@@ -101,7 +111,7 @@ def test_a_block_is_made_where_it_stays_whatever_its_number_of_samples(folder: S
 
 def test_a_block_that_is_kept_is_never_overwritten(folder: SegmentFolder) -> None:
     """A commit that was refused because its writer was taken for dead is sent again, out of the very same arrays."""
-    lane = lane_of(folder)
+    lane = lane_again(folder)
     builder = builder_in(lane)
     fields = fields_of(builder, 0, 100)
     _, name = lane.append(fields)
@@ -144,7 +154,7 @@ def test_files_that_are_used_again_need_no_new_pages(folder: SegmentFolder) -> N
 
 def test_what_was_removed_or_cut_short_is_an_error_and_its_memory_is_given_back(folder: SegmentFolder) -> None:
     """An operator's rm, and a shorter file: a map of it would end the trainer by a signal."""
-    lane = lane_of(folder)
+    lane = lane_again(folder)
     entry, name = lane.append(fields_of(builder_in(lane), 0, 100))
     reader = SegmentReader(folder)
     reader.read(ref_of(entry))
@@ -179,7 +189,7 @@ def test_no_more_is_kept_than_is_said_and_dead_files_make_room(
 
 def test_maps_are_given_back_with_the_last_reader_and_writer(folder: SegmentFolder) -> None:
     """Else a folder could not be unmounted while the trainer's process lives."""
-    lane = lane_of(folder)
+    lane = lane_again(folder)
     entry, _ = lane.append(fields_of(builder_in(lane), 0, 100))
     reader = SegmentReader(folder, maps=maps_of(folder.path))
     reader.read(ref_of(entry))
