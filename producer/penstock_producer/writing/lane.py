@@ -80,7 +80,8 @@ def open_lane(client: Client, stream: Stream, manifest: Manifest, shard: int) ->
 
 def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:
     """So large that a small shard takes no more than it needs, and a large one turns over within the budget."""
-    record = stream.block_bytes + RECORD_BYTES
+    known = [tensor.sample_bytes for tensor in stream.spec or () if not tensor.is_ragged]
+    record = max(stream.block_bytes, sum(known)) + RECORD_BYTES
     # whole blocks: the end of a file that no block fits into is room lost
     room = min(SEGMENT_BYTES, int(stream.partition_budget * BUDGET_SHARE)) - HEAD_BYTES
     most = max(2, room // record) * record + HEAD_BYTES
