@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
+from pathlib import Path
 
 import pytest
 
@@ -100,3 +103,23 @@ def test_what_was_handed_over_is_closed_to_who_had_it(
         forked = os.getpid() + 1
         monkeypatch.setattr(os, "getpid", lambda: forked)
         assert lasting.take_channel() is None
+
+
+@pytest.mark.parametrize("payload", ["inline", "segments"])
+def test_a_shard_that_nobody_has_any_more_is_gone_at_once(any_url: str, memory_path: Path, payload: str) -> None:
+    """Its arrays, its connection and its lock on a file would else wait for a collection of garbage."""
+    settings = {} if payload == "inline" else {"payload": f"segments:{memory_path}"}
+    with writer_of(any_url, spec=SPEC, **settings) as writer:
+        epoch = writer.epoch(sizes=[20])
+        shard = epoch.shard(0)
+        for number in range(10):
+            shard.write(sample(number))
+        shard.settle()
+        shard.abort()
+        watched = weakref.ref(shard)
+        gc.disable()
+        try:
+            del shard
+            assert watched() is None
+        finally:
+            gc.enable()

@@ -75,9 +75,9 @@ def _tail_of(column: Column, skip: int) -> Column:
     return Column(column.spec, column.values[start:], column.shapes[skip:])
 
 
-Place = Callable[[int], "tuple[NDArray[np.uint8], int] | None"]
-"""Asked for at most so many samples: memory for the columns of those that will come, each at the next multiple of 64
-bytes behind the one before, to be filled and handed on with the block, and how many they are; None: there is none."""
+Place = Callable[[int], "NDArray[np.uint8] | None"]
+"""Memory for the columns of at most so many samples, each at the next multiple of 64 bytes behind the one before, to
+be filled and handed on with the block; None where there is none."""
 
 
 def columns_in(spec: Spec, count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
@@ -121,8 +121,8 @@ class BlockBuilder:
         self._place = None if self._ragged else place
         self._memory: NDArray[np.uint8] | None = None
         """Where the block is gathered, if not in arrays of its own."""
-        self._planned = self.capacity
-        """Samples after which it is full."""
+        self._planned = self.left = self.capacity
+        """Samples after which it is full; those that may come at all, which whoever knows better says."""
 
     def _fresh_arrays(self) -> list[NDArray[Any]]:
         return [
@@ -142,8 +142,10 @@ class BlockBuilder:
 
     def _begin(self) -> None:
         """Before the first sample of a block."""
-        if self._place is not None and self._memory is None and (found := self._place(self.capacity)) is not None:
-            self._memory, self._planned = found
+        if self._place is not None and self._memory is None:
+            planned = min(self.capacity, self.left)
+            self._memory = self._place(planned)
+            self._planned = self.capacity if self._memory is None else planned
         if self._memory is not None:
             self._use(columns_in(self._spec, self._planned, self._memory))
 

@@ -10,9 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock_common.errors import PenstockError, ShardMismatch
 from penstock_common.format.block import Block, BlockBuilder, check_rows, columns_in
 from penstock_common.format.limits import MAX_HOLES, MAX_SHARD_SAMPLES
@@ -42,13 +39,14 @@ class ShardWriter:
     ) -> None:
         self._committer = committer
         self._spec = spec
-        self._builder = BlockBuilder(spec, block_bytes, MAX_BLOCK_SAMPLES, self._place)
+        self._builder = BlockBuilder(spec, block_bytes, MAX_BLOCK_SAMPLES, committer.place)
         self._shard = shard
         self._size = size
         self._limit = MAX_SHARD_SAMPLES if size is None else size
         self._finish = finish
         self._clock = clock
         self._first = self._next = committer.position
+        self._builder.left = self._limit - self._next
         self._bad: dict[int, str] = {}
         self._uncommitted: deque[tuple[Block, dict[int, str]]] = deque()
         """Ended, and refused by a committer that found no room or no server: kept, or the shard would have a gap."""
@@ -121,12 +119,6 @@ class ShardWriter:
         self._reserved = count
         return Reservation(self._spec, self._next, arrays, end)
 
-    def _place(self, most: int) -> tuple[NDArray[np.uint8], int] | None:
-        """Where the next block is made, and of how many samples: at the shard's end they are fewer."""
-        count = min(most, self._limit - self._next)
-        memory = self._committer.place(count)
-        return None if memory is None else (memory, count)
-
     def _require_free(self) -> None:
         if self._reserved:
             raise PenstockError(
@@ -173,6 +165,7 @@ class ShardWriter:
         while self._uncommitted:
             self._committer.commit(*self._uncommitted[0])
             self._uncommitted.popleft()
+        self._builder.left = self._limit - self._next
         self._began = self._clock()
 
     def settle(self) -> None:

@@ -56,9 +56,8 @@ def lane_again(folder: SegmentFolder) -> SegmentWriter:
 def builder_in(lane: SegmentWriter, samples: int = 100) -> BlockBuilder:
     """Whose blocks are made in the lane's files."""
 
-    def place(count: int) -> tuple[np.ndarray, int] | None:
-        memory = lane.place(meta_bytes(SPEC, count), [count * tensor.sample_bytes for tensor in SPEC])
-        return None if memory is None else (memory, count)
+    def place(count: int) -> np.ndarray | None:
+        return lane.place(meta_bytes(SPEC, count), [count * tensor.sample_bytes for tensor in SPEC])
 
     return BlockBuilder(SPEC, samples * 1008, samples, place)
 
