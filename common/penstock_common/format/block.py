@@ -80,12 +80,16 @@ Place = Callable[[int], "NDArray[np.uint8] | None"]
 be filled and handed on with the block; None where there is none."""
 
 
+def sizes_of(spec: Spec, count: int) -> tuple[int, ...]:
+    """Bytes of each fixed-size tensor of so many samples."""
+    return tuple([count * tensor.sample_bytes for tensor in spec])
+
+
 def columns_in(spec: Spec, count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
     """Columns of fixed-size tensors ``[count, *shape]``, one after the other in memory that begins aligned."""
-    sizes = tuple([tensor.sample_bytes * count for tensor in spec])
     return [
         memory[at : at + size].view(numpy_dtype(tensor.dtype)).reshape(count, *(dim or 0 for dim in tensor.shape))
-        for tensor, (at, size) in zip(spec, Ref("", 0, sizes).spans(), strict=True)
+        for tensor, (at, size) in zip(spec, Ref("", 0, sizes_of(spec, count)).spans(), strict=True)
     ]
 
 
@@ -122,7 +126,8 @@ class BlockBuilder:
         self._memory: NDArray[np.uint8] | None = None
         """Where the block is gathered, if not in arrays of its own."""
         self._planned = self.left = self.capacity
-        """Samples after which it is full; those that may come at all, which whoever knows better says."""
+        """Samples after which the block is full; and those that may come at all, if the owner knows that they are
+        fewer: a block that is made in place takes no more room."""
 
     def _fresh_arrays(self) -> list[NDArray[Any]]:
         return [

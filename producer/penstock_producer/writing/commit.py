@@ -24,7 +24,7 @@ from penstock_common.errors import (
     ServerUnavailable,
     ShardMismatch,
 )
-from penstock_common.format.block import Block
+from penstock_common.format.block import Block, sizes_of
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import Fields, encode, meta_bytes
 from penstock_common.segments.writing import SegmentWriter
@@ -48,7 +48,7 @@ from penstock_common.stream.streams import Stream, require_there
 from penstock_common.waiting import Notify, Outage, Wait, to_stderr
 from penstock_producer.writing.lane import open_lane
 from penstock_producer.writing.lasting import Lasting
-from penstock_producer.writing.reserve import memory_for, sizes_of
+from penstock_producer.writing.reserve import memory_for
 from penstock_producer.writing.room import RoomKeeper
 
 HOLES_BYTES = 1024

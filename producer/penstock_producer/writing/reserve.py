@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import PenstockError
-from penstock_common.format.block import Block, Column
+from penstock_common.format.block import Block, Column, sizes_of
 from penstock_common.format.dtypes import BOOL
 from penstock_common.format.ref import ALIGN, Ref
 from penstock_common.format.spec import Spec
@@ -25,11 +25,6 @@ def require_fixed(spec: Spec) -> None:
         raise PenstockError(
             f"reserve() needs tensors of a fixed size, {', '.join(map(repr, ragged))} is ragged: use write"
         )
-
-
-def sizes_of(spec: Spec, count: int) -> tuple[int, ...]:
-    """Bytes of each tensor of so many samples."""
-    return tuple([count * tensor.sample_bytes for tensor in spec])
 
 
 def memory_for(spec: Spec, count: int) -> NDArray[np.uint8]:
