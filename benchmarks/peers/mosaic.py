@@ -29,10 +29,9 @@ def read(job: Job, report: Report) -> None:
     """One epoch."""
     os.environ |= {"RANK": str(job.rank), "WORLD_SIZE": str(job.world), "LOCAL_WORLD_SIZE": str(job.world)}
     os.environ |= {"LOCAL_RANK": str(job.rank), "MASTER_ADDR": "127.0.0.1", **job.extra}
-    if job.rank == 0:
-        streaming.base.util.clean_stale_shared_memory()  # as its documentation says, after a kill
-    if job.world > 1:  # the others wait here until that is done
+    if job.world > 1:  # before what is next, which else makes a group of its own for that time
         importlib.import_module("torch.distributed").init_process_group("gloo")
+    streaming.base.util.clean_stale_shared_memory()  # as its documentation says, after a kill; in every rank
     dataset = streaming.StreamingDataset(local=job.place, shuffle=False, batch_size=job.batch)
     loader = streaming.StreamingDataLoader(dataset, batch_size=job.batch, num_workers=0, collate_fn=stacked)
     if job.state:
