@@ -49,10 +49,10 @@ types: $(VENV)/.dev ## mypy --strict on the whole tree
 layers: $(VENV)/.dev ## the import contracts of pyproject.toml
 	$(BIN)/lint-imports --no-logo
 
-bench: $(VENV)/.dev ## from writer to batches beside every peer: tables, targets (ARGS="--json F --plots DIR")
-	$(BIN)/python -m benchmarks $(ARGS)
+bench: $(VENV)/.dev ## from writer to batches beside every peer, 25 minutes: tables, targets; figures and plots in bench-results/
+	$(BIN)/python -m benchmarks --json bench-results/bench.json --plots bench-results $(ARGS)
 
-bench-quick: $(VENV)/.dev ## the same in 3 minutes, beside plain redis-py; before and after a change: ARGS="--against F"
+bench-quick: $(VENV)/.dev ## the same in under 3 minutes, beside plain redis-py; before and after a change: ARGS="--against F"
 	$(BIN)/python -m benchmarks --quick $(ARGS)
 
 fuzz: $(VENV)/.fuzz ## hostile input: TARGET=decoder or resp (coverage-guided), or model; SECONDS=600

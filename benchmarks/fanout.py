@@ -6,15 +6,16 @@ which whoever broadcasts spends once and a loader for each trainer as often as t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.cases import IMAGE
+from benchmarks.allowance import Piece
+from benchmarks.cases import IMAGE, Case
 from benchmarks.machine import progress
-from benchmarks.peers.environments import Unavailable
-from benchmarks.rounds import Failed, Round, run_round
+from benchmarks.rounds import Round, run_round
 from benchmarks.sides import INLINE, Side
 from benchmarks.spread import median, ratios, table
+from benchmarks.transport import told, why
 
 TRAINERS = (1, 2, 4, 8)
 MAKE_S = 0.001
@@ -26,44 +27,47 @@ class Fanned:
     """One cost of a sample."""
 
     make_s: float
-    rounds: dict[tuple[str, int], list[Round]]
+    rounds: dict[tuple[str, int], list[Round]] = field(default_factory=dict)
     """Side and trainers -> its rounds; those of one number are neighbours."""
     failed: dict[tuple[str, int], str] = field(default_factory=dict)
+    """The same -> why it has none, or no more."""
 
 
-def measure(sides: Sequence[Side], trainers: Sequence[int], rounds: int, seconds: float, make_s: float) -> Fanned:
-    """Each round all sides with all numbers of trainers."""
-    found = Fanned(make_s, {})
-    wanted = [(side, count) for count in trainers for side in sides]
+def measure(
+    found: Fanned, case: Case, pairs: Sequence[tuple[Side, int]], rounds: int, seconds: float, piece: Piece,
+    keep: Callable[[], None],
+) -> None:  # fmt: skip
+    """Each round all pairs of a side and a number of trainers; as ``transport.measure``."""
     for number in range(rounds):
-        for side, count in wanted[:: 1 if number % 2 else -1]:
+        if not piece.has_room_for(number):
+            break
+        for side, count in pairs[:: 1 if number % 2 else -1]:
             key = side.name, count
             progress(f"trainers, round {number + 1} of {rounds}: {count} of {side.name}")
-            if make_s and side.module == "tfdata_service":
+            if found.make_s and side.module == "tfdata_service":
                 found.failed[key] = GRAPH_ONLY
             if key in found.failed:
                 continue
             try:
-                found.rounds.setdefault(key, []).append(run_round(side, IMAGE, seconds, count, make_s))
-            except (Failed, Unavailable) as error:
-                found.failed[key] = str(error)
+                one = run_round(side, case, seconds, count, found.make_s)
+                found.rounds.setdefault(key, []).append(one)
+            except Exception as error:  # as in transport
+                found.failed[key] = why(error)
+            keep()
     progress("")
-    for key in found.failed:
-        found.rounds.pop(key, None)
-    return found
 
 
 def shown(found: Fanned, trainers: Sequence[int]) -> str:
-    """A heading, the table, and why figures are missing."""
+    """A heading and the table: a row for each side, also of those without figures."""
     cost = f"{1000 * found.make_s:.0f} ms of Python a sample" if found.make_s else "samples that are there"
     head = ["", *(f"{count} trainer{'s' * (count > 1)}" for count in trainers)]
-    head += [f"{trainers[-1]} in sum, to one inline", "CPU ms a sample made", f"lost by {trainers[-1]}"]
+    head += [f"{trainers[-1]} in sum, to one inline", "CPU ms a sample made", f"lost by {trainers[-1]}, or why not"]
     names = list(dict.fromkeys(name for name, _ in (*found.rounds, *found.failed)))
     order = sorted(names, key=lambda name: not name.startswith("Penstock"))
-    reasons = dict.fromkeys(f"- {name}, {count}: {reason}" for (name, count), reason in found.failed.items())
     rows = [_row(found, name, trainers) for name in order]
-    text = f"### Everything to each trainer: {IMAGE.name}, {cost}; samples/s of all together\n\n"
-    return text + "\n".join([table(head, rows), *([""] if reasons else []), *reasons]) + "\n"
+    count = max(map(len, found.rounds.values()), default=0)
+    text = f"### Everything to each trainer: {IMAGE.name}, {cost}; samples/s of all together; {count} rounds\n\n"
+    return text + table(head, rows) + "\n"
 
 
 def _row(found: Fanned, name: str, trainers: Sequence[int]) -> list[str]:
@@ -74,6 +78,11 @@ def _row(found: Fanned, name: str, trainers: Sequence[int]) -> list[str]:
     most = found.rounds.get((name, trainers[-1]))
     one_inline = found.rounds.get((INLINE, 1))
     ratio = ratios(most, one_inline) if most and one_inline else None
-    lost = median(most, lambda one: one.lost) if most else 0.0
+    lost = f"{100 * median(most, lambda one: one.lost):.1f} %" if most else ""
     cpu = f"{1000 * median(most, lambda one: one.cpu_s / one.samples):.2f}" if most else "-"
-    return [name, *map(rate, trainers), ratio.shown() if ratio else "-", cpu, f"{100 * lost:.1f} %" if lost else "0"]
+    reasons: dict[str, list[str]] = {}
+    for count in trainers:
+        if reason := found.failed.get((name, count)):
+            reasons.setdefault(told(reason), []).append(str(count))
+    last = [*([lost] if lost else []), *(f"{', '.join(counts)}: {reason}" for reason, counts in reasons.items())]
+    return [name, *map(rate, trainers), ratio.shown() if ratio else "-", cpu, "; ".join(last)]

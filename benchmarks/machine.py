@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,6 +16,9 @@ import redis
 from benchmarks.peers.environments import Unavailable, python_of
 from benchmarks.sides import SHARED_MEMORY, Side
 from penstock_common.stream.servers.embedded import find_servers, server_label
+
+PROGRESS_S = 15.0
+"""Between lines of progress, where there is no terminal."""
 
 
 def describe_machine() -> dict[str, str]:
@@ -55,7 +59,16 @@ def _version(package: str, environment: str) -> str:
     return done.stdout.strip() or "not here"
 
 
+class _Told:
+    """When a line was last written where there is no terminal."""
+
+    at = 0.0
+
+
 def progress(text: str) -> None:
-    """What is going on, on a terminal only."""
+    """What is going on: on a terminal all of it in one line, else a line now and then. ``""`` clears the line."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    elif text and time.monotonic() - _Told.at > PROGRESS_S:
+        _Told.at = time.monotonic()
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

@@ -1,81 +1,192 @@
-"""Curves as SVG, written by hand: a plot needs no more, and no dependency."""
+"""Curves as SVG, written by hand: a plot needs no more, and no dependency.
+
+    python -m benchmarks.plots FIGURES.json [FIGURES.json ...] FOLDER
+
+draws again what ``python -m benchmarks`` and ``python -m benchmarks.growth`` wrote with ``--json``.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
-WIDTH, HEIGHT = 860, 420
-LEFT, RIGHT, TOP, BOTTOM = 70, 260, 40, 50
-COLOURS = ("#0b6e99", "#d9480f", "#555555", "#2b8a3e", "#862e9c", "#c2255c", "#e8a200", "#1864ab", "#5c940d", "#a61e4d",
+from benchmarks.results import rounds_of
+from benchmarks.rounds import Round
+from benchmarks.sides import PLAIN
+from benchmarks.spread import median, ratios
+
+WIDTH, HEIGHT = 900, 440
+LEFT, RIGHT, TOP, BOTTOM = 70, 270, 50, 60
+COLOURS = ("#0b6e99", "#d9480f", "#2b8a3e", "#555555", "#862e9c", "#c2255c", "#e8a200", "#1864ab", "#5c940d", "#a61e4d",
            "#087f5b", "#999999")  # fmt: skip
-Curve = Sequence[tuple[float, float]]
+Curve = Sequence[tuple[int, float]]
+"""Points: which tick, from 0, and the value."""
 
 
-def plot(
-    path: Path, title: str, x_label: str, y_label: str, ticks: Mapping[float, str], curves: Mapping[str, Curve]
-) -> None:
-    """Lines over a logarithmic x and a y from 0. ``ticks``: x -> what is written there; points are (x, y)."""
-    points = [point for curve in curves.values() for point in curve]
-    if not points:
-        return
-    frame = _Frame(list(ticks), max(y for _, y in points))
-    parts = [_text(LEFT, 22, title, "start", 16), *_axes(frame, ticks, x_label, y_label)]
+@dataclass(frozen=True)
+class Axis:
+    """The values' axis: from 0, or logarithmic between two ends, where what lies beyond is drawn at the edge."""
+
+    label: str
+    marks: Sequence[float]
+
+    @property
+    def is_logarithmic(self) -> bool:
+        """Where it does not begin at 0."""
+        return self.marks[0] > 0
+
+    def place(self, value: float) -> float:
+        """From 0 (bottom) to 1 (top)."""
+        low, high = self.marks[0], self.marks[-1]
+        if self.is_logarithmic:
+            return min(1.0, max(0.0, math.log(max(value, 1e-12) / low) / math.log(high / low)))
+        return value / high
+
+
+RATIO = Axis("times plain redis-py", (0.1, 0.2, 0.5, 1, 2, 5, 10))
+
+
+def from_zero(label: str, most: float) -> Axis:
+    """With about five marks, up to the largest value."""
+    step = _round_step(most / 5)
+    return Axis(label, [number * step for number in range(math.ceil(most / step - 1e-9) + 1)])
+
+
+def _round_step(least: float) -> float:
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * (1 - 1e-9))
+
+
+def plot(path: Path, title: str, x_label: str, ticks: Sequence[str], axis: Axis, curves: Mapping[str, Curve]) -> None:
+    """Lines over ticks that are equally far from each other."""
+    xs = [LEFT + number * (WIDTH - LEFT - RIGHT) / max(1, len(ticks) - 1) for number in range(len(ticks))]
+    parts = [_text(LEFT, 22, title, "start", 16), *_axes(xs, ticks, x_label, axis)]
     for number, (name, curve) in enumerate(curves.items()):
-        parts += _curve(frame, name, curve, number)
+        parts += _curve([(xs[at], _y(axis, value)) for at, value in curve], name, number)
     body = "\n".join(parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">\n'
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>\n{body}\n</svg>\n'
     )
 
 
-class _Frame:
-    """From values to places."""
-
-    def __init__(self, xs: Sequence[float], most: float) -> None:
-        self._low, self._high = math.log(min(xs)), math.log(max(xs))
-        self.step = _round_step(most / 5)
-        self.most = math.ceil(most / self.step) * self.step
-
-    def x(self, value: float) -> float:
-        share = (math.log(value) - self._low) / (self._high - self._low or 1)
-        return LEFT + share * (WIDTH - LEFT - RIGHT)
-
-    def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - value / self.most * (HEIGHT - TOP - BOTTOM)
+def _y(axis: Axis, value: float) -> float:
+    return HEIGHT - BOTTOM - axis.place(value) * (HEIGHT - TOP - BOTTOM)
 
 
-def _round_step(least: float) -> float:
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
-
-
-def _axes(frame: _Frame, ticks: Mapping[float, str], x_label: str, y_label: str) -> list[str]:
+def _axes(xs: Sequence[float], ticks: Sequence[str], x_label: str, axis: Axis) -> list[str]:
     parts = []
-    for number in range(round(frame.most / frame.step) + 1):
-        value, y = number * frame.step, frame.y(number * frame.step)
-        parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#dddddd"/>')
-        parts.append(_text(LEFT - 8, y + 4, f"{value:,g}", "end"))
-    for value, name in ticks.items():
-        parts.append(_text(frame.x(value), HEIGHT - BOTTOM + 18, name, "middle"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, x_label, "middle"))
-    parts.append(_text(LEFT - 55, TOP - 4, y_label, "start"))
-    return parts
+    for mark in axis.marks:
+        colour = "#999999" if axis.is_logarithmic and mark == 1 else "#dddddd"
+        parts.append(f'<path d="M{LEFT} {_y(axis, mark):.1f}H{WIDTH - RIGHT}" stroke="{colour}"/>')
+        parts.append(_text(LEFT - 8, _y(axis, mark) + 4, f"{mark:,g}", "end"))
+    for x, name in zip(xs, ticks, strict=True):
+        for line, part in enumerate(name.split(", ")):
+            parts.append(_text(x, HEIGHT - BOTTOM + 16 + 13 * line, part, "middle", 11))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x_label, "middle"))
+    return [*parts, _text(LEFT - 55, TOP - 12, axis.label, "start")]
 
 
-def _curve(frame: _Frame, name: str, curve: Curve, number: int) -> list[str]:
+def _curve(places: Sequence[tuple[float, float]], name: str, number: int) -> list[str]:
     colour = COLOURS[number % len(COLOURS)]
-    line = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in curve)
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     width = 3 if name.startswith("Penstock") else 1.5
     parts = [f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="{width}"/>']
-    parts += [f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{colour}"/>' for x, y in curve]
+    parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
     y = TOP + 12 + 20 * number
-    parts.append(f'<path d="M{WIDTH - RIGHT + 15} {y}h20" stroke="{colour}" stroke-width="{width}"/>')
-    return [*parts, _text(WIDTH - RIGHT + 42, y + 4, name, "start")]
+    parts.append(f'<path d="M{WIDTH - RIGHT + 20} {y}h20" stroke="{colour}" stroke-width="{width}"/>')
+    return [*parts, _text(WIDTH - RIGHT + 47, y + 4, name, "start")]
 
 
 def _text(x: float, y: float, text: str, anchor: str, size: int = 12) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def draw(plain: dict[str, Any], folder: Path) -> list[Path]:
+    """What a file of figures has something for; the files that were written."""
+    found = [*_transport(plain.get("transport", []), folder), *_growth(plain.get("axes", []), folder)]
+    return found + [path for one in plain.get("trainers", []) for path in _trainers(one, folder)]
+
+
+def _transport(measured: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """Ratios to plain redis-py, payload by payload."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for at, one in enumerate(measured):
+        rounds = rounds_of(one)
+        for name in rounds:
+            if name != PLAIN and (ratio := ratios(rounds[name], rounds.get(PLAIN, []))):
+                curves.setdefault(name, []).append((at, ratio.median))
+    ticks = [one["case"]["name"].replace(" rows", "") for one in measured]
+    return _drawn(
+        folder / "transport.svg",
+        "From writer to batches, one reader (below 0.1 at the edge)",
+        "a sample",
+        ticks,
+        RATIO,
+        curves,
+    )
+
+
+def _trainers(fanned: dict[str, Any], folder: Path) -> list[Path]:
+    """What all trainers get together."""
+    counts = sorted({one["trainers"] for one in fanned["rounds"]})
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for one in sorted(fanned["rounds"], key=lambda one: int(one["trainers"])):
+        rate = median([Round(**each) for each in one["rounds"]], lambda each: each.samples_per_s)
+        curves.setdefault(one["side"], []).append((counts.index(one["trainers"]), rate))
+    ours = sorted(curves, key=lambda name: not name.startswith("Penstock"))
+    title = "150 kB samples, everything to each trainer" + (", 1 ms of Python a sample" if fanned["make_s"] else "")
+    most = max((rate for curve in curves.values() for _, rate in curve), default=1.0)
+    return _drawn(
+        folder / ("trainers-making.svg" if fanned["make_s"] else "trainers.svg"), title, "trainers",
+        list(map(str, counts)), from_zero("samples/s in sum", most), {name: curves[name] for name in ours},
+    )  # fmt: skip
+
+
+def _growth(axes: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """Cost a sample beside that of the smallest size, axis by axis."""
+    curves = {}
+    for one in axes:
+        if not one["is_waiting"]:
+            sizes = [name.removeprefix("ordered, ").split(" ")[0] for name in one["sizes"]]
+            values = [each["ratio"]["median"] for each in one["sizes"].values()]
+            curves[f"{one['axis']}: {' - '.join(sizes)}"] = list(enumerate(values))
+    most = max((value for curve in curves.values() for _, value in curve), default=1.0)
+    ticks = ["smallest", "middle", "largest"]
+    axis = from_zero("CPU a sample, times the smallest's", most)
+    return _drawn(folder / "growth.svg", "What a sample costs as one thing grows", "size", ticks, axis, curves)
+
+
+def _drawn(
+    path: Path, title: str, x_label: str, ticks: Sequence[str], axis: Axis, curves: Mapping[str, Curve]
+) -> list[Path]:
+    if not curves:
+        return []
+    plot(path, title, x_label, ticks, axis, curves)
+    return [path]
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.plots", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("figures", nargs="+", type=Path, help="what --json wrote")
+    parser.add_argument("folder", type=Path, help="where the plots go")
+    args = parser.parse_args()
+    for figures in args.figures:
+        for path in draw(json.loads(figures.read_text()), args.folder):
+            print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -29,7 +29,8 @@ from benchmarks.transports.protocol import Load
 from penstock_common.stream.servers.embedded import EmbeddedServer
 
 ROOT = Path(__file__).parents[1]
-PATIENCE_S = 90.0
+PATIENCE_S = 60.0
+"""For a line of a child; a turn lasts seconds, TensorFlow's import some ten of them on slow cores."""
 END_S = 5.0
 """For a process to end by itself."""
 GROWTH = 8
@@ -39,6 +40,8 @@ FILLED = 1.25
 LEAST_SHARE = 0.2
 """A shorter turn says too little of the rate."""
 LEAST_WARM_UP_S = 1.0
+MOST_WARM_UP_S = 5.0
+"""Whoever cannot fill the room in this time is measured without."""
 
 
 class Failed(Exception):
@@ -199,20 +202,22 @@ def run_round(
 
 
 def _warmed_up(stage: Stage, case: Case, seconds: float) -> int:
-    """Longer and longer turns, until the room was filled or as much time is gone; the samples that take that time.
+    """Longer and longer turns, until the room was filled or cannot be in time; the samples that take that time.
 
     Memory that is touched for the first time costs as much as several copies; a stream keeps what there is room for.
     """
-    samples, moved = 2 * case.unit, 0
+    samples, missing = 2 * case.unit, FILLED * case.room_bytes
     most = max(2, int(case.most_bytes / case.sample_bytes / case.unit)) * case.unit
-    deadline = time.monotonic() + max(seconds, LEAST_WARM_UP_S)
+    began = time.monotonic()
     while True:
         found = stage.turn(case, samples)
-        moved += samples
-        wanted = found.samples / found.seconds * seconds
-        samples = min(most, max(2, round(min(wanted, GROWTH * samples) / case.unit)) * case.unit)
-        is_filled = moved * case.sample_bytes > FILLED * case.room_bytes
-        if (is_filled and found.seconds > LEAST_SHARE * seconds) or time.monotonic() > deadline:
+        missing = max(0.0, missing - samples * case.sample_bytes)
+        rate = found.samples / found.seconds
+        samples = min(most, max(2, round(min(rate * seconds, GROWTH * samples) / case.unit)) * case.unit)
+        taken, still_s = time.monotonic() - began, missing / (rate * case.sample_bytes)
+        if not missing and found.seconds > LEAST_SHARE * seconds:
+            return samples
+        if taken > max(seconds, LEAST_WARM_UP_S) and (not missing or taken + still_s > MOST_WARM_UP_S):
             return samples
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.allowance import Piece
 from benchmarks.cases import Case
 from benchmarks.machine import progress
-from benchmarks.peers.environments import Unavailable
-from benchmarks.rounds import Failed, Round, run_round
+from benchmarks.rounds import Round, run_round
 from benchmarks.sides import INLINE, PLAIN, SEGMENTS, Side
 from benchmarks.spread import Spread, median, ratios, table
 
 HEAD = (
     "", "GB/s", "samples/s", "to plain redis-py", "Penstock inline to it", "Penstock segments to it", "CPU s/GB",
-    "writer", "reader", "server", "lost",
+    "writer", "reader", "server", "lost, or why not",
 )  # fmt: skip
+REASON_CHARACTERS = 120
+"""Of what a table says of a side without figures; the file of figures has all of it."""
 
 
 @dataclass
@@ -25,25 +28,34 @@ class Measured:
     """One payload's rounds."""
 
     case: Case
-    rounds: dict[str, list[Round]]
+    rounds: dict[str, list[Round]] = field(default_factory=dict)
     """Side -> its rounds, in the order they were run: those of one number are neighbours."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Side -> why it has none."""
+    """Side -> why it has none, or no more."""
+
+    @property
+    def count(self) -> int:
+        """Rounds, of the side that has most."""
+        return max(map(len, self.rounds.values()), default=0)
 
 
-def measure(case: Case, sides: Sequence[Side], rounds: int, seconds: float) -> Measured:
-    """Each round all sides in turn, every other round the other way about; a side that fails is left out."""
-    found = Measured(case, {})
+def measure(
+    found: Measured, sides: Sequence[Side], rounds: int, seconds: float, piece: Piece, keep: Callable[[], None]
+) -> None:
+    """Each round all sides in turn, every other round the other way about; a side that fails is left out from then on.
+
+    Fills ``found`` as it goes, and calls ``keep`` after each side. Ends early when ``piece`` has no more time.
+    """
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as kept:
         for number in range(rounds):
+            if not piece.has_room_for(number):
+                break
             for place, side in list(enumerate(sides))[:: 1 if number % 2 else -1]:
-                progress(f"{case.name}, round {number + 1} of {rounds}: {side.name}")
+                progress(f"{found.case.name}, round {number + 1} of {rounds}: {side.name}")
                 if side.name not in found.failed:
                     _one(found, side, seconds, Path(kept) / str(place))
+                    keep()
     progress("")
-    for name in found.failed:
-        found.rounds.pop(name, None)
-    return found
 
 
 def _one(found: Measured, side: Side, seconds: float, kept: Path) -> None:
@@ -52,24 +64,31 @@ def _one(found: Measured, side: Side, seconds: float, kept: Path) -> None:
         return
     kept.mkdir(exist_ok=True)
     try:
-        found.rounds.setdefault(side.name, []).append(
-            run_round(side, found.case, seconds, kept=None if side.has_writer else kept)
-        )
-    except (Failed, Unavailable) as error:
-        found.failed[side.name] = str(error)
+        one = run_round(side, found.case, seconds, kept=None if side.has_writer else kept)
+        found.rounds.setdefault(side.name, []).append(one)
+    except Exception as error:  # whatever ends one side is told in its row, and ends no other
+        found.failed[side.name] = why(error)
+
+
+def why(error: Exception) -> str:
+    """In one line."""
+    text = str(error) or type(error).__name__
+    return " ".join(text.split())
 
 
 def shown(found: Measured, sides: Sequence[Side]) -> str:
-    """A heading, the table, and why sides are missing."""
+    """A heading and the table: a row for each side, also of those without figures."""
     case = found.case
-    text = f"### {case.name}: {case.sample_bytes:,} bytes a sample, batches of {case.batch}\n\n"
-    rows = [_row(found, side.name) for side in sides if side.name in found.rounds]
-    reasons = [f"- {name}: {reason}" for name, reason in found.failed.items()]
-    return text + "\n".join([table(HEAD, rows), *([""] if reasons else []), *reasons]) + "\n"
+    text = f"### {case.name}: {case.sample_bytes:,} bytes a sample, batches of {case.batch}"
+    text += f"; {found.count} round{'s' * (found.count != 1)}\n\n"
+    rows = [_row(found, side.name) for side in sides if side.name in found.rounds or side.name in found.failed]
+    return text + table(HEAD, rows) + "\n"
 
 
 def _row(found: Measured, name: str) -> list[str]:
-    rounds = found.rounds[name]
+    rounds, reason = found.rounds.get(name), found.failed.get(name, "")
+    if not rounds:
+        return [name, *["-"] * (len(HEAD) - 2), told(reason)]
     gigabyte = 1e9 / found.case.sample_bytes
     lost = median(rounds, lambda one: one.lost)
     return [
@@ -83,8 +102,13 @@ def _row(found: Measured, name: str) -> list[str]:
         f"{median(rounds, lambda one: one.writer_cpu_s / one.got * gigabyte):.2f}",
         f"{median(rounds, lambda one: one.reader_cpu_s / one.got * gigabyte):.2f}",
         f"{median(rounds, lambda one: one.server_cpu_s / one.got * gigabyte):.2f}",
-        f"{100 * lost:.1f} %" if lost else "0",
+        (f"{100 * lost:.1f} %" if lost else "0") + (f"; no more rounds: {told(reason)}" if reason else ""),
     ]
+
+
+def told(reason: str) -> str:
+    """As a cell."""
+    return textwrap.shorten(reason.replace("|", "/"), REASON_CHARACTERS, placeholder=" ...")
 
 
 def _ratio(one: list[Round] | None, other: list[Round] | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,18 +12,21 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import targets, transport
-from benchmarks.__main__ import compared, main
+from benchmarks import plots, rounds, targets, transport
+from benchmarks.__main__ import main
+from benchmarks.allowance import Allowance
 from benchmarks.cases import BY_BATCH, IMAGE, Case
 from benchmarks.fanout import Fanned
-from benchmarks.plots import plot
-from benchmarks.rounds import Round, run_round
-from benchmarks.sides import BASELINE, INLINE, OURS, PLAIN, SEGMENTS, here
+from benchmarks.fanout import shown as fanned_shown
+from benchmarks.results import Results, compared
+from benchmarks.rounds import Failed, Round, run_round
+from benchmarks.sides import BASELINE, INLINE, OURS, PLAIN, SEGMENTS, Side, here
 from benchmarks.spread import ratios
 from benchmarks.transports.protocol import Load, Turns
 
 SMALL = Case("4 kB", (1024,), "float32", batch=64, room_bytes=8 << 20, most_bytes=4_000_000)
 SIDES = (*here(OURS), BASELINE)
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def took(seconds: float, got: int = 1000, cpu_s: float = 0.1) -> Round:
@@ -30,9 +34,16 @@ def took(seconds: float, got: int = 1000, cpu_s: float = 0.1) -> Round:
     return Round(seconds, 1000, got, 1, IMAGE.sample_bytes, cpu_s, cpu_s, cpu_s)
 
 
+def measured(sides: Sequence[Side], count: int = 1) -> transport.Measured:
+    """Rounds of the small case."""
+    found = transport.Measured(SMALL)
+    transport.measure(found, sides, count, 0.05, Allowance(600, [1]).piece(), lambda: None)
+    return found
+
+
 def test_every_side_that_needs_no_download_carries_every_sample_in_a_real_round() -> None:
     """A benchmark that quietly moves less than it says is worse than none."""
-    found = transport.measure(SMALL, SIDES, rounds=1, seconds=0.05)
+    found = measured(SIDES)
     assert found.failed == {}
     for (one,) in found.rounds.values():
         assert one.got == one.samples
@@ -52,13 +63,76 @@ def test_rows_written_by_batch_reach_two_trainers_each() -> None:
     assert found.lost == 0
 
 
-def test_a_side_that_cannot_run_says_why_and_the_others_go_on() -> None:
+def test_a_side_that_cannot_run_says_why_in_its_row_and_the_others_go_on() -> None:
     """A peer that is broken here must not cost the whole run."""
     broken = replace(BASELINE, name="broken", module="no_such_transport")
-    found = transport.measure(SMALL, [broken, BASELINE], rounds=1, seconds=0.05)
+    found = measured([broken, BASELINE])
     assert "No module named" in found.failed["broken"]
     assert list(found.rounds) == [PLAIN]
-    assert "- broken: " in transport.shown(found, [broken, BASELINE])
+    (row,) = [line for line in transport.shown(found, [broken, BASELINE]).splitlines() if line.startswith("| broken")]
+    assert "No module named" in row
+    fanned = Fanned(0.0, {(INLINE, 1): [took(1)]}, {("broken", 1): "nothing arrived"})
+    assert "1: nothing arrived" in fanned_shown(fanned, (1,))
+
+
+def test_what_a_side_showed_before_it_failed_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that hangs in the last of three rounds has two good ones."""
+    left = [took(1), took(2)]
+
+    def fake(*_: object, **__: object) -> Round:
+        if not left:
+            raise OSError("no more\nof it")
+        return left.pop()
+
+    monkeypatch.setattr(transport, "run_round", fake)
+    found = measured([BASELINE], count=3)
+    assert len(found.rounds[PLAIN]) == found.count == 2
+    assert "no more rounds: no more of it" in transport.shown(found, [BASELINE])
+
+
+def test_slow_cores_cost_rounds_and_not_minutes() -> None:
+    """A run that a contributor waits for ends when it says, and every payload has its round."""
+    now = [0.0]
+    allowance = Allowance(100, [3, 1], lambda: now[0])
+    first = allowance.piece()
+    assert first.has_room_for(0)
+    now[0] = 30
+    assert first.has_room_for(1)
+    now[0] = 60
+    assert not first.has_room_for(2)  # 90 of the 75 s that it has
+    second = allowance.piece()
+    assert second.has_room_for(0)
+    now[0] = 80
+    assert second.has_room_for(1)  # what the first left is its own
+    now[0] = 100
+    assert not second.has_room_for(2)
+
+
+def test_an_interrupted_run_keeps_and_shows_what_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty minutes of measuring are not lost to a Ctrl-C in the twenty-first."""
+
+    def fake(side: Side, *_: object, **__: object) -> Round:
+        if side.name == INLINE:
+            raise KeyboardInterrupt
+        return took(2)
+
+    monkeypatch.setattr("benchmarks.__main__.CASES", [SMALL])
+    monkeypatch.setattr(transport, "run_round", fake)
+    path = tmp_path / "new" / "figures.json"
+    assert main(["transport", "--side", INLINE, "--side", "plain", "--json", str(path)]) == 130
+    assert list(json.loads(path.read_text())["transport"][0]["rounds"]) == [PLAIN]
+    told = capsys.readouterr().out
+    assert f"| {PLAIN} " in told
+    assert "interrupted after" in told
+
+
+def test_a_child_that_is_silent_ends_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that hangs must not hold up the run."""
+    monkeypatch.setattr(rounds, "PATIENCE_S", 0.01)
+    with pytest.raises(Failed, match="is silent for"):
+        run_round(BASELINE, SMALL, 0.05)
 
 
 def test_ratios_are_of_neighbouring_rounds() -> None:
@@ -81,9 +155,9 @@ def test_targets_are_reached_or_not_by_the_median_of_the_run() -> None:
     """The table of targets is where claims are withdrawn."""
     ours, theirs = [took(1), took(1), took(1)], [took(2.3), took(2.4), took(1.7)]
     sizes = [replace(IMAGE, name="4 kB"), IMAGE]
-    measured = [transport.Measured(case, {INLINE: ours, SEGMENTS: ours, PLAIN: theirs}) for case in sizes]
+    all_of_it = [transport.Measured(case, {INLINE: ours, SEGMENTS: ours, PLAIN: theirs}) for case in sizes]
     fanned = Fanned(0.0, {(SEGMENTS, 8): [took(0.25)], (INLINE, 1): [took(1)]})
-    found = {one.what: one for one in targets.targets(measured, [fanned], None)}
+    found = {one.what: one for one in targets.targets(all_of_it, [fanned], None)}
     plain = found["150 kB, inline, to plain redis-py + hiredis (floor 1.8)"]
     assert plain.is_met
     assert plain.found.low == pytest.approx(1.7)
@@ -106,14 +180,26 @@ def test_a_batch_of_other_bytes_or_another_shape_ends_the_round() -> None:
     os.close(out)
 
 
-def test_a_plot_is_svg_with_a_line_for_each_side(tmp_path: Path) -> None:
-    """It goes into the docs as it is."""
-    path = tmp_path / "plot.svg"
-    curves = {"Penstock <inline>": [(1e3, 1.0), (1e6, 2.0)], "other": [(1e3, 0.5)]}
-    plot(path, "GB/s & more", "bytes", "GB/s", {1e3: "1 kB", 1e6: "1 MB"}, curves)
-    root = ElementTree.fromstring(path.read_text())
-    assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 2
-    assert "Penstock <inline>" in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+def test_plots_are_drawn_again_from_a_file_of_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the documents show comes from a run's own figures, and from nothing else."""
+    images = transport.Measured(IMAGE, {INLINE: [took(1)], PLAIN: [took(2)], "<other>": [took(400)]})
+    rows = transport.Measured(BY_BATCH, {INLINE: [took(1)], PLAIN: [took(1)]})
+    fanned = Fanned(0.0, {(INLINE, 1): [took(1)], (INLINE, 8): [took(0.2)]})
+    Results({}, [images, rows], [fanned]).save(tmp_path / "figures.json")
+    sizes = {name: {"ratio": {"median": ratio}} for name, ratio in (("1 member", 1), ("8 members", 1.2))}
+    (tmp_path / "growth.json").write_text(json.dumps({"axes": [{"axis": "m", "is_waiting": False, "sizes": sizes}]}))
+    monkeypatch.setattr(
+        "sys.argv", ["plots", str(tmp_path / "figures.json"), str(tmp_path / "growth.json"), str(tmp_path / "img")]
+    )
+    assert plots.main() == 0
+    drawn = {path.stem: ElementTree.fromstring(path.read_text()) for path in (tmp_path / "img").iterdir()}
+    lines = {name: len(root.findall(f"{SVG}polyline")) for name, root in drawn.items()}
+    assert lines == {"transport": 2, "trainers": 1, "growth": 1}
+    texts = [text.text for text in drawn["transport"].iter(f"{SVG}text")]
+    assert {INLINE, "<other>", "150 kB"} <= set(texts)
+    first = drawn["transport"].findall(f"{SVG}polyline")[0].get("points", "").split()
+    places = [float(point.split(",")[1]) for point in first]
+    assert places[0] < places[1]  # twice plain redis-py is higher up than once
 
 
 def test_the_command_writes_tables_figures_and_a_comparison(
@@ -122,12 +208,25 @@ def test_the_command_writes_tables_figures_and_a_comparison(
     """What a contributor runs before and after a change."""
     monkeypatch.setattr("benchmarks.__main__.CASES", [SMALL])
     before = tmp_path / "before.json"
-    what = ["transport", "--side", INLINE, "--side", "redis-py", "--rounds", "1", "--seconds", "0.05"]
+    what = [
+        "transport",
+        "--side",
+        INLINE,
+        "--side",
+        "redis-py",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.05",
+        "--budget",
+        "16mb",
+    ]
     assert main([*what, "--json", str(before), "--plots", str(tmp_path)]) == 0
     written = json.loads(before.read_text())
     assert set(written["transport"][0]["rounds"]) == {INLINE, PLAIN}
     assert written["environment"]["cores"]
     assert (tmp_path / "transport.svg").exists()
+    assert written["environment"]["budget"] == "16 MiB"
     now = transport.Measured(SMALL, {INLINE: [took(1)], PLAIN: [took(2)]})
     last = compared([now], written).splitlines()[-1].split("|")
     assert [cell.strip() for cell in last[1:3]] == [SMALL.name, INLINE]
