@@ -113,8 +113,8 @@ class Loader(Verbs):
             remainder=remainder or ("keep" if world_size == 1 else "pad"),
             views=views,
         )
-        self._client: Client = connect(self._url, bears_outages=notify)
-        self._client.patience.seconds = min(OUTAGE_S, timeout_s or OUTAGE_S)
+        patience_s = min(OUTAGE_S, timeout_s or OUTAGE_S)
+        self._client: Client = connect(self._url, bears_outages=notify, patience_s=patience_s)
         self._reading: Reading | None = None
         self._life = secrets.token_hex(8)
         """A state's numbers mean the batches of one loader."""

@@ -135,8 +135,9 @@ class Lines:
 class CuttingProxy:
     """A TCP proxy to a server that cuts connections after a random number of bytes, in either direction."""
 
-    def __init__(self, port: int, seed: int, longest: int) -> None:
-        self._target, self._random, self._longest = port, random.Random(seed), longest
+    def __init__(self, port: int, seed: int, longest: int, first: int | None = None) -> None:
+        """``first``: after how many bytes of its client's the first connection is cut."""
+        self._target, self._random, self._longest, self._first = port, random.Random(seed), longest, first
         self._lock = threading.Lock()
         self.cuts = {"up": 0, "down": 0}
         self.calm = False
@@ -162,6 +163,8 @@ class CuttingProxy:
         with self._lock:
             way = self._random.choice(["up", "down"])
             after = self._random.randrange(200, self._longest)
+            if self._first is not None:
+                way, after, self._first = "up", self._first, None
         with client, socket.create_connection(("127.0.0.1", self._target)) as server:
             ways = [("up", client, server), ("down", server, client)]
             limits = [after if name == way else None for name, _, _ in ways]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from penstock_common.errors import ServerUnavailable
 from penstock_common.format.spec import Spec
 from penstock_common.stream.groups.roster import Membership, Order
+from penstock_common.stream.link.client import Patience
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.waiting import Notify, Outage, Wait
@@ -183,7 +184,7 @@ class SharedReading(Reading):
         place = Place(client, who, notify=options.notify, fast=options.fast)
         place.join(options.start)
         keeper = Keeper(client, who, place.holdings, options.lease_s, options.notify)
-        keeper.recover()
+        _recover(keeper, client.patience, lambda: False)
         keeper.start()
         assert who.stream.spec is not None
         arena = options.arena(who.stream.spec)
@@ -206,14 +207,7 @@ class SharedReading(Reading):
 
     def take_up(self) -> None:
         """What is pending here though it was acknowledged: a server that lost its last second forgot it."""
-        patience = self.place.client.patience
-        outage = Outage(patience.notify, patience.seconds, "asking the server")
-        while True:
-            try:
-                self.keeper.recover(self.place.is_all_settled)
-                break
-            except ServerUnavailable as error:  # the keeper's connection bears nothing, and this is the loop's thread
-                outage.bear(error)
+        _recover(self.keeper, self.place.client.patience, self.place.is_all_settled)
         self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims))])
 
     @property
@@ -254,6 +248,17 @@ class SharedReading(Reading):
         left = self._unfinished & {claim.epoch for claim in list(self.keeper.claims)}
         self.cursor = min(self.cursor, *(epoch - 1 for epoch in left)) if left else self.cursor
         self._unfinished.clear()
+
+
+def _recover(keeper: Keeper, patience: Patience, is_all_settled: Callable[[], bool]) -> None:
+    """See `Keeper.recover`, whose connection bears nothing: for the loop's thread, which does."""
+    outage = Outage(patience.notify, patience.seconds, "asking the server")
+    while True:
+        try:
+            keeper.recover(is_all_settled)
+            return
+        except ServerUnavailable as error:
+            outage.bear(error)
 
 
 class OrderedReading(Reading):

@@ -1,31 +1,35 @@
 """Replay: a retained epoch once more, without a group: in its canonical order, the same bytes every time, or shuffled.
 
-Order comes from the shard indexes; a lease on the roster keeps the epoch while it is read.
+Order comes from the shard indexes; a lease on the roster keeps the epoch while it is read. An outage of the server is
+borne as by a trainer, but for no longer than that lease.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.errors import PenstockError, ReplayTruncated
+from penstock_common.errors import PenstockError, ReplayTruncated, ServerUnavailable
 from penstock_common.format.header import Header
 from penstock_common.format.spec import Spec
 from penstock_common.settings import Settings
 from penstock_common.stream.entries import Record, fetch_command
-from penstock_common.stream.link.channel import Channel
 from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.connection import connect, open_channel
+from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import maps_of_stream, reader_of
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.waiting import Notify, to_stderr
-from penstock_consumer.membership.session import AT_ONCE_S
+from penstock_consumer.membership.session import AT_ONCE_S, LEAVE_S, SILENCE_S
 from penstock_consumer.pipeline.again import Shuffle
+from penstock_consumer.pipeline.meter import Meter
 from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.receiving.line import Line
 from penstock_consumer.receiving.receive import Received, Receiver, check_identity, read_by_id
 from penstock_consumer.replaying.passes import PREFETCH_BYTES, Passes, permuted
 from penstock_consumer.replaying.retained import Retained
@@ -67,7 +71,7 @@ class Replay(Passes):
     ) -> None:
         super().__init__(batch_size, prefetch_bytes, shuffle, window, notify)
         settings = Settings.from_environment()
-        self._client: Client = connect(url or settings.url)
+        self._client: Client = connect(url or settings.url, bears_outages=notify)
         self._fast = fast if fast is not None else (False if settings.plain_redis else None)
         self.epoch, self._views = epoch, views
         try:
@@ -94,36 +98,30 @@ class Replay(Passes):
     # --- the thread ---
 
     def _read(self, queue: Prefetch, shuffle: Shuffle | None) -> None:
-        channel: Channel | None = None
+        line = Line(self._client, queue, self._notify, self._fast)
         try:
-            channel = open_channel(self._client, fast=self._fast)
-            self._fetch_all(channel, queue, shuffle)
+            self._fetch_all(line, queue, shuffle)
         except ReplayTruncated as error:
             raise self._retained.lasting(error) from None
         finally:
-            if channel is not None:
-                channel.close()
+            line.close()
 
-    def _fetch_all(self, channel: Channel, queue: Prefetch, shuffle: Shuffle | None) -> None:
+    def _fetch_all(self, line: Line, queue: Prefetch, shuffle: Shuffle | None) -> None:
         assembler, outlet = self._outlet(queue, shuffle)
         received: list[Received] = []
         where = _Where(self.stream, self._retained.manifest)
         segments = reader_of(self.stream, gives_views=self._views)
         receiver = Receiver(self.spec, assembler, where, 0, received.append, segments)
         records = permuted((found for found in self._retained.records() if found[1].entry_id), shuffle)
-        asked: list[tuple[int, Record]] = []
+        ahead = _Ahead(line, self.stream, self.epoch, records)
         while True:
-            while not queue.wait_for_room(sum(record.nbytes for _, record in asked), 0.2):
+            while not queue.wait_for_room(ahead.nbytes, 0.2):
                 pass
-            fresh = list(islice(records, AHEAD - len(asked)))
-            partition_of, epoch = self.stream.partition_of, self.epoch
-            channel.send([fetch_command(partition_of(shard), epoch, record.entry_id) for shard, record in fresh])
-            asked += fresh
-            if not asked:
-                break
-            _, record = asked.pop(0)
             received.clear()
-            if read_by_id(channel, receiver, queue.meter) == 0:
+            if (fetched := ahead.fetch(receiver, queue.meter)) is None:
+                break
+            record, is_there = fetched
+            if not is_there:
                 raise self._retained.truncated(record)
             if (error := received[0].error) is not None:
                 raise error
@@ -131,9 +129,10 @@ class Replay(Passes):
         outlet.end()
 
     def close(self) -> None:
-        """Gives the epoch free."""
+        """Gives the epoch free. Raises ServerUnavailable where the server is away for 2 s: then the lease lapses."""
         if self._retained.is_let_go:
             return
+        self._client.hurry(LEAVE_S, SILENCE_S)
         try:
             self._retained.let_go()
         finally:
@@ -150,6 +149,43 @@ class Replay(Passes):
         self._client.hurry(0, AT_ONCE_S)
         with suppress(PenstockError):  # the lease lapses by itself, and the error is what counts
             self.close()
+
+
+class _Ahead:
+    """Entries asked for by id, some before they are needed; what an outage leaves unanswered is asked for again."""
+
+    def __init__(self, line: Line, stream: Stream, epoch: int, records: Iterator[tuple[int, Record]]) -> None:
+        self._line, self._stream, self._epoch, self._records = line, stream, epoch, records
+        self._todo: deque[tuple[int, Record]] = deque()
+        self._asked: deque[tuple[int, Record]] = deque()
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes under way."""
+        return sum(record.nbytes for _, record in self._asked)
+
+    def fetch(self, receiver: Receiver, meter: Meter) -> tuple[Record, bool] | None:
+        """The next entry, into the receiver; its record, and whether it is still there. None after the last."""
+        self._todo.extend(islice(self._records, AHEAD - len(self._asked)))
+        while self._todo or self._asked:
+            try:
+                self._ask()
+                found = read_by_id(self._line.open(), receiver, meter)
+            except ServerUnavailable as error:
+                self._todo.extendleft(reversed(self._asked))
+                self._asked.clear()
+                self._line.reopen(error)
+                continue
+            self._line.answered()
+            return self._asked.popleft()[1], found > 0
+        return None
+
+    def _ask(self) -> None:
+        partition_of = self._stream.partition_of
+        commands = [fetch_command(partition_of(shard), self._epoch, record.entry_id) for shard, record in self._todo]
+        self._asked.extend(self._todo)
+        self._todo.clear()
+        self._line.open().send(commands)
 
 
 class _Where:

@@ -16,6 +16,7 @@ from penstock_common.stream.groups.roster import end_replay, hold_for_replay
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import PRODUCED, load_manifest
 from penstock_common.stream.streams import Stream, require_there
+from penstock_common.waiting import BETWEEN_TRIES_S
 
 RENEWALS_PER_LEASE = 10
 
@@ -37,7 +38,7 @@ class Retained:
         """What ended the lease."""
         self._holder = threading.Thread(target=self._keep_hold, name="penstock-replay-lease", daemon=True)
         try:
-            self._hold(renew=False)
+            self._hold(client, renew=False)
             self.samples = self.records_count = self.nbytes = 0
             for _, record in self.records():
                 self.samples += record.count
@@ -86,11 +87,11 @@ class Retained:
 
     # --- the lease ---
 
-    def _hold(self, *, renew: bool) -> None:
+    def _hold(self, client: Client, *, renew: bool) -> None:
         lease_ms = int(self._lease_s * 1000)
         for partition in self.stream.partitions:
-            if not hold_for_replay(self._client, partition, self._token, self.epoch, lease_ms, renew=renew):
-                require_there(self._client, self.stream)
+            if not hold_for_replay(client, partition, self._token, self.epoch, lease_ms, renew=renew):
+                require_there(client, self.stream)
                 what = f"epoch {self.epoch} of {self.stream.name!r}"
                 raise ReplayTruncated(
                     f"this replay's lease on {what} lapsed: it renewed nothing for {self._lease_s:g} s, and retention "
@@ -100,12 +101,14 @@ class Retained:
 
     def _keep_hold(self) -> None:
         beat_s = self._lease_s / RENEWALS_PER_LEASE
-        last = time.monotonic()
-        while not self._closed.wait(beat_s):
+        client, last = self._client.impatient(), time.monotonic()  # a failure is borne here, not below
+        pause_s = beat_s
+        while not self._closed.wait(pause_s):
             try:
-                self._hold(renew=True)
-                last = time.monotonic()
+                self._hold(client, renew=True)
+                last, pause_s = time.monotonic(), beat_s
             except ServerUnavailable as error:
+                pause_s = min(beat_s, BETWEEN_TRIES_S)
                 if time.monotonic() - last > self._lease_s:
                     self.lost = error
                     return

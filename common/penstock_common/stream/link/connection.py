@@ -13,17 +13,20 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from penstock_common.errors import PenstockError, ServerLoading, ServerUnavailable, ServerUnsuitable
+from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable
 from penstock_common.stream.link.channel import REPLY_TIMEOUT_S, Channel, PlainChannel
 from penstock_common.stream.link.client import ControlClient
-from penstock_common.stream.link.failure import address, redacted, translated
+from penstock_common.stream.link.failure import address, broke_off, may_pass, redacted, translated
 from penstock_common.stream.link.fast import FastChannel, unfit
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 
-__all__ = ["CONNECT_TIMEOUT_S", "connect", "open_channel", "translated"]
+__all__ = ["CONNECT_TIMEOUT_S", "GREETING_S", "connect", "open_channel", "translated"]
 
 CONNECT_TIMEOUT_S: Final = 5.0
 """A host that drops packets is named within the 5 s in which every wait explains itself."""
+GREETING_S: Final = 5.0
+"""How long a server that was never heard is tried again where it takes connections and closes them: what stands between
+may just be starting, or cut connections; or else the URL is wrong (a port that wants TLS), and somebody waits."""
 
 _FORMS = "write redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket?db=0"
 
@@ -34,14 +37,17 @@ def connect(
     timeout_s: float = REPLY_TIMEOUT_S,
     client_name: str | None = None,
     bears_outages: Notify | None = None,
+    patience_s: float | None = None,
 ) -> ControlClient:
     """A client that has answered a PING: RESP2, bytes. `timeout_s` bounds the silence after a command.
 
-    With `bears_outages` (where to say it) what a server that went away did not answer is asked again for `OUTAGE_S`,
-    see ``client``; without, every failure is raised. A server that is not there at the start is named at once, one that
-    is loading its data is waited for.
+    With `bears_outages` (where to say it) what a server that went away did not answer is asked again for `patience_s`
+    (`OUTAGE_S`), see ``client``; without, every failure is raised. At the start a server that is not there, or silent,
+    is named at once; one that says it is hindered (kept busy, full of clients) is waited for as long, one that is
+    loading its data as long as it says so, and whoever closes the connection is tried again for `GREETING_S`.
     """
     client = _client(url, timeout_s, client_name)
+    patience_s = OUTAGE_S if patience_s is None else patience_s
     outage = Outage(bears_outages or to_stderr, doing="connecting")
     while True:
         try:
@@ -49,12 +55,14 @@ def connect(
                 _greet(client)
             break
         except PenstockError as failure:
+            speaks, is_cut = may_pass(failure.__cause__), broke_off(failure.__cause__)
             failure.with_traceback(None).__cause__ = None  # it says all; redis-py's three tracebacks would bury it
-            if bears_outages is None or not isinstance(failure, ServerLoading):
+            if bears_outages is None or not isinstance(failure, ServerUnavailable) or not (speaks or is_cut):
                 raise failure from None
+            outage.patience_s = patience_s if speaks else min(GREETING_S, patience_s)
             outage.bear(failure)
     if bears_outages is not None:
-        client.patience.seconds, client.patience.notify = OUTAGE_S, bears_outages
+        client.patience.seconds, client.patience.notify = patience_s, bears_outages
     return client
 
 

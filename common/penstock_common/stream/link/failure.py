@@ -5,6 +5,7 @@ No connections are made here. Flow control (WatchError, an EXEC that answers nil
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,8 @@ from penstock_common.errors import (
 )
 
 START_ONE = "start one with `penstock server`, or set PENSTOCK_URL"
+FULL = "max number of clients"
+_CLOSED = re.compile("while reading|while writing|closed|reset|Broken pipe")
 
 
 class ReplyError(PenstockError, RuntimeError):
@@ -113,15 +116,9 @@ def _unreachable(error: BaseException, place: str) -> PenstockError:
         return ServerUnavailable(
             f"the certificate shown at {place} is not trusted ({text}): name its CA with ?ssl_ca_certs=FILE in the URL"
         )
-    if "max number of clients" in text or isinstance(error, foreign.MaxConnectionsError):
+    if FULL in text or isinstance(error, foreign.MaxConnectionsError):
         return ServerUnavailable(f"Redis at {place} takes no more clients ({text}): raise its maxclients")
-    if (
-        "while reading" in text
-        or "while writing" in text
-        or "closed" in text
-        or "reset" in text
-        or "Broken pipe" in text
-    ):
+    if _CLOSED.search(text):
         return ServerUnavailable(
             f"Redis at {place} closed the connection ({text}): see its log, then try again (rediss:// if it wants TLS)"
         )
@@ -168,9 +165,18 @@ def translate_reply(error: foreign.ResponseError, where: str | redis.Redis) -> P
     return translate(error, where) or ReplyError(error, where if isinstance(where, str) else address(where))
 
 
-def may_pass(error: BaseException) -> bool:
-    """Whether an error reply speaks of the server's state, not of the command."""
+def may_pass(error: BaseException | None) -> bool:
+    """Whether a server said this of its state, not of the command."""
+    if isinstance(error, foreign.ConnectionError):  # as which redis-py takes some of what a server says
+        return isinstance(error, foreign.BusyLoadingError) or FULL in _text(error)
     return isinstance(error, foreign.ResponseError) and _hindered(error, _text(error), "") is not None
+
+
+def broke_off(error: BaseException | None) -> bool:
+    """Whether a connection was made and then closed, with nothing said."""
+    return isinstance(error, foreign.ConnectionError | OSError) and bool(
+        _CLOSED.search(text := _text(error)) or "UNEXPECTED_EOF" in text
+    )
 
 
 def _text(error: BaseException) -> str:
