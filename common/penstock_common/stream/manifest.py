@@ -142,7 +142,11 @@ def ended_ms(client: Client, stream: Stream, epochs: Sequence[int]) -> dict[int,
 @readable(lambda client, stream: stream.keys.epochs)
 def retained_epochs(client: Client, stream: Stream) -> dict[int, str]:
     """Epoch -> state of its manifest, rising, of all epochs that are still there."""
-    reply: dict[bytes, bytes] = client.hgetall(stream.keys.epochs)
+    return parse_states(client.hgetall(stream.keys.epochs))
+
+
+def parse_states(reply: dict[bytes, bytes]) -> dict[int, str]:
+    """The same, from what the key holds."""
     return {int(epoch): state for epoch, state in sorted(decoded(reply).items(), key=lambda item: int(item[0]))}
 
 

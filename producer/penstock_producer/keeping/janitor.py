@@ -26,6 +26,7 @@ from penstock_common.stream.groups.roster import (
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import Manifest, begun_shards, ended_ms, find_manifest, retained_epochs
+from penstock_common.stream.removal.outlook import look_around
 from penstock_common.stream.removal.release import release_epoch, unlink_epoch
 from penstock_common.stream.streams import Stream, deleted, find_stream
 from penstock_common.waiting import Notify
@@ -182,25 +183,21 @@ class Janitor:
         if self._clock() - self._tidied_s >= TIDY_EVERY_S:
             self._tidied_s = self._clock()
             tidy(self._client, self._stream, self._notify)
-        roster = load_roster(self._client, self._partition)
-        # groups join the first partition first, so its roster says what is settled, and its generation who has joined
-        begin = self._stream.partitions[0]
-        first = roster if self._partition == begin else load_roster(self._client, begin)
+        seen = look_around(self._client, self._stream, self._partition)
+        roster, first, states = seen.roster, seen.first, seen.states
         need = need_bytes + int(self._stream.partition_budget * SLACK_SHARE)
-        now_ms = server_ms(self._client)
-        states = retained_epochs(self._client, self._stream)
         for epoch, manifest_id in {**roster.retiring, **first.retiring}.items():
             unlink_epoch(self._client, self._stream, epoch, manifest_id)
         facts = [EpochFacts(e, states.get(e, "abandoned"), roster.epoch_bytes.get(e, 0)) for e in roster.epochs]
         freed = 0
-        for epoch in plan_release(facts, first, now_ms, need):
+        for epoch in plan_release(facts, first, seen.now_ms, need):
             if release_epoch(self._client, self._stream, epoch, first.generation):
                 freed += roster.epoch_bytes.get(epoch, 0)
         self._trimmed = {epoch: known for epoch, known in self._trimmed.items() if epoch in roster.epochs}
         for epoch in roster.epochs:
             if freed >= need:
                 break
-            if not is_held(roster, epoch, now_ms):
+            if not is_held(roster, epoch, seen.now_ms):
                 freed += self._trim(roster, epoch, need - freed)
         self._recycle(freed)
         return freed

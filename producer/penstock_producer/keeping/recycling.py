@@ -15,7 +15,7 @@ from penstock_common.segments.folder import SegmentFolder
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import Client
-from penstock_common.stream.manifest import Manifest, find_manifest
+from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.registry import free_segments, registered_segments, seal_segments
 from penstock_common.stream.servers.durability import Durability, is_safe
@@ -61,9 +61,7 @@ def recycle(
     for partition in stream.partitions:
         for epoch in load_roster(client, partition).epochs:
             live.add((epoch, partition.number))
-            manifest = find_manifest(client, stream, epoch)
-            if manifest is not None:
-                free |= _freed_of(client, partition, manifest, quiet.get((epoch, partition.number), set()))
+            free |= _freed_of(client, stream, partition, epoch, quiet.get((epoch, partition.number), set()))
     # of an epoch that was released nothing can be committed any more, however late it comes
     free |= {name for name in files if _of(name) not in live}
     durability = Durability.parse(stream.durability)
@@ -78,13 +76,15 @@ def _of(name: str) -> tuple[int, int]:
     return int(epoch), int(partition)
 
 
-def _freed_of(client: Client, partition: PartitionKeys, manifest: Manifest, quiet: set[str]) -> set[str]:
+def _freed_of(client: Client, stream: Stream, partition: PartitionKeys, epoch: int, quiet: set[str]) -> set[str]:
     """Those of one epoch in one partition that nothing refers to, now or later; taken off the registry."""
-    known = registered_segments(client, partition, manifest.epoch)
+    known = registered_segments(client, partition, epoch)
     left = {name for name in quiet if name not in known or not known[name].is_sealed}
-    seal_segments(client, partition, manifest, left, for_the_dead=True)
+    manifest = find_manifest(client, stream, epoch) if left else None
+    if manifest is not None:
+        seal_segments(client, partition, manifest, left, for_the_dead=True)
     empty = {name for name, found in known.items() if found.is_sealed and not found.entries}
-    return set(free_segments(client, partition, manifest.epoch, left | empty))
+    return set(free_segments(client, partition, epoch, left | empty))
 
 
 def _give_back(

@@ -78,6 +78,8 @@ class RoomKeeper:
         self._lacking_folder = ""
         self._noted_s: float | None = None
         self._is_next_now, self._looked_s = False, -LOOK_EVERY_S
+        self._freed = 0
+        """For the block that went last: the writer learns of it with that block's answer."""
 
     def has_room(self, block_bytes: int, held_bytes: int) -> bool:
         """Whether the block may go; frees what may be freed before it says no."""
@@ -87,6 +89,7 @@ class RoomKeeper:
                 f"{readable_bytes(self._stream.partition_budget)} a partition of {self._stream.name!r}: "
                 "raise budget_bytes, or write smaller samples"
             )
+        self._freed = 0
         is_refused, self.server_is_full = self.server_is_full or bool(self.full_folder), False
         self._lacking_folder, self.full_folder = self.full_folder, ""
         self._was_refused = is_refused
@@ -98,17 +101,23 @@ class RoomKeeper:
         if self._is_enough(block_bytes, held_bytes) and not is_refused:
             return self._go_on(block_bytes)
         self._closed_s = self._clock() if self._closed_s is None else self._closed_s
-        freed = self._janitor.make_room(max(self._room.missing_bytes, block_bytes))
+        self._freed = freed = self._janitor.make_room(max(self._room.missing_bytes, block_bytes))
         if not is_refused and freed and self._is_enough(block_bytes, held_bytes - freed):
             return self._go_on(block_bytes)
         self._note()
         return False
 
     def is_ample(self, block_bytes: int, held_bytes: int) -> bool:
-        """Whether the block may go at once, by what is known: nothing is waited for, and nothing has to be freed."""
+        """Whether the block may go at once, by what is known: nothing is waited for, and nothing has to be freed.
+
+        ``held_bytes``: as known before the one before it went, and that one.
+        """
         is_hindered = self._waited_s is not None or self.server_is_full or bool(self.full_folder)
         is_fitting = block_bytes <= largest_block(self._stream.partition_budget)
-        return is_fitting and not is_hindered and self._is_enough(block_bytes, held_bytes) and self._go_on(block_bytes)
+        if is_hindered or not is_fitting or not self._is_enough(block_bytes, held_bytes - self._freed):
+            return False
+        self._freed = 0
+        return self._go_on(block_bytes)
 
     def pause_s(self) -> float:
         """How long to wait before it is worth asking again."""

@@ -110,10 +110,15 @@ class Roster:
     """(epoch, shard) -> its writer, if it waits for room."""
 
 
-@readable(lambda client, partition: partition.roster)
 def load_roster(client: Client, partition: PartitionKeys) -> Roster:
     """Reads and sorts the roster's fields by their one-letter kind."""
-    fields = decoded(client.hgetall(partition.roster))
+    return parse_roster(client, partition, client.hgetall(partition.roster))
+
+
+@readable(lambda client, partition, reply: partition.roster)
+def parse_roster(client: Client, partition: PartitionKeys, reply: dict[bytes, bytes]) -> Roster:
+    """The roster of a partition, from what its key holds."""
+    fields = decoded(reply)
     kinds: dict[str, dict[str, str]] = {}
     for name, value in fields.items():
         kind, _, rest = name.partition(":")
@@ -373,8 +378,12 @@ def end_replay(client: Client, partition: PartitionKeys, token: str) -> None:
 
 def server_ms(client: Client) -> int:
     """The server's clock, which all ``seen`` times are of."""
-    seconds, micros = client.time()
-    return int(seconds) * 1000 + int(micros) // 1000
+    return ms_of(client.time())
+
+
+def ms_of(reply: tuple[int, int]) -> int:
+    """What TIME answers, in ms."""
+    return reply[0] * 1000 + reply[1] // 1000
 
 
 def require_group(client: Client, stream: Stream, group: str) -> GroupRecord:

@@ -1,0 +1,38 @@
+"""What making room begins with, in one round trip: who is there, what is held, which epochs, and the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock_common.stream.groups.roster import Roster, ms_of, parse_roster
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import parse_states
+from penstock_common.stream.streams import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A partition at one moment."""
+
+    roster: Roster
+    first: Roster
+    """Of the first partition: groups join there first, so it says what is settled and who has joined."""
+    now_ms: int
+    """Server time."""
+    states: dict[int, str]
+    """Epoch -> state of its manifest."""
+
+
+def look_around(client: Client, stream: Stream, partition: PartitionKeys) -> Outlook:
+    """Reads it. Raises DamagedKey."""
+    begin = stream.partitions[0]
+    with client.pipeline(transaction=False) as pipe:
+        pipe.time()
+        pipe.hgetall(stream.keys.epochs)
+        pipe.hgetall(partition.roster)
+        if partition != begin:
+            pipe.hgetall(begin.roster)
+        now, states, *rosters = pipe.execute()
+    own, first = parse_roster(client, partition, rosters[0]), parse_roster(client, begin, rosters[-1])
+    return Outlook(own, first, ms_of(now), parse_states(states))
