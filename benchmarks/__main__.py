@@ -4,7 +4,8 @@ Transport at 256 B to 100 MB a sample, everything to each of several trainers, t
 Rounds of all sides alternate, so that a drifting machine moves all; what is quoted is the median of the ratios of
 neighbouring rounds, with the lowest and the highest, and CPU seconds over all processes. The tables are Markdown.
 Peers from the package index are installed into environments of their own the first time.
-``--quick`` (``make bench-quick``) is for before and after a change: plain redis-py as the only peer, under 3 minutes.
+``--quick`` (``make bench-quick``) is for before and after a change: plain redis-py as the only peer, under 3 minutes;
+a side's processes live for all rounds of a payload there, else they are started clean for each.
 Where the cores are slow there are fewer rounds, so that a run ends in ``--minutes``; each table says how many it has.
 """
 
@@ -25,7 +26,7 @@ from benchmarks.cases import CASES, IMAGE, ONE_BY_ONE, Case
 from benchmarks.machine import describe_machine, describe_more, progress
 from benchmarks.plots import draw
 from benchmarks.results import Results, compared
-from benchmarks.sides import BASELINE, BROADCAST, ONE_READER, OURS, SEGMENTS, Side, here
+from benchmarks.sides import BASELINE, BROADCAST, INLINE, ONE_READER, OURS, SEGMENTS, Side, here
 from benchmarks.spread import Spread
 from penstock.cli import byte_size
 
@@ -35,6 +36,7 @@ PARTS = ("transport", "trainers", "tf.data")
 QUICK = (ONE_BY_ONE.name, "256 B rows, write_batch", "4 kB", IMAGE.name, "10 MB")
 MINUTES, QUICK_MINUTES = 23.0, 2.3
 """Less than is promised: the last round of each piece may take longer than those before it."""
+QUICK_PAIRS = ((INLINE, 1), (SEGMENTS, 8))
 TRAINERS_SECONDS = 2.0
 """Of a turn: each trainer maps the files of segments once, which short turns measure instead of reading."""
 MAKING = (1, 8)
@@ -61,16 +63,19 @@ class Plan:
     parts: Sequence[str]
     budget: int | None
     """Bytes; None: what each payload has by itself."""
+    is_lasting: bool
+    """A side's processes are started once for all rounds of a payload."""
 
     def pairs(self, cost: float) -> list[tuple[Side, int]]:
-        """Everything to each of so many trainers, by so many sides."""
-        return [(side, count) for count in self.trainers[cost] for side in self.broadcast]
+        """Everything to each of so many trainers, by so many sides; in a quick run what the target is about."""
+        every = [(side, count) for count in self.trainers[cost] for side in self.broadcast]
+        return [pair for pair in every if not self.is_lasting or (pair[0].name, pair[1]) in QUICK_PAIRS]
 
     def weights(self) -> list[float]:
         """What a round of each piece takes, in sides with one reader."""
         found = [float(len(self.sides)) for _ in self.cases] if "transport" in self.parts else []
         if "trainers" in self.parts:
-            found += [sum(1.5 + count / 4 for _, count in self.pairs(cost)) for cost in self.trainers]
+            found += [sum(1.5 + count / 8 for _, count in self.pairs(cost)) for cost in self.trainers]
         return found + ([TFDATA_WEIGHT] if "tf.data" in self.parts else [])
 
 
@@ -107,7 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes", type=float, help=f"at most about so long (default {MINUTES:g}, quick {QUICK_MINUTES:g})"
     )
-    parser.add_argument("--rounds", type=int, help="of each side, if there is time (default 3; trainers 2, quick 1)")
+    parser.add_argument(
+        "--rounds", type=int, help="of each side, if there is time (default 3, quick 5; trainers 2, quick 1)"
+    )
     parser.add_argument("--seconds", type=float, help="of each side in a round (default 1, quick 0.5; trainers 2)")
     parser.add_argument("--size", default="", help="payloads whose name contains this, such as '150 kB'")
     parser.add_argument(
@@ -136,7 +143,7 @@ def _planned(args: argparse.Namespace) -> Plan:
     cases = [case for case in CASES if args.size in case.name and (args.size or not quick or case.name in QUICK)]
     return Plan(
         minutes=args.minutes or (QUICK_MINUTES if quick else MINUTES),
-        rounds=args.rounds or 3,
+        rounds=args.rounds or (5 if quick else 3),
         trainers_rounds=args.rounds or (1 if quick else 2),
         seconds=args.seconds or (0.5 if quick else 1.0),
         trainers_seconds=args.seconds or TRAINERS_SECONDS,
@@ -146,6 +153,7 @@ def _planned(args: argparse.Namespace) -> Plan:
         trainers={0.0: (1, 8)} if quick else {0.0: fanout.TRAINERS, fanout.MAKE_S: MAKING},
         parts=args.parts or (PARTS[:2] if quick else PARTS),
         budget=args.budget,
+        is_lasting=quick,
     )
 
 
@@ -165,7 +173,7 @@ def _run(plan: Plan, found: Results, keep: Callable[[], None]) -> None:
         measured = transport.Measured(case)
         found.transport.append(measured)
         try:
-            transport.measure(measured, plan.sides, plan.rounds, plan.seconds, allowance.piece(), keep)
+            transport.measure(measured, plan.sides, plan.rounds, plan.seconds, allowance.piece(), keep, plan.is_lasting)
         finally:
             print(transport.shown(measured, plan.sides), flush=True)
     for cost, counts in plan.trainers.items() if "trainers" in plan.parts else ():

@@ -24,8 +24,13 @@ class Piece:
     """One of them."""
 
     def __init__(self, began: float, seconds: float, clock: Callable[[], float]) -> None:
-        self._began, self._seconds, self._clock = began, seconds, clock
+        self._ends, self._last, self._clock = began + seconds, began, clock
 
     def has_room_for(self, number: int) -> bool:
-        """Whether round ``number``, from 0, is likely to end in time, by those before it. The first one always is."""
-        return number == 0 or (self._clock() - self._began) / number * (number + 1) <= self._seconds
+        """Asked before round ``number``, from 0: whether it ends in time if it takes as long as the one before.
+
+        The first one always has.
+        """
+        now = self._clock()
+        took, self._last = now - self._last, now
+        return number == 0 or now + took <= self._ends

@@ -4,7 +4,8 @@ One thing grows at a time: samples, partitions, members, groups, shards, retaine
 What is told is CPU time of all processes (writer, members, server) for each sample that was handed out, so that other
 work on the machine's cores decides little, against the smallest size of the same round; rounds of one axis take turns.
 Members are processes, forked from one that has imported everything, one training loop each; they join before the clock
-starts and leave after it stops, which is told apart. ``waiting`` is what it costs to be there while nothing comes.
+starts and leave after it stops, which is told apart. ``waiting`` is what it costs to be there while nothing comes;
+``wakeups`` what waking costs with no Penstock at all: a plain redis-py GET among 32 processes.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import wakeups
 from benchmarks.growth_rounds import BATCH, SAMPLE_BYTES, Cost, Size, run_round, run_waiting
 from benchmarks.machine import describe_machine
 
+WAKEUPS = "wakeups"
 TARGET = 1.3
 """Times the smallest size's cost: so much is called flat."""
 SMALL_SHARDS = 128
@@ -150,13 +153,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.growth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ", ".join(axis.name for axis in AXES)
+    names = ", ".join([*(axis.name for axis in AXES), WAKEUPS])
     parser.add_argument("--only", default="", metavar="AXIS", help=f"axes whose name contains this: {names}")
     parser.add_argument("--rounds", type=int, default=3, help="of each axis (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write every figure of every round to this file")
     args = parser.parse_args()
     chosen = [axis for axis in AXES if args.only.lower() in axis.name]
-    if not chosen:
+    is_woken = args.only.lower() in WAKEUPS
+    if not chosen and not is_woken:
         parser.error(f"no axis contains {args.only!r}; there are: {names}")
     environment = describe_machine()
     print(", ".join(f"{name} {value}" for name, value in environment.items()))
@@ -164,9 +168,12 @@ def main() -> int:
         f"samples of {SAMPLE_BYTES} B in batches and blocks of {BATCH}; CPU of all processes for a sample handed out; "
         f"relative: median (lowest-highest) of {args.rounds} interleaved rounds, flat up to {TARGET}x"
     )
-    results = run(chosen, args.rounds)
+    whole: dict[str, Any] = {"environment": environment, "axes": run(chosen, args.rounds)}
+    if is_woken:
+        whole[WAKEUPS] = wakeups.measure(args.rounds)
+        print(wakeups.shown(whole[WAKEUPS]))
     if args.json:
-        args.json.write_text(json.dumps({"environment": environment, "axes": results}, indent=1))
+        args.json.write_text(json.dumps(whole, indent=1))
         print(f"\nfigures of every round: {args.json}")
     return 0
 

@@ -1,17 +1,20 @@
 """``python -m benchmarks.limits``: what moving bytes costs on this machine with no protocol at all, in CPU s/GB.
 
-Bare sockets, one copy, one checksum, in blocks as large as Penstock's: nothing that uses them can cost less.
+Bare sockets, one copy, one checksum, and files in shared memory: mapped before or anew, or written and read by calls;
+in blocks as large as Penstock's. Nothing that uses them can cost less.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import multiprocessing
 import os
 import resource
 import socket
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +22,8 @@ from typing import Any
 
 import numpy as np
 import xxhash
+
+from benchmarks.sides import SHARED_MEMORY
 
 BLOCK = 6 * 224 * 224 * 3
 ROOM = 64 << 20
@@ -32,13 +37,18 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every figure of every round to this file")
     args = parser.parse_args()
     source, target = np.ones(ROOM, dtype=np.uint8), np.ones(ROOM, dtype=np.uint8)
-    found: dict[str, list[float]] = {"one copy": [], "one xxh3": [], "bare socket, sender": [], "receiver": []}
+    found: dict[str, list[float]] = {}
     for _ in range(args.rounds):
-        found["one copy"].append(each_block(lambda at: np.copyto(target[at : at + BLOCK], source[at : at + BLOCK])))
-        found["one xxh3"].append(each_block(lambda at: xxhash.xxh3_64(source[at : at + BLOCK].data).digest()))
         sender, receiver = over_loopback(source, target)
-        found["bare socket, sender"].append(sender)
-        found["receiver"].append(receiver)
+        this = {
+            "one copy": each_block(lambda at: np.copyto(target[at : at + BLOCK], source[at : at + BLOCK])),
+            "one xxh3": each_block(lambda at: xxhash.xxh3_64(source[at : at + BLOCK].data).digest()),
+            "bare socket, sender": sender,
+            "receiver": receiver,
+            **by_files(source, target),
+        }
+        for name, seconds in this.items():
+            found.setdefault(name, []).append(seconds)
     print(f"{os.cpu_count()} cores, blocks of {BLOCK} bytes\n\n| what | CPU s/GB | lowest |\n|---|---|---|")
     for name, taken in found.items():
         print(f"| {name} | {statistics.median(taken):.3f} | {min(taken):.3f} |")
@@ -47,12 +57,34 @@ def main() -> None:
 
 
 def each_block(work: Callable[[int], object]) -> float:
-    """Seconds per GB of doing this to every block of the memory."""
+    """CPU seconds per GB of doing this to every block of the memory."""
     starts = range(0, ROOM - BLOCK, BLOCK)
-    began = time.perf_counter()
+    began = time.thread_time()
     for start in starts:
         work(start)
-    return (time.perf_counter() - began) / (len(starts) * BLOCK) * 1e9
+    return (time.thread_time() - began) / (len(starts) * BLOCK) * 1e9
+
+
+def by_files(source: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> dict[str, float]:
+    """The same of files in shared memory, or in the folder of temporary files where there is none."""
+    with tempfile.TemporaryFile(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as file:
+        number = file.fileno()
+
+        def write(at: int) -> int:
+            return os.pwritev(number, [source[at : at + BLOCK].data], at)
+
+        def read(at: int) -> int:
+            return os.preadv(number, [target[at : at + BLOCK].data], at)
+
+        os.ftruncate(number, ROOM)
+        found = {"file, pwritev to a new one": each_block(write), "pwritev to a used one": each_block(write)}
+        found["preadv"] = each_block(read)
+        view = np.frombuffer(mmap.mmap(number, ROOM), np.uint8)
+        for name in ("from a fresh map", "from a kept map"):
+            found[name] = each_block(lambda at: np.copyto(target[at : at + BLOCK], view[at : at + BLOCK]))
+        for _ in range(2):  # the first write to a page that was only read costs more
+            into = each_block(lambda at: np.copyto(view[at : at + BLOCK], source[at : at + BLOCK]))
+        return found | {"into a kept map": into}
 
 
 def over_loopback(

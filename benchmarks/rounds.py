@@ -16,8 +16,10 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,22 +99,25 @@ class Round:
 class Child:
     """A process that speaks the protocol."""
 
-    def __init__(self, side: Side, load: Load) -> None:
+    def __init__(self, side: Side, role: str) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by `close`
         self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._name = f"{side.name}, {load.role}"
+        self._name = f"{side.name}, {role}"
         self._popen = subprocess.Popen(
             [python_of(side.environment), "-m", f"benchmarks.transports.{side.module}"], cwd=ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
         )  # fmt: skip
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
-        self._tell(asdict(load))
 
     @property
     def pid(self) -> int:
         """Of the process."""
         return self._popen.pid
+
+    def begin(self, load: Load) -> None:
+        """Its part, once; before, it imports what it needs."""
+        self._tell(asdict(load))
 
     def go(self, samples: int) -> None:
         """Its next turn."""
@@ -195,13 +200,24 @@ class Stage:
 def run_round(
     side: Side, case: Case, seconds: float, readers: int = 1, make_s: float = 0.0, kept: Path | None = None
 ) -> Round:
-    """``seconds``: about so long on the clock. ``kept``: a folder of this side and case, for what is made once."""
+    """One turn of processes that are started for it.
+
+    ``seconds``: about so long on the clock. ``kept``: a folder of this side and case, for what is made once.
+    """
     with ExitStack() as stack:
-        stage = _set_up(stack, side, case, readers, make_s, kept)
-        return stage.turn(case, _warmed_up(stage, case, seconds))
+        return warmed_up(stack, side, case, seconds, readers, make_s, kept)()
 
 
-def _warmed_up(stage: Stage, case: Case, seconds: float) -> int:
+def warmed_up(
+    stack: ExitStack, side: Side, case: Case, seconds: float, readers: int = 1, make_s: float = 0.0,
+    kept: Path | None = None,
+) -> Callable[[], Round]:  # fmt: skip
+    """Processes that are ready for turns, as many as are called for, until ``stack`` is closed."""
+    stage = _set_up(stack, side, case, readers, make_s, kept)
+    return partial(stage.turn, case, _samples(stage, case, seconds))
+
+
+def _samples(stage: Stage, case: Case, seconds: float) -> int:
     """Longer and longer turns, until the room was filled or cannot be in time; the samples that take that time.
 
     Memory that is touched for the first time costs as much as several copies; a stream keeps what there is room for.
@@ -232,21 +248,26 @@ def _set_up(stack: ExitStack, side: Side, case: Case, readers: int, make_s: floa
         extra["folder"] = tempfile.mkdtemp(prefix="penstock-bench-", dir=SHARED_MEMORY)
         stack.callback(shutil.rmtree, extra["folder"], ignore_errors=True)
 
-    def start(role: str, reader: int = 0) -> Child:
-        load = Load(
-            role, place, case.shape, case.dtype, case.batch, case.by_batch, case.room_bytes, make_s, reader,
-            side.mode, extra,
-        )  # fmt: skip
-        child = Child(side, load)
+    def started(role: str) -> Child:
+        child = Child(side, role)
         stack.callback(child.close)
         return child
 
-    writers = [start("write")] if side.has_writer else []
-    for child in writers:
-        child.hear()
-    reading = [start("read", number) for number in range(readers)]
-    for child in reading:
-        child.hear()
+    def begin(children: list[Child], role: str) -> None:
+        for number, child in enumerate(children):
+            child.begin(
+                Load(
+                    role, place, case.shape, case.dtype, case.batch, case.by_batch, case.room_bytes, make_s, number,
+                    side.mode, extra,
+                )
+            )  # fmt: skip
+        for child in children:
+            child.hear()
+
+    writers = [started("write")] if side.has_writer else []
+    reading = [started("read") for _ in range(readers)]
+    begin(writers, "write")
+    begin(reading, "read")
     return Stage(writers, reading, servers)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.allowance import Piece
 from benchmarks.cases import Case
 from benchmarks.machine import progress
-from benchmarks.rounds import Round, run_round
+from benchmarks.rounds import Round, run_round, warmed_up
 from benchmarks.sides import INLINE, PLAIN, SEGMENTS, Side
 from benchmarks.spread import Spread, median, ratios, table
 
@@ -40,34 +43,50 @@ class Measured:
 
 
 def measure(
-    found: Measured, sides: Sequence[Side], rounds: int, seconds: float, piece: Piece, keep: Callable[[], None]
-) -> None:
+    found: Measured, sides: Sequence[Side], rounds: int, seconds: float, piece: Piece, keep: Callable[[], None],
+    is_lasting: bool = False,
+) -> None:  # fmt: skip
     """Each round all sides in turn, every other round the other way about; a side that fails is left out from then on.
 
     Fills ``found`` as it goes, and calls ``keep`` after each side. Ends early when ``piece`` has no more time.
+    ``is_lasting``: a side's processes are started once for all rounds, and wait while others have their turn: a third
+    of the time, for a few sides.
     """
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as kept:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as kept, ExitStack() as stack:
+        turns: dict[str, Callable[[], Round]] = {}
+        for place, side in enumerate(sides):
+            folder = Path(kept) / str(place)
+            folder.mkdir()
+            what = side, found.case, seconds, 1, 0.0, None if side.has_writer else folder
+            turns[side.name] = partial(run_round, *what)
+            if is_lasting:
+                progress(f"{found.case.name}, warming up: {side.name}")
+                _try(found, side, partial(_warm_up, turns, stack, what))
         for number in range(rounds):
             if not piece.has_room_for(number):
                 break
-            for place, side in list(enumerate(sides))[:: 1 if number % 2 else -1]:
+            for side in sides[:: 1 if number % 2 else -1]:
                 progress(f"{found.case.name}, round {number + 1} of {rounds}: {side.name}")
-                if side.name not in found.failed:
-                    _one(found, side, seconds, Path(kept) / str(place))
-                    keep()
+                if (one := _try(found, side, turns[side.name])) is not None:
+                    found.rounds.setdefault(side.name, []).append(one)
+                keep()
     progress("")
 
 
-def _one(found: Measured, side: Side, seconds: float, kept: Path) -> None:
+def _warm_up(turns: dict[str, Callable[[], Round]], stack: ExitStack, what: Any) -> None:
+    turns[what[0].name] = warmed_up(stack, *what)
+
+
+def _try(found: Measured, side: Side, work: Callable[[], Round | None]) -> Round | None:
     if reason := side.reasons.get(found.case.name):
         found.failed[side.name] = reason
-        return
-    kept.mkdir(exist_ok=True)
+    if side.name in found.failed:
+        return None
     try:
-        one = run_round(side, found.case, seconds, kept=None if side.has_writer else kept)
-        found.rounds.setdefault(side.name, []).append(one)
+        return work()
     except Exception as error:  # whatever ends one side is told in its row, and ends no other
         found.failed[side.name] = why(error)
+        return None
 
 
 def why(error: Exception) -> str:

@@ -34,10 +34,10 @@ def took(seconds: float, got: int = 1000, cpu_s: float = 0.1) -> Round:
     return Round(seconds, 1000, got, 1, IMAGE.sample_bytes, cpu_s, cpu_s, cpu_s)
 
 
-def measured(sides: Sequence[Side], count: int = 1) -> transport.Measured:
+def measured(sides: Sequence[Side], count: int = 1, is_lasting: bool = False) -> transport.Measured:
     """Rounds of the small case."""
     found = transport.Measured(SMALL)
-    transport.measure(found, sides, count, 0.05, Allowance(600, [1]).piece(), lambda: None)
+    transport.measure(found, sides, count, 0.05, Allowance(600, [1]).piece(), lambda: None, is_lasting)
     return found
 
 
@@ -66,9 +66,12 @@ def test_rows_written_by_batch_reach_two_trainers_each() -> None:
 def test_a_side_that_cannot_run_says_why_in_its_row_and_the_others_go_on() -> None:
     """A peer that is broken here must not cost the whole run."""
     broken = replace(BASELINE, name="broken", module="no_such_transport")
-    found = measured([broken, BASELINE])
+    found = measured([broken, *OURS[:1], BASELINE], count=2, is_lasting=True)  # as in a quick run
     assert "No module named" in found.failed["broken"]
-    assert list(found.rounds) == [PLAIN]
+    assert {name: [one.lost for one in taken] for name, taken in found.rounds.items()} == {
+        INLINE: [0, 0],
+        PLAIN: [0, 0],
+    }
     (row,) = [line for line in transport.shown(found, [broken, BASELINE]).splitlines() if line.startswith("| broken")]
     assert "No module named" in row
     fanned = Fanned(0.0, {(INLINE, 1): [took(1)]}, {("broken", 1): "nothing arrived"})
