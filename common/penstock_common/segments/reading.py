@@ -49,7 +49,8 @@ class SegmentReader:
 
     def __init__(self, folder: Folder, *, gives_views: bool = False, maps: Maps | None = None) -> None:
         self._folder, self.gives_views, self._maps = folder, gives_views, maps or Maps()
-        self._held: OrderedDict[str, NDArray[np.uint8]] = OrderedDict()
+        self._held: OrderedDict[str, tuple[OpenSegment, NDArray[np.uint8]]] = OrderedDict()
+        """The descriptor is the array's, and open as long as that is here."""
         self._open: OrderedDict[str, _Source] = OrderedDict()
         weakref.finalize(self, _close_all, self._open)
         self._last: tuple[str, int, int] = ("", 0, 0)
@@ -120,13 +121,15 @@ class SegmentReader:
         As long as one of these arrays, or a part of it, is alive the file is not used again.
         """
         if ref.file not in self._held:
-            self._held[ref.file] = _held_whole(self._folder.open(ref.file), self._maps)
+            opened = self._folder.open(ref.file)
+            self._held[ref.file] = opened, _held_whole(opened, self._maps)
             if len(self._held) > HELD_FILES:
                 self._held.popitem(last=False)
         self._held.move_to_end(ref.file)
-        whole = self._held[ref.file]
+        opened, whole = self._held[ref.file]
         if ref.end > whole.nbytes:
             raise SegmentGone(f"the payload lies in {ref.file}, which ends before it: {ref.end} bytes were expected")
+        _require_length(opened, ref)  # somebody may have cut it since: to look at what is not there is a SIGBUS
         return [whole[at : at + size] for at, size in ref.spans()]
 
     def read(self, ref: Ref) -> list[bytes]:

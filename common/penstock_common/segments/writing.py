@@ -149,7 +149,7 @@ class SegmentWriter:
 
     def _room_for(self, meta_bytes: int, sizes: Sequence[int]) -> OpenSegment:
         if self._open is not None:
-            if place_record(self._at, meta_bytes, sizes)[1] <= self._open.nbytes:
+            if place_record(self._at, meta_bytes, sizes)[1] <= self._open.nbytes and _is_whole(self._open):
                 return self._open
             self.close()
         info = SegmentInfo(self._stream[1], self._stream[0], self._epoch, self._partition, new_token(), self._spec)
@@ -169,6 +169,12 @@ class SegmentWriter:
             self.full.append(self._open.name)
             self._open.release()
             self._open = None
+
+
+def _is_whole(segment: OpenSegment) -> bool:
+    """Whether nobody has removed or cut the file: nobody could read what is put there, and a map of it is a SIGBUS."""
+    stat = os.fstat(segment.fd)
+    return stat.st_nlink > 0 and stat.st_size >= segment.nbytes
 
 
 def write_all(fd: int, parts: list[bytes | memoryview], at: int) -> None:

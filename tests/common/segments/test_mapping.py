@@ -166,6 +166,35 @@ def test_what_was_removed_or_cut_short_is_an_error_and_its_memory_is_given_back(
         SegmentReader(folder).views(ref_of(entry))
 
 
+def test_views_are_given_only_of_what_is_still_there(folder: SegmentFolder) -> None:
+    """A file that is cut between two batches: what was handed out is its holder's, what comes next is an error."""
+    lane = lane_again(folder)
+    builder = builder_in(lane)
+    (first, name), (second, _) = (lane.append(fields_of(builder, at, 100)) for at in (0, 100))
+    reader = SegmentReader(folder, gives_views=True)
+    assert numbers([bytes(view) for view in reader.views(ref_of(first))]) == list(range(100))
+    os.truncate(folder.path / name, ref_of(first).end)
+    with pytest.raises(SegmentGone, match="ends before it"):
+        reader.views(ref_of(second))
+    assert numbers([bytes(view) for view in reader.views(ref_of(first))]) == list(range(100))
+
+
+@pytest.mark.parametrize("trouble", ["gone", "short"])
+def test_a_writer_whose_file_is_removed_or_cut_goes_on_in_another(folder: SegmentFolder, trouble: str) -> None:
+    """Somebody cleaned up: what is committed from now on must have a payload, and the map of it end nobody."""
+    lane, reader = lane_again(folder), SegmentReader(folder)
+    _, name = lane.append(fields_of(builder_in(lane), 0, 100))
+    if trouble == "gone":
+        (folder.path / name).unlink()
+    else:
+        os.truncate(folder.path / name, 5000)
+    for first in (100, 200):
+        entry, other = lane.append(fields_of(builder_in(lane), first, 100))
+        assert other != name
+        assert numbers(reader.read(ref_of(entry))) == list(range(first, first + 100))
+    assert lane.full == [name]
+
+
 def test_no_more_is_kept_than_is_said_and_dead_files_make_room(
     folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
