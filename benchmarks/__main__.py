@@ -4,8 +4,9 @@ Transport at 256 B to 100 MB a sample, everything to each of several trainers, t
 Rounds of all sides alternate, so that a drifting machine moves all; what is quoted is the median of the ratios of
 neighbouring rounds, with the lowest and the highest, and CPU seconds over all processes. The tables are Markdown.
 Peers from the package index are installed into environments of their own the first time.
-``--quick`` (``make bench-quick``) is for before and after a change: plain redis-py as the only peer, under 3 minutes;
-a side's processes live for all rounds of a payload there, else they are started clean for each.
+A side's processes live for all rounds of a payload, if there is memory for all sides at once (waiting, all twelve took
+3 % of two cores); ``--clean`` starts them for each round.
+``--quick`` (``make bench-quick``) is for before and after a change: plain redis-py as the only peer, under 3 minutes.
 Where the cores are slow there are fewer rounds, so that a run ends in ``--minutes``; each table says how many it has.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -34,15 +36,13 @@ __all__ = ["describe_machine", "main", "progress"]
 
 PARTS = ("transport", "trainers", "tf.data")
 QUICK = (ONE_BY_ONE.name, "256 B rows, write_batch", "4 kB", IMAGE.name, "10 MB")
-MINUTES, QUICK_MINUTES = 23.0, 2.3
+MINUTES, QUICK_MINUTES = 24.0, 2.3
 """Less than is promised: the last round of each piece may take longer than those before it."""
 QUICK_PAIRS = ((INLINE, 1), (SEGMENTS, 8))
 TRAINERS_SECONDS = 2.0
 """Of a turn: each trainer maps the files of segments once, which short turns measure instead of reading."""
 MAKING = (1, 8)
 """Trainers of samples that cost something to make."""
-TFDATA_WEIGHT = 8.0
-"""What it takes, in turns of a side with one reader."""
 
 
 @dataclass
@@ -63,20 +63,30 @@ class Plan:
     parts: Sequence[str]
     budget: int | None
     """Bytes; None: what each payload has by itself."""
-    is_lasting: bool
-    """A side's processes are started once for all rounds of a payload."""
+    is_quick: bool
+    is_clean: bool
+    """A side's processes are started for each round, also where they could stay."""
 
     def pairs(self, cost: float) -> list[tuple[Side, int]]:
         """Everything to each of so many trainers, by so many sides; in a quick run what the target is about."""
         every = [(side, count) for count in self.trainers[cost] for side in self.broadcast]
-        return [pair for pair in every if not self.is_lasting or (pair[0].name, pair[1]) in QUICK_PAIRS]
+        return [pair for pair in every if not self.is_quick or (pair[0].name, pair[1]) in QUICK_PAIRS]
+
+    def is_lasting(self, case: Case) -> bool:
+        """Whether processes stay for all rounds of a payload, and wait meanwhile: if all of them fit into memory."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return not self.is_clean and len(self.sides) * 2 * case.room_bytes <= memory / 3
 
     def weights(self) -> list[float]:
-        """What a round of each piece takes, in sides with one reader."""
-        found = [float(len(self.sides)) for _ in self.cases] if "transport" in self.parts else []
+        """Seconds that each piece takes on two quiet cores, about: for shares of the time."""
+        once, again = 4.0 + (self.seconds + 0.4) * self.rounds, (4.0 + self.seconds) * self.rounds
+        found = [len(self.sides) * (once if self.is_lasting(case) else again) for case in self.cases]
+        found = found if "transport" in self.parts else []
         if "trainers" in self.parts:
-            found += [sum(1.5 + count / 8 for _, count in self.pairs(cost)) for cost in self.trainers]
-        return found + ([TFDATA_WEIGHT] if "tf.data" in self.parts else [])
+            for cost in self.trainers:
+                a_round = sum(3.0 + self.trainers_seconds + count / 2 for _, count in self.pairs(cost))
+                found.append(a_round * self.trainers_rounds)
+        return found + ([20.0 + 8.0 * self.rounds] if "tf.data" in self.parts else [])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,9 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes", type=float, help=f"at most about so long (default {MINUTES:g}, quick {QUICK_MINUTES:g})"
     )
-    parser.add_argument(
-        "--rounds", type=int, help="of each side, if there is time (default 3, quick 5; trainers 2, quick 1)"
-    )
+    parser.add_argument("--rounds", type=int, help="of each side, if there is time (default 5; trainers 2, quick 1)")
     parser.add_argument("--seconds", type=float, help="of each side in a round (default 1, quick 0.5; trainers 2)")
     parser.add_argument("--size", default="", help="payloads whose name contains this, such as '150 kB'")
     parser.add_argument(
@@ -124,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         "--budget", type=byte_size, metavar="SIZE",
         help="payload that may lie between writer and reader, such as 1gb (default 256mb, for 100 MB samples 1gb)",
     )  # fmt: skip
+    parser.add_argument("--clean", action="store_true", help="start every process for each round: thrice the time")
     parser.add_argument("--json", type=Path, help="write every figure to this file, anew after every round")
     parser.add_argument("--against", type=Path, help="compare with a file that --json wrote before a change")
     parser.add_argument("--plots", type=Path, help="write the curves as SVG into this folder")
@@ -143,7 +152,7 @@ def _planned(args: argparse.Namespace) -> Plan:
     cases = [case for case in CASES if args.size in case.name and (args.size or not quick or case.name in QUICK)]
     return Plan(
         minutes=args.minutes or (QUICK_MINUTES if quick else MINUTES),
-        rounds=args.rounds or (5 if quick else 3),
+        rounds=args.rounds or 5,
         trainers_rounds=args.rounds or (1 if quick else 2),
         seconds=args.seconds or (0.5 if quick else 1.0),
         trainers_seconds=args.seconds or TRAINERS_SECONDS,
@@ -153,7 +162,8 @@ def _planned(args: argparse.Namespace) -> Plan:
         trainers={0.0: (1, 8)} if quick else {0.0: fanout.TRAINERS, fanout.MAKE_S: MAKING},
         parts=args.parts or (PARTS[:2] if quick else PARTS),
         budget=args.budget,
-        is_lasting=quick,
+        is_quick=quick,
+        is_clean=args.clean,
     )
 
 
@@ -173,9 +183,12 @@ def _run(plan: Plan, found: Results, keep: Callable[[], None]) -> None:
         measured = transport.Measured(case)
         found.transport.append(measured)
         try:
-            transport.measure(measured, plan.sides, plan.rounds, plan.seconds, allowance.piece(), keep, plan.is_lasting)
+            transport.measure(
+                measured, plan.sides, plan.rounds, plan.seconds, allowance.piece(), keep, plan.is_lasting(case)
+            )
         finally:
-            print(transport.shown(measured, plan.sides), flush=True)
+            if measured.rounds or measured.failed:
+                print(transport.shown(measured, plan.sides), flush=True)
     for cost, counts in plan.trainers.items() if "trainers" in plan.parts else ():
         fanned = fanout.Fanned(cost)
         found.fanned.append(fanned)
@@ -185,7 +198,8 @@ def _run(plan: Plan, found: Results, keep: Callable[[], None]) -> None:
                 fanned, case, plan.pairs(cost), plan.trainers_rounds, plan.trainers_seconds, allowance.piece(), keep
             )
         finally:
-            print(fanout.shown(fanned, counts), flush=True)
+            if fanned.rounds or fanned.failed:
+                print(fanout.shown(fanned, plan.broadcast, counts), flush=True)
     if "tf.data" in plan.parts:
         found.tfdata = _tfdata(plan.rounds)
         keep()

@@ -15,7 +15,7 @@ from benchmarks.machine import progress
 from benchmarks.rounds import Round, run_round
 from benchmarks.sides import INLINE, Side
 from benchmarks.spread import median, ratios, table
-from benchmarks.transport import told, why
+from benchmarks.transport import lost_by, told, why
 
 TRAINERS = (1, 2, 4, 8)
 MAKE_S = 0.001
@@ -57,17 +57,16 @@ def measure(
     progress("")
 
 
-def shown(found: Fanned, trainers: Sequence[int]) -> str:
+def shown(found: Fanned, sides: Sequence[Side], trainers: Sequence[int]) -> str:
     """A heading and the table: a row for each side, also of those without figures."""
     cost = f"{1000 * found.make_s:.0f} ms of Python a sample" if found.make_s else "samples that are there"
     head = ["", *(f"{count} trainer{'s' * (count > 1)}" for count in trainers)]
     head += [f"{trainers[-1]} in sum, to one inline", "CPU ms a sample made", f"lost by {trainers[-1]}, or why not"]
-    names = list(dict.fromkeys(name for name, _ in (*found.rounds, *found.failed)))
-    order = sorted(names, key=lambda name: not name.startswith("Penstock"))
-    rows = [_row(found, name, trainers) for name in order]
+    names = {name for name, _ in (*found.rounds, *found.failed)}
+    rows = [_row(found, side.name, trainers) for side in sides if side.name in names]
     count = max(map(len, found.rounds.values()), default=0)
-    text = f"### Everything to each trainer: {IMAGE.name}, {cost}; samples/s of all together; {count} rounds\n\n"
-    return text + table(head, rows) + "\n"
+    text = f"### Everything to each trainer: {IMAGE.name}, {cost}; samples/s of all together"
+    return f"{text}; {count} round{'s' * (count != 1)}\n\n{table(head, rows)}\n"
 
 
 def _row(found: Fanned, name: str, trainers: Sequence[int]) -> list[str]:
@@ -78,7 +77,7 @@ def _row(found: Fanned, name: str, trainers: Sequence[int]) -> list[str]:
     most = found.rounds.get((name, trainers[-1]))
     one_inline = found.rounds.get((INLINE, 1))
     ratio = ratios(most, one_inline) if most and one_inline else None
-    lost = f"{100 * median(most, lambda one: one.lost):.1f} %" if most else ""
+    lost = lost_by(most) if most else ""
     cpu = f"{1000 * median(most, lambda one: one.cpu_s / one.samples):.2f}" if most else "-"
     reasons: dict[str, list[str]] = {}
     for count in trainers:

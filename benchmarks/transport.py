@@ -109,7 +109,6 @@ def _row(found: Measured, name: str) -> list[str]:
     if not rounds:
         return [name, *["-"] * (len(HEAD) - 2), told(reason)]
     gigabyte = 1e9 / found.case.sample_bytes
-    lost = median(rounds, lambda one: one.lost)
     return [
         name,
         f"{median(rounds, lambda one: one.gb_per_s):.2f}",
@@ -121,8 +120,14 @@ def _row(found: Measured, name: str) -> list[str]:
         f"{median(rounds, lambda one: one.writer_cpu_s / one.got * gigabyte):.2f}",
         f"{median(rounds, lambda one: one.reader_cpu_s / one.got * gigabyte):.2f}",
         f"{median(rounds, lambda one: one.server_cpu_s / one.got * gigabyte):.2f}",
-        (f"{100 * lost:.1f} %" if lost else "0") + (f"; no more rounds: {told(reason)}" if reason else ""),
+        lost_by(rounds) + (f"; no more rounds: {told(reason)}" if reason else ""),
     ]
+
+
+def lost_by(rounds: list[Round]) -> str:
+    """What did not arrive, as a cell."""
+    lost = median(rounds, lambda one: one.lost)
+    return f"{100 * lost:.1f} %" if lost else "0"
 
 
 def told(reason: str) -> str:

@@ -75,7 +75,7 @@ def test_a_side_that_cannot_run_says_why_in_its_row_and_the_others_go_on() -> No
     (row,) = [line for line in transport.shown(found, [broken, BASELINE]).splitlines() if line.startswith("| broken")]
     assert "No module named" in row
     fanned = Fanned(0.0, {(INLINE, 1): [took(1)]}, {("broken", 1): "nothing arrived"})
-    assert "1: nothing arrived" in fanned_shown(fanned, (1,))
+    assert "1: nothing arrived" in fanned_shown(fanned, [broken, BASELINE], (1,))
 
 
 def test_what_a_side_showed_before_it_failed_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_an_interrupted_run_keeps_and_shows_what_it_has(
     monkeypatch.setattr("benchmarks.__main__.CASES", [SMALL])
     monkeypatch.setattr(transport, "run_round", fake)
     path = tmp_path / "new" / "figures.json"
-    assert main(["transport", "--side", INLINE, "--side", "plain", "--json", str(path)]) == 130
+    assert main(["transport", "--clean", "--side", INLINE, "--side", "plain", "--json", str(path)]) == 130
     assert list(json.loads(path.read_text())["transport"][0]["rounds"]) == [PLAIN]
     told = capsys.readouterr().out
     assert f"| {PLAIN} " in told
