@@ -19,11 +19,11 @@ from xml.sax.saxutils import escape
 
 from benchmarks.results import rounds_of
 from benchmarks.rounds import Round
-from benchmarks.sides import PLAIN
+from benchmarks.sides import BROADCAST, ONE_READER, PLAIN
 from benchmarks.spread import median, ratios
 
-WIDTH, HEIGHT = 900, 440
-LEFT, RIGHT, TOP, BOTTOM = 70, 270, 50, 60
+WIDTH, HEIGHT = 940, 440
+LEFT, RIGHT, TOP, BOTTOM = 70, 310, 50, 60
 COLOURS = ("#0b6e99", "#d9480f", "#2b8a3e", "#555555", "#862e9c", "#c2255c", "#e8a200", "#1864ab", "#5c940d", "#a61e4d",
            "#087f5b", "#999999")  # fmt: skip
 Curve = Sequence[tuple[int, float]]
@@ -50,7 +50,9 @@ class Axis:
         return value / high
 
 
-RATIO = Axis("times plain redis-py", (0.1, 0.2, 0.5, 1, 2, 5, 10))
+TELLING = 0.01
+"""Less than this share of the samples may be those under way when a turn ended."""
+RATIO = Axis("times plain redis-py", (0.1, 0.2, 0.5, 1, 2, 5, 10, 20))
 
 
 def from_zero(label: str, most: float) -> Axis:
@@ -119,36 +121,44 @@ def draw(plain: dict[str, Any], folder: Path) -> list[Path]:
 def _transport(measured: list[dict[str, Any]], folder: Path) -> list[Path]:
     """Ratios to plain redis-py, payload by payload."""
     curves: dict[str, list[tuple[int, float]]] = {}
+    lost: dict[str, float] = {}
     for at, one in enumerate(measured):
         rounds = rounds_of(one)
-        for name in rounds:
-            if name != PLAIN and (ratio := ratios(rounds[name], rounds.get(PLAIN, []))):
+        for name, taken in rounds.items():
+            if name != PLAIN and (ratio := ratios(taken, rounds.get(PLAIN, []))):
                 curves.setdefault(name, []).append((at, ratio.median))
+                lost[name] = max(lost.get(name, 0.0), median(taken, lambda each: each.lost))
     ticks = [one["case"]["name"].replace(" rows", "") for one in measured]
-    return _drawn(
-        folder / "transport.svg",
-        "From writer to batches, one reader (below 0.1 at the edge)",
-        "a sample",
-        ticks,
-        RATIO,
-        curves,
-    )
+    title = "From writer to batches, one reader; what is below 0.1 lies at the edge"
+    return _drawn(folder / "transport.svg", title, "a sample", ticks, RATIO, _named(curves, lost))
 
 
 def _trainers(fanned: dict[str, Any], folder: Path) -> list[Path]:
     """What all trainers get together."""
     counts = sorted({one["trainers"] for one in fanned["rounds"]})
     curves: dict[str, list[tuple[int, float]]] = {}
+    lost: dict[str, float] = {}
     for one in sorted(fanned["rounds"], key=lambda one: int(one["trainers"])):
-        rate = median([Round(**each) for each in one["rounds"]], lambda each: each.samples_per_s)
-        curves.setdefault(one["side"], []).append((counts.index(one["trainers"]), rate))
-    ours = sorted(curves, key=lambda name: not name.startswith("Penstock"))
+        taken, name = [Round(**each) for each in one["rounds"]], one["side"]
+        rate = median(taken, lambda each: each.samples_per_s)
+        curves.setdefault(name, []).append((counts.index(one["trainers"]), rate))
+        lost[name] = max(lost.get(name, 0.0), median(taken, lambda each: each.lost))
     title = "150 kB samples, everything to each trainer" + (", 1 ms of Python a sample" if fanned["make_s"] else "")
     most = max((rate for curve in curves.values() for _, rate in curve), default=1.0)
     return _drawn(
         folder / ("trainers-making.svg" if fanned["make_s"] else "trainers.svg"), title, "trainers",
-        list(map(str, counts)), from_zero("samples/s in sum", most), {name: curves[name] for name in ours},
+        list(map(str, counts)), from_zero("samples/s in sum", most), _named(curves, lost),
     )  # fmt: skip
+
+
+def _named(curves: Mapping[str, Curve], lost: Mapping[str, float]) -> dict[str, Curve]:
+    """In the tables' order, so that a side has its colour; speed that loses samples says so."""
+    order = [side.name for side in (*ONE_READER, *BROADCAST)]
+    names = sorted(curves, key=lambda name: order.index(name) if name in order else len(order))
+    return {
+        name + (f" (loses up to {100 * lost[name]:.0f} %)" if lost[name] > TELLING else ""): curves[name]
+        for name in names
+    }
 
 
 def _growth(axes: list[dict[str, Any]], folder: Path) -> list[Path]:
