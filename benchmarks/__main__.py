@@ -84,9 +84,11 @@ class Plan:
         found = found if "transport" in self.parts else []
         if "trainers" in self.parts:
             for cost in self.trainers:
-                a_round = sum(3.0 + self.trainers_seconds + count / 2 for _, count in self.pairs(cost))
+                pairs = [(side.package == "tensorflow" and not cost, count) for side, count in self.pairs(cost)]
+                # importing TensorFlow is a core's for 5 s
+                a_round = sum(3.0 + self.trainers_seconds + count * (5 if is_slow else 0.5) for is_slow, count in pairs)
                 found.append(a_round * self.trainers_rounds)
-        return found + ([20.0 + 8.0 * self.rounds] if "tf.data" in self.parts else [])
+        return found + ([10.0 + 2.0 * self.rounds] if "tf.data" in self.parts else [])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,7 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes", type=float, help=f"at most about so long (default {MINUTES:g}, quick {QUICK_MINUTES:g})"
     )
-    parser.add_argument("--rounds", type=int, help="of each side, if there is time (default 5; trainers 2, quick 1)")
+    parser.add_argument(
+        "--rounds", type=int, help="of each side, if there is time (default 3, quick 5; trainers 2, quick 1)"
+    )
     parser.add_argument("--seconds", type=float, help="of each side in a round (default 1, quick 0.5; trainers 2)")
     parser.add_argument("--size", default="", help="payloads whose name contains this, such as '150 kB'")
     parser.add_argument(
@@ -152,7 +156,7 @@ def _planned(args: argparse.Namespace) -> Plan:
     cases = [case for case in CASES if args.size in case.name and (args.size or not quick or case.name in QUICK)]
     return Plan(
         minutes=args.minutes or (QUICK_MINUTES if quick else MINUTES),
-        rounds=args.rounds or 5,
+        rounds=args.rounds or (5 if quick else 3),
         trainers_rounds=args.rounds or (1 if quick else 2),
         seconds=args.seconds or (0.5 if quick else 1.0),
         trainers_seconds=args.seconds or TRAINERS_SECONDS,
