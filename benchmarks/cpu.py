@@ -1,4 +1,4 @@
-"""CPU time of other processes, as the kernel counts it."""
+"""CPU time and page faults of other processes, as the kernel counts them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def tree_seconds(pids: Iterable[int]) -> float:
 def running_seconds(pids: Iterable[int]) -> float:
     """Of these processes and all below them that run now, to the nanosecond; 0 of one that has ended."""
     return sum(_clock(pid) for pid in _below(pids))
+
+
+def page_faults(pids: Iterable[int]) -> int:
+    """Pages that these processes and all below them had to be given so far, without a disk."""
+    return sum(int(fields[7]) for pid in _below(pids) if (fields := _fields(pid)))
 
 
 def _clock(pid: int) -> float:

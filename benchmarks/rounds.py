@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import Case
-from benchmarks.cpu import running_seconds
+from benchmarks.cpu import page_faults, running_seconds
 from benchmarks.peers.environments import python_of
 from benchmarks.sides import SHARED_MEMORY, Side
 from benchmarks.transports.protocol import Load
@@ -64,6 +64,9 @@ class Round:
     writer_cpu_s: float
     reader_cpu_s: float
     server_cpu_s: float
+    writer_faults: int = 0
+    """Pages that it was given by the kernel meanwhile."""
+    reader_faults: int = 0
 
     @property
     def samples_per_s(self) -> float:
@@ -179,22 +182,28 @@ class Stage:
     def turn(self, case: Case, samples: int) -> Round:
         """Everybody at once."""
         everyone = [*self.writers, *self.readers]
-        before = self._cpu()
+        before, given = self._cpu(), self._faults()
         began = time.monotonic()  # one clock for all processes of the machine
         for child in everyone:
             child.go(samples)
         heard = [child.hear() for child in everyone]
-        after = self._cpu()
+        after, taken = self._cpu(), self._faults()
         seconds = max(one["at"] for one in heard) - began
         got = sum(one["samples"] for one in heard)
         if not got:
             raise Failed("nothing arrived")
-        cpu = [late - early for early, late in zip(before, after, strict=True)]
-        return Round(seconds, samples, got, len(self.readers), case.sample_bytes, *cpu)
+        writer, reader, server = (late - early for early, late in zip(before, after, strict=True))
+        faults = [late - early for early, late in zip(given, taken, strict=True)]
+        return Round(seconds, samples, got, len(self.readers), case.sample_bytes, writer, reader, server, *faults)
 
     def _cpu(self) -> list[float]:
-        groups = [child.pid for child in self.writers], [child.pid for child in self.readers], self.servers
-        return [running_seconds(pids) for pids in groups]
+        return [running_seconds(pids) for pids in (*self._children(), self.servers)]
+
+    def _faults(self) -> list[int]:
+        return [page_faults(pids) for pids in self._children()]
+
+    def _children(self) -> tuple[list[int], list[int]]:
+        return [child.pid for child in self.writers], [child.pid for child in self.readers]
 
 
 def run_round(

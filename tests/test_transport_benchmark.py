@@ -51,6 +51,8 @@ def test_every_side_that_needs_no_download_carries_every_sample_in_a_real_round(
         assert one.writer_cpu_s > 0
         assert one.reader_cpu_s > 0
         assert one.server_cpu_s > 0
+        assert one.writer_faults >= 0
+        assert one.reader_faults >= 0
     text = transport.shown(found, SIDES)
     assert {f"| {side.name} " in text for side in SIDES} == {True}
 
