@@ -192,6 +192,30 @@ def test_sigterm_ends_workers_in_moments(any_url: str, tmp_path: Path) -> None:
         assert client.scard("rq:workers:penstock") == 0
 
 
+def test_sigterm_ends_commands_whose_server_stands_still(fresh_server: Any, tmp_path: Path) -> None:
+    """A host goes down, and its Redis first: each step of an end that waited for an answer would add up to minutes."""
+    (tmp_path / "slow.py").write_text(
+        "import time\n\ndef data():\n    return range(1000)\n\ndef step(n):\n    time.sleep(0.1)\n    return {'n': n}\n"
+    )
+    server = fresh_server()
+    asked = ("produce", "dataset", "slow:data", "--transform", "slow:step", "--workers", "0", "--url", server.url)
+    producing = start(*asked, cwd=tmp_path)
+    worker = start("worker", "--processes", "3", "--url", server.url, cwd=tmp_path)
+    with redis.Redis.from_url(server.url) as client:
+        awaited(lambda: client.scard("rq:workers:penstock") == 3 and client.keys("*entries"))
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        worker.terminate()
+        producing.terminate()
+        codes = [ended(process, 60)[0] for process in (worker, producing)]
+        took = time.monotonic() - began
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert codes == [0, 130]
+    assert took < 25
+
+
 # --- run --------------------------------------------------------------------------------------------------------------
 
 TRAINER = """

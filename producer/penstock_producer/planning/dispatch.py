@@ -26,6 +26,7 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
+from penstock_common.stream.link.commands import Client
 from penstock_common.stream.link.connection import connect
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.working.jobs import FUNCTION, RETRIES, ShardJob
@@ -33,6 +34,10 @@ from penstock_producer.working.oversight import Death
 from penstock_producer.working.task import ShardTask
 from penstock_producer.working.worker import open_queue, return_jobs
 
+SILENCE_S = 2.0
+"""How long an answer may take that somebody needs who was told to end."""
+AT_ONCE_S = 0.3
+"""And where one has not come already."""
 RESULT_TTL_S = 600
 FAILURE_TTL_S = 86_400
 SAMPLED = 8
@@ -49,6 +54,15 @@ class Reports:
     workers: set[str] = field(default_factory=set)
     waits: str = ""
     """Why one of them waits, if one does."""
+
+
+def hurry(client: Client, patience_s: float) -> None:
+    """For whoever ends: asks once whether the server answers, and where it does not, hardly waits for it any more."""
+    client.hurry(patience_s, SILENCE_S)
+    try:
+        client.ping()
+    except PenstockError:  # whatever else is to be told it would be waited for, one after the other
+        client.hurry(0.0, AT_ONCE_S)
 
 
 class Dispatcher:
@@ -112,8 +126,8 @@ class Dispatcher:
             pipe.execute()
 
     def hurry(self, patience_s: float) -> None:
-        """From now on a server that went away is not waited for longer than this."""
-        self._client.patience.seconds = patience_s
+        """From now on a server that is away is not waited for longer than this, and one that is silent is away."""
+        hurry(self._client, patience_s)
 
     def failure(self, job_ids: set[str]) -> tuple[str, str] | None:
         """(what, why) of the first of these jobs that failed for good."""

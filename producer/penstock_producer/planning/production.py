@@ -25,7 +25,7 @@ from penstock_common.stream.manifest import (
 from penstock_common.stream.streams import await_event, is_released, last_event, read_counters, require_there, set_plan
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.planning.ahead import count_unread
-from penstock_producer.planning.dispatch import Dispatcher, Reports
+from penstock_producer.planning.dispatch import Dispatcher, Reports, hurry
 from penstock_producer.planning.lookout import Lookout
 from penstock_producer.planning.order import EpochOrder, count_samples, default_shard_samples
 from penstock_producer.planning.plan import EpochFailed, ProductionPlan, find_epochs, plan_fingerprint
@@ -221,7 +221,7 @@ class Production:
             return
         patience_s = 0.0 if isinstance(error, ServerUnavailable) else LEAVE_S
         self._dispatcher.hurry(patience_s)
-        self._client.patience.seconds = patience_s
+        hurry(self._client, patience_s)
         with suppress(PenstockError):  # the first reason is the one to be told
             self.close()
 

@@ -16,6 +16,7 @@ from penstock_common.stream.watching.paces import Fleet, Paces, Teller, fleet_fi
 from penstock_producer.working.staffing import Load, Staffing, load_of, part_of, together
 
 LOOK_S = 2.0
+LEAVE_S = 0.3
 REMEMBER_S = 60.0
 """A stream of which no job is seen for so long is none of the queue's any more."""
 
@@ -54,7 +55,8 @@ class Autoscale:
             return now
 
     def close(self) -> None:
-        """The fleet ends."""
+        """The fleet ends, and waits for nobody."""
+        self._client.hurry(0.0, LEAVE_S)
         for teller in self._tellers.values():
             teller.leave()
         self._client.close()

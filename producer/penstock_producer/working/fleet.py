@@ -9,7 +9,6 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.process import BaseProcess
@@ -158,15 +157,17 @@ class Fleet:
         self._leaving.clear()
         for member in self._members:
             member.process.terminate()
-        deadline = time.monotonic() + STOP_S
+        deadline, is_heard = time.monotonic() + STOP_S, True
         for member in self._members:
             member.process.join(max(0.0, deadline - time.monotonic()))
             if member.process.is_alive():
                 member.process.kill()
                 member.process.join()
-            if member.process.exitcode:
-                with suppress(ServerUnavailable):  # its missing heartbeat will tell
+            if member.process.exitcode and is_heard:
+                try:
                     self._on_death(Death(member.options.name, STOPPED, is_to_blame=False))
+                except ServerUnavailable:
+                    is_heard = False  # its missing heartbeat will tell, and those of the others
         self._members.clear()
 
     def _add(self, start: Start) -> None:
