@@ -43,7 +43,7 @@ LEAST_SHARE = 0.2
 """A shorter turn says too little of the rate."""
 LEAST_WARM_UP_S = 1.0
 MOST_WARM_UP_S = 5.0
-"""Whoever cannot fill the room in this time is measured without."""
+"""Of each quarter of a GiB of room: whoever cannot fill it in this time is measured without."""
 
 
 class Failed(Exception):
@@ -233,7 +233,7 @@ def _samples(stage: Stage, case: Case, seconds: float) -> int:
     """
     samples, missing = 2 * case.unit, FILLED * case.room_bytes
     most = max(2, int(case.most_bytes / case.sample_bytes / case.unit)) * case.unit
-    began = time.monotonic()
+    began, most_s = time.monotonic(), MOST_WARM_UP_S * max(1.0, case.room_bytes / (256 << 20))
     while True:
         found = stage.turn(case, samples)
         missing = max(0.0, missing - samples * case.sample_bytes)
@@ -242,7 +242,7 @@ def _samples(stage: Stage, case: Case, seconds: float) -> int:
         taken, still_s = time.monotonic() - began, missing / (rate * case.sample_bytes)
         if not missing and found.seconds > LEAST_SHARE * seconds:
             return samples
-        if taken > max(seconds, LEAST_WARM_UP_S) and (not missing or taken + still_s > MOST_WARM_UP_S):
+        if taken > max(seconds, LEAST_WARM_UP_S) and (not missing or taken + still_s > most_s):
             return samples
 
 
