@@ -232,6 +232,21 @@ def test_a_zip_that_cannot_be_read_says_why(tmp_path: Path, zipped: Path) -> Non
             Images(ImagesConfig(path=str(tmp_path / f"{name}.zip")))
 
 
+def test_a_bomb_in_a_zip_costs_itself_and_not_the_archive(zipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member of gigabytes is not inflated, and said by name; the others are read."""
+    monkeypatch.setattr("penstock_producer.sources.zip.MAX_MEMBER_BYTES", 5000)
+    with zipfile.ZipFile(zipped, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("train/cat/bomb.png", bytes(5001))
+    images = Images(ImagesConfig(path=str(zipped)))
+    bombs = []
+    for index in range(len(images)):
+        try:
+            read(images, index)
+        except SampleError as error:
+            bombs.append(str(error))
+    assert bombs == ["cat/bomb.png has 5001 bytes; at most 5000 are read"]
+
+
 def test_a_damaged_member_of_a_zip_is_named(zipped: Path) -> None:
     """Damage in one member is one bad sample, whichever of its bytes is hit."""
     whole = zipped.read_bytes()
