@@ -39,6 +39,7 @@ from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.registry import registered_segments, seal_segments
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.settling.holds import why_no_room
 from penstock_producer.keeping.recycling import recycle
 from penstock_producer.writing.lane import open_lane
 from penstock_producer.writing.writer import Writer
@@ -179,6 +180,10 @@ def test_a_full_folder_holds_the_writer_back_until_there_is_room(
         assert time.monotonic() < deadline, said
         time.sleep(0.05)
     assert thread.is_alive()
+    with connect(any_url) as client:  # and who waits for samples is told as much
+        while "waits for space in the full folder" not in why_no_room(client, repaired.stream_of(client)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     assert sum(at > time.monotonic() - 2 for at in tries) < 50, "it waits, and does not try without a pause"
     filler.unlink()
     thread.join(60)

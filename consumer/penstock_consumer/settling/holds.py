@@ -83,7 +83,8 @@ def why_no_room(client: Client, stream: Stream) -> str:
     with suppress(PenstockError):  # a sentence is no place to fail
         for partition in stream.partitions:
             roster = load_roster(client, partition)
-            awaited = [waiter for waiter in roster.waiting.values() if waiter.is_next]
+            # a full folder holds up every writer, and none of them asks whether it is next
+            awaited = [waiter for waiter in roster.waiting.values() if waiter.is_next or waiter.why == "folder"]
             if awaited:
                 return _sentence(client, stream, partition, roster, awaited[0].why)
     return ""
@@ -92,6 +93,8 @@ def why_no_room(client: Client, stream: Stream) -> str:
 def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster, why: str) -> str:
     if why == "memory":
         return "its writer waits for room in the server's memory, which others fill"
+    if why == "folder":
+        return f"its writer waits for space in the full folder of its payloads ({stream.payload.partition(':')[2]})"
     parts = [f"{readable_bytes(roster.bytes)} of {readable_bytes(stream.partition_budget)} is held"]
     for name, record in roster.groups.items():
         hold = hold_of(client, stream, partition, roster, name, with_freed=False) if record.kind == SHARED else None
