@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -141,7 +142,7 @@ class BlockBuilder:
         # arrays of the exact dtype and shape, and Python numbers within a 0-d tensor's bounds
         tensors = [tensor for tensor in self._spec if not tensor.is_ragged]
         self._fixed = [
-            (tensor, tensor.name, array, array.dtype, array.shape[1:], *_bounds(array))
+            (tensor, tensor.name, array, array.dtype, array.shape[1:], *_bounds(array.dtype, array.ndim))
             for tensor, array in zip(tensors, arrays, strict=True)
         ]
 
@@ -236,13 +237,14 @@ class BlockBuilder:
         return block
 
 
-def _bounds(column: NDArray[Any]) -> tuple[type | None, float, float]:
-    """The type of Python number a 0-d tensor takes as it is, and from where to where."""
-    if column.ndim == 1 and column.dtype.kind in "iu":
-        integers = np.iinfo(column.dtype)
+@lru_cache(maxsize=256)  # numpy works its limits out anew each time, and every block asks for them
+def _bounds(dtype: np.dtype[Any], ndim: int) -> tuple[type | None, float, float]:
+    """The type of Python number a 0-d tensor, a column of one dimension, takes as it is; and from where to where."""
+    if ndim == 1 and dtype.kind in "iu":
+        integers = np.iinfo(dtype)
         return int, int(integers.min), int(integers.max)
-    if column.ndim == 1 and column.dtype.kind == "f":
-        floats = np.finfo(column.dtype)
+    if ndim == 1 and dtype.kind == "f":
+        floats = np.finfo(dtype)
         return float, float(floats.min), float(floats.max)
     return None, 0, 0
 
