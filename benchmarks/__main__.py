@@ -39,8 +39,6 @@ QUICK = (ONE_BY_ONE.name, "256 B rows, write_batch", "4 kB", IMAGE.name, "10 MB"
 MINUTES, QUICK_MINUTES = 24.0, 2.3
 """Less than is promised: the last round of each piece may take longer than those before it."""
 QUICK_PAIRS = ((INLINE, 1), (SEGMENTS, 8))
-TRAINERS_SECONDS = 2.0
-"""Of a turn: each trainer maps the files of segments once, which short turns measure instead of reading."""
 MAKING = (1, 8)
 """Trainers of samples that cost something to make."""
 
@@ -54,7 +52,8 @@ class Plan:
     trainers_rounds: int
     seconds: float
     """About so long each side is on the clock in a round."""
-    trainers_seconds: float
+    trainers_seconds: float | None
+    """The same of trainers; None: the longer, the more there are."""
     cases: list[Case]
     sides: list[Side]
     broadcast: list[Side]
@@ -72,6 +71,10 @@ class Plan:
         every = [(side, count) for count in self.trainers[cost] for side in self.broadcast]
         return [pair for pair in every if not self.is_quick or (pair[0].name, pair[1]) in QUICK_PAIRS]
 
+    def seconds_of(self, trainers: int) -> float:
+        """On the clock: each maps the files of segments once, which short turns measure instead of reading."""
+        return self.trainers_seconds or 1.5 + trainers / 2
+
     def is_lasting(self, case: Case) -> bool:
         """Whether processes stay for all rounds of a payload, and wait meanwhile: if all of them fit into memory."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -86,7 +89,9 @@ class Plan:
             for cost in self.trainers:
                 pairs = [(side.package == "tensorflow" and not cost, count) for side, count in self.pairs(cost)]
                 # importing TensorFlow is a core's for 5 s
-                a_round = sum(3.0 + self.trainers_seconds + count * (5 if is_slow else 0.5) for is_slow, count in pairs)
+                a_round = sum(
+                    3.0 + self.seconds_of(count) + count * (5 if is_slow else 0.5) for is_slow, count in pairs
+                )
                 found.append(a_round * self.trainers_rounds)
         return found + ([10.0 + 2.0 * self.rounds] if "tf.data" in self.parts else [])
 
@@ -100,7 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(", ".join(f"{name} {value}" for name, value in environment.items()))
     print(
         f"medians (lowest-highest) of up to {plan.rounds} interleaved rounds, about {plan.seconds:g} s each, trainers "
-        f"{plan.trainers_rounds} of {plan.trainers_seconds:g} s; guarantees on; at most some {plan.minutes:g} minutes"
+        f"{plan.trainers_rounds} of {plan.seconds_of(1):g} to {plan.seconds_of(8):g} s; guarantees on; at most some "
+        f"{plan.minutes:g} minutes"
     )
     if not any(side.name == SEGMENTS for side in plan.sides):
         print("no segments: there is no /dev/shm, or they were not asked for")
@@ -127,7 +133,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rounds", type=int, help="of each side, if there is time (default 3, quick 5; trainers 2, quick 1)"
     )
-    parser.add_argument("--seconds", type=float, help="of each side in a round (default 1, quick 0.5; trainers 2)")
+    parser.add_argument(
+        "--seconds", type=float, help="of each side in a round (default 1, quick 0.5; trainers 2 to 5.5)"
+    )
     parser.add_argument("--size", default="", help="payloads whose name contains this, such as '150 kB'")
     parser.add_argument(
         "--side", action="append", help="sides whose name contains this, such as 'tensorcom'; repeatable"
@@ -159,7 +167,7 @@ def _planned(args: argparse.Namespace) -> Plan:
         rounds=args.rounds or (5 if quick else 3),
         trainers_rounds=args.rounds or (1 if quick else 2),
         seconds=args.seconds or (0.5 if quick else 1.0),
-        trainers_seconds=args.seconds or TRAINERS_SECONDS,
+        trainers_seconds=args.seconds,
         cases=[replace(case, room_bytes=args.budget or case.room_bytes) for case in cases],
         sides=wanted(one),
         broadcast=wanted(many),
@@ -199,7 +207,7 @@ def _run(plan: Plan, found: Results, keep: Callable[[], None]) -> None:
         case = replace(IMAGE, room_bytes=plan.budget or IMAGE.room_bytes)
         try:
             fanout.measure(
-                fanned, case, plan.pairs(cost), plan.trainers_rounds, plan.trainers_seconds, allowance.piece(), keep
+                fanned, case, plan.pairs(cost), plan.trainers_rounds, plan.seconds_of, allowance.piece(), keep
             )
         finally:
             if fanned.rounds or fanned.failed:

@@ -34,10 +34,13 @@ class Fanned:
 
 
 def measure(
-    found: Fanned, case: Case, pairs: Sequence[tuple[Side, int]], rounds: int, seconds: float, piece: Piece,
-    keep: Callable[[], None],
+    found: Fanned, case: Case, pairs: Sequence[tuple[Side, int]], rounds: int, seconds_of: Callable[[int], float],
+    piece: Piece, keep: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Each round all pairs of a side and a number of trainers; as ``transport.measure``."""
+    """Each round all pairs of a side and a number of trainers; as ``transport.measure``.
+
+    ``seconds_of``: about so long so many trainers are on the clock.
+    """
     for number in range(rounds):
         if not piece.has_room_for(number):
             break
@@ -49,7 +52,7 @@ def measure(
             if key in found.failed:
                 continue
             try:
-                one = run_round(side, case, seconds, count, found.make_s)
+                one = run_round(side, case, seconds_of(count), count, found.make_s)
                 found.rounds.setdefault(key, []).append(one)
             except Exception as error:  # as in transport
                 found.failed[key] = why(error)
