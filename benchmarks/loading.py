@@ -1,13 +1,14 @@
 """``python -m benchmarks.loading``: 2,000 JPEGs as torch batches, by Penstock and by torch's DataLoader, in one run.
 
 Three measures. The tax: CPU time of a worker's jobs beside that of a bare loop that decodes and transforms as many
-of the same files, in turns in one process. One trainer: two workers, server and trainer against a DataLoader with two
-workers. Four trainers: four groups on one stream of two workers against four DataLoaders at once, with one worker each,
-which is best for them. All make the same samples with the same lines, and end with tensors. DataLoaders run twice: as
-they come, and tuned, with worker processes that keep freed memory as Penstock's do (mallopt), which every user could
-write. Rounds of all sides alternate; what is quoted is the median of the ratios of neighbouring rounds, with their
-spread: of rates (which mean little where others use the cores), and of CPU seconds over all processes, the server's
-included. Starts are left out on all sides: each makes a small epoch first, and whole ones on the clock.
+of the same files, in turns in one process, in a long run; for segments also in a run that has yet to find their pages.
+One trainer: two workers, server and trainer against a DataLoader with two workers. Four trainers: four groups on one
+stream of two workers against four DataLoaders at once, with one worker each, which is best for them. All make the same
+samples with the same lines, and end with tensors. DataLoaders run twice: as they come, and tuned, with worker
+processes that keep freed memory as Penstock's do (mallopt), which every user could write. Rounds of all sides
+alternate; what is quoted is the median of the ratios of neighbouring rounds, with their spread: of rates (which mean
+little where others use the cores), and of CPU seconds over all processes, the server's included. Starts are left out
+on all sides: each makes a small epoch first, and whole ones on the clock.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from benchmarks.loading_sides import BATCH, Job, Round, run_round
 from benchmarks.machine import describe_machine, progress
+from benchmarks.parts import take_apart
 from benchmarks.photographs import FOLDER, SAMPLE_BYTES, cut_photographs
 from benchmarks.tax import Paid, pay
 
@@ -63,6 +66,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side per measure (default 5)")
     parser.add_argument("--files", type=int, default=2000, help="JPEGs of 500 x 375 (default 2000)")
     parser.add_argument("--only", default="", help="measures whose name contains this, such as 'four'")
+    parser.add_argument("--parts", action="store_true", help="only show where the tax comes from, part by part")
     parser.add_argument("--json", type=Path, help="write every figure of every round to this file")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # `timeout` must not leave gigabytes in shared memory
@@ -78,6 +82,8 @@ def main() -> int:
         cut_photographs(folder, args.files)
         os.environ[FOLDER] = str(folder)
         planes = {"inline": "inline", **_segments(stack)}
+        if args.parts:
+            return show_parts(planes, args.rounds)
         results = [measure_tax(planes, args.rounds)] if args.only in TAX else []
         results += [measure(one, planes, args.rounds) for one in MEASURES if args.only in one.name]
     if args.json:
@@ -99,27 +105,51 @@ def _segments(stack: ExitStack) -> dict[str, str]:
 
 def measure_tax(planes: dict[str, str], rounds: int) -> dict[str, Any]:
     """Rounds of all planes in turn."""
-    taken: dict[str, list[Paid]] = {plane: [] for plane in planes}
+    ways = {plane: partial(pay, payload) for plane, payload in planes.items()}
+    if "segments" in planes:
+        ways["segments, new"] = partial(pay, planes["segments"], is_new=True)
+    taken: dict[str, list[Paid]] = {way: [] for way in ways}
     for number in range(1, rounds + 1):
-        for plane in in_turn(list(planes), number):
-            taken[plane].append(pay(planes[plane]))
+        for way in in_turn(list(ways), number):
+            taken[way].append(ways[way]())
         progress(f"{TAX}: round {number} of {rounds}")
     progress("")
     print(f"**{TAX}**: {TAX_TARGET}\n")
-    print("| side | tax | worker's CPU ms | bare loop's |\n|---|---|---|---|")
+    print("| side | tax | of it outside decode and transform | worker's CPU ms | bare loop's |\n|---|---|---|---|---|")
     summary = {}
-    for plane, paid in taken.items():
-        summary[plane] = _spread([one.tax for one in paid])
-        low, middle, high = (100 * summary[plane][name] for name in ("low", "median", "high"))
+    for way, paid in taken.items():
+        summary[way] = {"tax": _spread([one.tax for one in paid]), "outside": _spread([one.outside for one in paid])}
+        shares = " | ".join(_percent(spread) for spread in summary[way].values())
         ours, bare = (statistics.median(values) for values in ([p.ours for p in paid], [p.bare for p in paid]))
-        print(f"| penstock, {plane} | {middle:.1f} % ({low:.1f}-{high:.1f}) | {ours:.3f} | {bare:.3f} |")
+        print(f"| penstock, {way} | {shares} | {ours:.3f} | {bare:.3f} |")
     print(flush=True)
     return {
         "name": TAX,
         "target": TAX_TARGET,
         "summary": summary,
-        "rounds": {plane: [asdict(one) | {"tax": one.tax} for one in paid] for plane, paid in taken.items()},
+        "rounds": {
+            way: [asdict(one) | {"tax": one.tax, "outside": one.outside} for one in paid] for way, paid in taken.items()
+        },
     }
+
+
+def show_parts(planes: dict[str, str], rounds: int) -> int:
+    """What each part adds to a bare loop, in microseconds of CPU a sample."""
+    taken: dict[str, list[dict[str, float]]] = {plane: [] for plane in planes}
+    for number in range(1, rounds + 1):
+        for plane in in_turn(list(planes), number):
+            taken[plane].append(take_apart(planes[plane]))
+        progress(f"parts: round {number} of {rounds}")
+    progress("")
+    print("| plane | part | µs a sample beyond the bare loop | of it |\n|---|---|---|---|")
+    for plane, rounds_of in taken.items():
+        bare, *more = rounds_of[0]
+        for part in more:
+            beyond = _spread([1000 * (one[part] - one[bare]) for one in rounds_of])
+            share = statistics.median([one[part] / one[bare] - 1 for one in rounds_of])
+            spread = f"{beyond['median']:.0f} ({beyond['low']:.0f}-{beyond['high']:.0f})"
+            print(f"| penstock, {plane} | {part} | {spread} | {100 * share:.1f} % |")
+    return 0
 
 
 # --- trainers ---------------------------------------------------------------------------------------------------------
@@ -172,6 +202,10 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 def _shown(spread: dict[str, float]) -> str:
     return f"{spread['median']:.2f}x ({spread['low']:.2f}-{spread['high']:.2f})"
+
+
+def _percent(spread: dict[str, float]) -> str:
+    return f"{100 * spread['median']:.1f} % ({100 * spread['low']:.1f}-{100 * spread['high']:.1f})"
 
 
 def _print_side(name: str, rounds: list[Round], beside: dict[str, Any] | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,14 @@ def cut_photographs(folder: Path, files: int) -> list[Path]:
 class Photographs:
     """``{"x": uint8 [224, 224, 3], "y": int}`` by index: a random part of the photograph, resized, mirrored or not."""
 
-    def __init__(self, paths: list[Path]) -> None:
-        self._paths = [str(path) for path in paths]
+    def __init__(self, paths: Sequence[Path | str]) -> None:
+        self.paths = [str(path) for path in paths]
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.paths)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        with Image.open(self._paths[index]) as image:
+        with Image.open(self.paths[index]) as image:
             part = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR, _random_box(*image.size))
         if random.random() < 0.5:
             part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)

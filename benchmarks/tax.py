@@ -1,21 +1,38 @@
 """What a worker uses beyond decode and transform: shards of jobs, and as many samples by a bare loop, in turns.
 
-Both in one process that allocates alike, half a second each: what else the machine does meets both. The worker's side
-is all of its work on a job: the queue's bookkeeping, order and seeds, blocks, checksums, commits, heartbeats.
+Both in one process that allocates alike, a fraction of a second each: what else the machine does meets both. The
+worker's side is all of its work on a job: the queue's bookkeeping, order and seeds, blocks, checksums, commits,
+heartbeats, making room. Before the clock starts the stream has carried its budget a few times, as it has in a long run:
+what it writes into, memory of the server's or files of segments, is there. What finding it costs is measured by itself.
+
+Of what a worker uses more than the loop, a part is spent in the user's own lines, which find caches that hold other
+things. So the time in those lines is taken, too: what is outside of them is ours alone, and a machine whose speed
+changes from one turn to the next changes both at once.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks.loading_sides import SPEC, STREAM
-from benchmarks.photographs import photographs
-from benchmarks.trainers import QUIET, in_clean_process, own_seconds
+from benchmarks.loading_sides import BATCH, SPEC, STREAM
+from benchmarks.photographs import SIDE, Photographs, photographs
+from benchmarks.trainers import QUIET, Trainers, in_clean_process, own_seconds
+
+BUDGET_BYTES = 512 << 20
+"""Holds the measured epoch, which nobody reads, and some of what was there before."""
+EARLIER = 12
+"""Epochs before it, of the same shards: a process keeps a file of segments mapped from the second time that it writes
+to it."""
+WORKERS = 2
+"""An epoch is cut for so many."""
 
 
 @dataclass(frozen=True)
@@ -24,52 +41,114 @@ class Paid:
 
     ours: float
     bare: float
+    inside: float
+    """Of `ours`: in the user's decode and transform."""
 
     @property
     def tax(self) -> float:
-        """The share that is ours."""
+        """What it costs more than the bare loop."""
         return self.ours / self.bare - 1
 
+    @property
+    def outside(self) -> float:
+        """What is not decode and transform, of what is, in the same process and moment."""
+        return self.ours / self.inside - 1
 
-def pay(payload: str) -> Paid:
-    """One epoch, with the payloads there."""
-    found: Paid = in_clean_process(_pay, payload)
+
+class Clocked(Photographs):
+    """That know how long they take."""
+
+    spent_s = 0.0
+    """Of the thread that reads them, in all."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        began = time.thread_time()
+        made = super().__getitem__(index)
+        Clocked.spent_s += time.thread_time() - began
+        return made
+
+
+def clocked() -> Clocked:
+    """All there are."""
+    return Clocked(photographs().paths)
+
+
+def pay(payload: str, *, is_new: bool = False) -> Paid:
+    """One epoch, with the payloads there; of a stream that has carried nothing before where it ``is_new``."""
+    found: Paid = in_clean_process(_pay, (payload, is_new))
     return found
 
 
-def _pay(payload: str) -> Paid:
+def _pay(job: tuple[str, bool]) -> Paid:
+    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.removal.deletion import delete_stream
     from penstock_common.stream.servers.embedded import EmbeddedServer
+    from penstock_producer.planning.order import default_shard_samples
     from penstock_producer.planning.plan import ProductionPlan
     from penstock_producer.planning.production import Production
     from penstock_producer.sources.config import DatasetConfig
+    from penstock_producer.sources.plan import cut
     from penstock_producer.working.memory import keep_freed
     from penstock_producer.working.worker import WorkerOptions
-    from penstock_producer.writing.writer import Writer
 
+    payload, is_new = job
     keep_freed()
     with EmbeddedServer() as server:
-        with Writer(STREAM, url=server.url, spec=SPEC, payload=payload, **QUIET):
-            pass
+        samples = len(clocked())
+        shard_samples = default_shard_samples(samples, WORKERS)
+        begin_stream(server.url, payload, cut(samples, shard_samples), 0 if is_new else EARLIER)
         options = WorkerOptions(server.url, server.url, name="taxed", owner=os.getpid())
-        source = DatasetConfig(name="benchmarks.photographs:photographs")
-        with Production(ProductionPlan(stream=STREAM, source=source), options, workers=0, **QUIET) as production:
+        source = DatasetConfig(name="benchmarks.tax:clocked")
+        plan = ProductionPlan(stream=STREAM, source=source, shard_samples=shard_samples)
+        with Production(plan, options, workers=0, **QUIET) as production:
             run = production.run()
             next(run)  # jobs are queued
             paid = _in_turns(options)
             for _ in run:
                 pass
+        client = connect(server.url)
+        delete_stream(client, STREAM)  # and its segments
+        client.close()
         return paid
 
 
+def begin_stream(url: str, payload: str, sizes: list[int], earlier: int = EARLIER) -> None:
+    """The stream, to which this process has written so many epochs of shards of these sizes, and which were read."""
+    from penstock_producer.writing.writer import Writer
+
+    reader = Trainers(1, partial(_read, url, earlier))  # forked while there are no threads
+    rows: dict[str, Any] = {"x": np.zeros((max(sizes), SIDE, SIDE, 3), np.uint8), "y": np.zeros(max(sizes), np.int64)}
+    with Writer(STREAM, url=url, spec=SPEC, payload=payload, budget_bytes=BUDGET_BYTES, **QUIET) as writer:
+        for _ in range(earlier):
+            reader.begin()
+            with writer.epoch(sizes=sizes) as epoch:
+                for number, size in enumerate(sizes):
+                    with epoch.shard(number) as shard:
+                        shard.write_batch({name: values[:size] for name, values in rows.items()})
+            reader.end()
+    reader.close()
+
+
+def _read(url: str, epochs: int, _: int) -> Iterator[int]:
+    """The earlier epochs: in a process of its own, as a process keeps so much mapped and no more."""
+    from penstock_consumer.loader import Loader
+
+    if not epochs:
+        return
+    with Loader(STREAM, group="earlier", batch_size=BATCH, url=url, **QUIET) as loader:
+        for _ in range(epochs):
+            yield sum(len(batch["x"]) for batch in loader)
+
+
 def _in_turns(options: Any) -> Paid:
-    worker = _worker(options)
-    data, rng = photographs(), np.random.default_rng(1)
-    ours = bare = 0.0
+    worker, bench = _worker(options)
+    data, rng = clocked(), np.random.default_rng(1)
+    ours = bare = inside = 0.0
     made = -1
     while (found := worker.dequeue_job_and_maintain_ttl(None)) is not None:
-        began = own_seconds()
+        began, spent_s = own_seconds(), Clocked.spent_s
         worker.execute_job(*found)
-        between = own_seconds()
+        between, spent_s = own_seconds(), Clocked.spent_s - spent_s
         count = found[0].return_value()["good"]
         for index in rng.integers(len(data), size=count).tolist():
             data[index]
@@ -77,11 +156,14 @@ def _in_turns(options: Any) -> Paid:
         if made < 0:  # the first shard opens connections and files
             made = 0
             continue
-        made, ours, bare = made + count, ours + between - began, bare + ended - between
-    return Paid(1000 * ours / made, 1000 * bare / made)
+        made, ours, bare, inside = made + count, ours + between - began, bare + ended - between, inside + spent_s
+    bench.leave()
+    bench.close()
+    return Paid(1000 * ours / made, 1000 * bare / made, 1000 * inside / made)
 
 
-def _worker(options: Any) -> Any:
+def _worker(options: Any) -> tuple[Any, Any]:
+    """With its workbench."""
     from penstock_common.stream.link.connection import connect
     from penstock_producer.working.jobs import set_workbench
     from penstock_producer.working.paced import PacedBench
@@ -91,4 +173,4 @@ def _worker(options: Any) -> Any:
     set_workbench(bench)
     worker: Any = ShardWorker(open_queue(connect(options.queue_url), options.queue), options, threading.Event())
     worker.register_birth()
-    return worker
+    return worker, bench

@@ -1,0 +1,132 @@
+"""Where a worker's CPU goes beyond decode and transform: each side does one thing more than the side before it.
+
+All in one process and in turns of some fifty samples, the same ones with the same crops for every side. What a side
+costs is therefore what it costs here, between decodes, which need all caches: alone, in a loop, it is a fraction
+of that. The last side is all of a shard; the jobs around it are in ``tax``.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.loading_sides import STREAM
+from benchmarks.photographs import Photographs, photographs
+from benchmarks.tax import begin_stream
+from benchmarks.trainers import QUIET, in_clean_process
+
+SAMPLES = 53
+"""A turn: as many as a block in a segment has."""
+TURNS = 40
+SIZES = [SAMPLES] * (TURNS + 1)
+
+
+class SameCrops(Photographs):
+    """Whose samples do not depend on who asks."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        random.seed(index)
+        return super().__getitem__(index)
+
+
+def take_apart(payload: str) -> dict[str, float]:
+    """Side -> CPU milliseconds a sample."""
+    found: dict[str, float] = in_clean_process(_take_apart, payload)
+    return found
+
+
+def _take_apart(payload: str) -> dict[str, float]:
+    from penstock_common.stream.removal.deletion import delete_stream
+    from penstock_common.stream.servers.embedded import EmbeddedServer
+    from penstock_producer.working.memory import keep_freed
+    from penstock_producer.writing.writer import Writer
+
+    keep_freed()
+    data = SameCrops(photographs().paths)
+    with EmbeddedServer() as server:
+        begin_stream(server.url, payload, SIZES)
+        with Writer(STREAM, url=server.url, **QUIET) as writer:
+            spent = _in_turns(data, writer)
+            delete_stream(writer.client, STREAM)  # and its segments
+        return {side: statistics.mean(taken[1:]) for side, taken in spent.items()}  # the first turn is not warm
+
+
+def _in_turns(data: Any, writer: Any) -> dict[str, list[float]]:
+    epoch = writer.epoch(sizes=SIZES)
+    sides = _sides(data, writer, epoch)
+    spent: dict[str, list[float]] = {side: [] for side in sides}
+    rng = np.random.default_rng(1)
+    for turn in range(TURNS + 1):
+        items = rng.integers(len(data), size=SAMPLES).tolist()
+        for side in list(sides)[:: 1 if turn % 2 else -1]:
+            began = time.process_time()
+            sides[side](items, turn)
+            spent[side].append(1000 * (time.process_time() - began) / SAMPLES)
+    return spent
+
+
+def _sides(data: Any, writer: Any, epoch: Any) -> dict[str, Callable[[list[int], int], None]]:
+    from penstock_common.format.wire import encode
+    from penstock_producer.sources.dataset import Dataset
+    from penstock_producer.working.fill import Seed, Watch, fill_samples
+    from penstock_producer.writing.shard import ShardWriter
+
+    source = Dataset(data, "photographs")
+
+    def bare(items: list[int], turn: int) -> None:
+        for item in items:
+            data[item]
+
+    def fill(items: list[int], turn: int, shard: Any) -> None:
+        fill_samples(source, items, shard, turn, Seed(1, 0), Watch(lambda: False))
+
+    def write(items: list[int], turn: int, shard: Any) -> None:
+        fill(items, turn, shard)
+        shard.close()
+
+    def into(committer: Any) -> ShardWriter:
+        return ShardWriter(
+            committer, writer.stream.spec, block_bytes=writer.stream.block_bytes, shard=0, size=SAMPLES,
+            finish=lambda size: None,
+        )  # fmt: skip
+
+    def checked(block: Any) -> None:
+        encode(block, stream=writer.stream.id, epoch=0, shard=0, checksum=True)
+
+    return {
+        "bare loop": bare,
+        "and seeds, source, supervision": lambda items, turn: fill(items, turn, Nowhere()),
+        "and blocks": lambda items, turn: write(items, turn, into(Nowhere())),
+        "and headers and checksums": lambda items, turn: write(items, turn, into(Nowhere(checked))),
+        "and all of writing a shard": lambda items, turn: write(items, turn, epoch.shard(turn)),
+    }
+
+
+class Nowhere:
+    """Takes samples as a shard, and blocks as a committer, and keeps none."""
+
+    position = 0
+
+    def __init__(self, see: Callable[[Any], None] = lambda block: None) -> None:
+        self._see = see
+
+    def write(self, sample: Any) -> None:
+        """One sample."""
+
+    def place(self, count: int) -> None:
+        """Blocks are made anywhere."""
+
+    def commit(self, block: Any, bad: Any = None) -> None:
+        """One block."""
+        self._see(block)
+
+    def settle(self) -> None:
+        """All is kept that will be."""
+
+    def finish(self) -> None:
+        """The end."""
