@@ -142,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--budget", type=byte_size, metavar="SIZE",
-        help="payload that may lie between writer and reader, such as 1gb (default 256mb, for 100 MB samples 1gb)",
+        help="payload that may lie between writer and reader, such as 1gb (default 1gb, for rows and 4 kB 256mb)",
     )  # fmt: skip
     parser.add_argument("--clean", action="store_true", help="start every process for each round: thrice the time")
     parser.add_argument("--json", type=Path, help="write every figure to this file, anew after every round")

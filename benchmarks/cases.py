@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.transports.protocol import ROWS
+from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class Case:
     by_batch: bool = False
     """Written many rows at once."""
     room_bytes: int = 256 << 20
-    """Payload that may lie between writer and reader: a stream's budget, or what a peer's queues hold."""
+    """Payload that may lie between writer and reader: a stream's budget, or what a peer's queues hold. Of large samples
+    a stream's default; so much of rows and small samples would take slow sides minutes to fill."""
     most_bytes: int = 6_000_000_000
     """Of one turn."""
 
@@ -37,7 +39,7 @@ class Case:
         return max(self.batch, ROWS if self.by_batch else 1)
 
 
-IMAGE = Case("150 kB", (224, 224, 3), "uint8", batch=64)
+IMAGE = Case("150 kB", (224, 224, 3), "uint8", batch=64, room_bytes=DEFAULT_BUDGET_BYTES)
 ONE_BY_ONE = Case("256 B rows, one by one", (64,), "float32", batch=1024)
 BY_BATCH = Case("256 B rows, write_batch", (64,), "float32", batch=1024, by_batch=True)
 CASES = (
@@ -45,7 +47,7 @@ CASES = (
     BY_BATCH,
     Case("4 kB", (1024,), "float32", batch=256),
     IMAGE,
-    Case("1.2 MB", (640, 640, 3), "uint8", batch=16),
-    Case("10 MB", (10, 1000, 1000), "uint8", batch=4),
-    Case("100 MB", (100, 1000, 1000), "uint8", batch=2, room_bytes=1 << 30),
+    Case("1.2 MB", (640, 640, 3), "uint8", batch=16, room_bytes=DEFAULT_BUDGET_BYTES),
+    Case("10 MB", (10, 1000, 1000), "uint8", batch=4, room_bytes=DEFAULT_BUDGET_BYTES),
+    Case("100 MB", (100, 1000, 1000), "uint8", batch=2, room_bytes=DEFAULT_BUDGET_BYTES),
 )
