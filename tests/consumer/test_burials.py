@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from penstock_common.errors import TooManyDeadLetters
+from penstock_common.errors import ServerUnavailable, TooManyDeadLetters
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.mending.drop import drop_bad
 from penstock_consumer.loader import Loader
+from penstock_consumer.shared import burials
 from penstock_consumer.shared.burials import HOPELESS_ENTRIES
-from penstock_consumer.shared.keeper import MANY_DELIVERIES
+from penstock_consumer.shared.keeper import MANY_DELIVERIES, Keeper
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, loader_of, numbers, open_stream, produce, sample
 from tests.contracts.processes import child
@@ -163,6 +164,63 @@ def test_a_suspect_comes_last_alone_and_after_all_else_was_taken(any_url: str, a
     assert sorted(number for batch in batches for number in batch) == list(range(COUNT))
     assert sorted(batches[-2:]) == [list(range(5)), list(range(5, 10))]
     assert len([line for line in said if "does training die on it?" in line]) == 2
+
+
+# --- a connection that is cut while what was taken over is booked -----------------------------------------------------
+
+
+def lose_one_answer(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
+    """The next call does what it is for, and its connection is cut under the answer; the list tells that it was."""
+    cuts: list[str] = []
+    real = getattr(owner, name)
+
+    def once(*args: Any) -> Any:
+        outcome = real(*args)
+        if not cuts:
+            cuts.append(name)
+            raise ServerUnavailable("cut under the answer")
+        return outcome
+
+    monkeypatch.setattr(owner, name, once)
+    return cuts
+
+
+def left_behind(url: str, client: Client, bad: int, deliveries: int) -> str:
+    """All of an epoch of COUNT samples, forged entries first, given to a member that is gone; returns their key."""
+    with Writer("t", url=url, spec=SPEC, block_bytes=5 * SAMPLE_BYTES, notify=lambda _: None) as writer:
+        epoch = writer.epoch()
+        key = open_stream(client, "t").partitions[0].entries(0)
+        for _ in range(bad):
+            client.xadd(key, {"garbage": "x"})
+        with epoch:
+            for number in range(COUNT):
+                epoch.write(sample(number))
+    join_group(client, Membership(open_stream(client, "t"), "g", "", ""), declared=True)
+    given: Any = client.xreadgroup("g", "died", {key: ">"})
+    for entry_id, _ in given[0][1]:
+        client.xclaim(key, "g", "~released", 0, [entry_id], retrycount=deliveries, justid=True)
+    return key
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "bad", "deliveries"),
+    [(Keeper, "count_turn", 0, MANY_DELIVERIES), (burials, "bury", 2, 1)],
+    ids=["a suspect's turn", "a dead letter held back"],
+)
+def test_a_lost_answer_makes_no_reader_hand_out_twice_what_it_took_over(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, bad: int, deliveries: int
+) -> None:
+    """Nobody died and nothing was missing: training twice on what is in hand would be the reader's own doing."""
+    key = left_behind(any_url, any_client, bad, deliveries)
+    cuts = lose_one_answer(monkeypatch, owner, name)
+    with loader_of(any_url, acknowledge="manual") as loader:  # what is in hand is not settled meanwhile
+        batches = list(loader)
+        for batch in batches:
+            loader.acknowledge(batch)
+    assert sorted(numbers(batches)) == list(range(COUNT))
+    assert cuts
+    assert dead(any_client) == bad
+    assert any_client.xpending(key, "g")["pending"] == 0
 
 
 # --- entries that span batches ----------------------------------------------------------------------------------------

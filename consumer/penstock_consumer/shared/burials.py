@@ -6,9 +6,10 @@ read it may be the reader's, so what is bad is held back, and too much of it end
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock_common.errors import TooManyDeadLetters
+from penstock_common.errors import ServerUnavailable, TooManyDeadLetters
 from penstock_common.format.header import Header
 from penstock_common.stream.groups.ledger import bury, uncovered
 from penstock_common.stream.keys import PartitionKeys
@@ -41,7 +42,8 @@ class Burials:
     def saw_good(self) -> None:
         """An entry could be read: what could not be is bad in itself."""
         self._can_read = True
-        self._bury_held()
+        with suppress(ServerUnavailable):  # said of samples that are laid already; the next good one says it again
+            self._bury_held()
 
     def bury(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
         """Makes an entry a dead letter, or holds it back while nothing could be read."""
@@ -77,9 +79,10 @@ class Burials:
         return bool(manifest.samples) and sum(hi - lo for _, lo, hi in owed) == manifest.samples
 
     def _bury_held(self) -> None:
-        for bad in self._held:
+        while self._held:
+            bad = self._held[0]
             self.bury_now(bad.manifest, bad.partition, bad.entry_id, bad.reason)
-        self._held.clear()
+            del self._held[0]
 
     def _hopeless(self, which: str) -> TooManyDeadLetters:
         last, name, group = self._held[-1], self._place.stream.name, self._place.who.group

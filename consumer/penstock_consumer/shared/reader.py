@@ -310,6 +310,8 @@ class EpochReader:
         receiver = self._receiver(assembler, manifest, partition, self.place.who.group)
         while not self.queue.wait_for_room(0, 0.2):
             self._emit(assembler)
+        if claim.is_suspect:  # before its samples are here: were the answer lost, they would be handed out twice
+            self.keeper.count_turn(claim)
         while True:
             self._received.clear()
             try:
@@ -322,7 +324,6 @@ class EpochReader:
                 self._reconnect(error)
         if claim.is_suspect:
             self._notify(suspicion(self.place, claim, receiver.header))
-            self.keeper.count_turn(claim)
         self._settle_received(list(self._received), manifest, partition)
         self._emit(assembler, is_alone=claim.is_suspect)
 
