@@ -135,7 +135,7 @@ def measure_tax(planes: dict[str, str], rounds: int) -> dict[str, Any]:
 
 def show_parts(planes: dict[str, str], rounds: int) -> int:
     """What each part adds to a bare loop, in microseconds of CPU a sample."""
-    taken: dict[str, list[dict[str, float]]] = {plane: [] for plane in planes}
+    taken: dict[str, list[tuple[float, dict[str, float]]]] = {plane: [] for plane in planes}
     for number in range(1, rounds + 1):
         for plane in in_turn(list(planes), number):
             taken[plane].append(take_apart(planes[plane]))
@@ -143,12 +143,11 @@ def show_parts(planes: dict[str, str], rounds: int) -> int:
     progress("")
     print("| plane | part | µs a sample beyond the bare loop | of it |\n|---|---|---|---|")
     for plane, rounds_of in taken.items():
-        bare, *more = rounds_of[0]
-        for part in more:
-            beyond = _spread([1000 * (one[part] - one[bare]) for one in rounds_of])
-            share = statistics.median([one[part] / one[bare] - 1 for one in rounds_of])
+        for part in rounds_of[0][1]:
+            beyond = _spread([1000 * more[part] for _, more in rounds_of])
+            share = _spread([more[part] / bare for bare, more in rounds_of])
             spread = f"{beyond['median']:.0f} ({beyond['low']:.0f}-{beyond['high']:.0f})"
-            print(f"| penstock, {plane} | {part} | {spread} | {100 * share:.1f} % |")
+            print(f"| penstock, {plane} | {part} | {spread} | {_percent(share)} |")
     return 0
 
 
