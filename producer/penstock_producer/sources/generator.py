@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock_common.errors import SourceError
+from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.files import fingerprint
 from penstock_producer.sources.items import as_sample
@@ -58,8 +58,10 @@ class Generator:
         """An item as a sample or a batch, through the transform if there is one."""
         key = self.key(position)
         if self._transform:
-            return self._transform(item, rng, key)
-        return batch_tensors(item, key) if self.batched else as_sample(item, key)
+            made = self._transform(item, rng, key)
+        else:
+            made = batch_tensors(item, key) if self.batched else as_sample(item, key)
+        return _even(made, key) if self.batched else made
 
     def key(self, position: int) -> str:
         """Like ``data:feed[12]``."""
@@ -67,6 +69,15 @@ class Generator:
 
     def close(self) -> None:
         """Generators close when they are dropped."""
+
+
+def _even(batch: Sample, key: str) -> Sample:
+    counts = {
+        name: len(values) if isinstance(values, list) or np.ndim(values) else None for name, values in batch.items()
+    }
+    if len(set(counts.values())) != 1 or None in counts.values():
+        raise SampleError(f"{key}: tensors disagree on the number of samples: {counts}")
+    return batch
 
 
 def in_step(factories: Mapping[str, Factory], name: str) -> Factory:

@@ -91,7 +91,7 @@ class BatchSource(_Described, Protocol):
 
 
 class IterSource(_Described, Protocol):
-    """Items in the order an iterator yields them: one shard, one job, no repair, no resuming.
+    """Items in the order an iterator yields them: one job, no repair; done again, it leaves out what is committed.
 
     Going on to the next item and making a sample of it are two calls, because a bad sample must not end the pass.
     """

@@ -12,11 +12,9 @@ from typing import Any, cast
 import ml_dtypes
 import numpy as np
 
-from penstock_common.errors import SampleError, SourceError
+from penstock_common.errors import SourceError
 from penstock_producer.sources.dataset import Dataset
 from penstock_producer.sources.generator import Factory, Generator
-from penstock_producer.sources.keras import batch_tensors
-from penstock_producer.sources.protocol import Sample
 from penstock_producer.sources.transform import Transform
 
 try:
@@ -85,12 +83,6 @@ class Batches(Generator):
         super().__init__(_passes(found), name, transform, batched=is_batched, limit=limit)
         self.info = {"source": "torch", "name": name}
 
-    def make(self, item: Any, position: int, rng: np.random.Generator) -> Sample:
-        """A batch as arrays of n rows each."""
-        if self.batched and not self._transform:
-            return _even(batch_tensors(item, self.key(position)), self.key(position))
-        return super().make(item, position, rng)
-
 
 def _passes(found: Iterable[Any]) -> Factory:
     def one() -> Iterable[Any]:
@@ -125,12 +117,3 @@ def _array(tensor: Any) -> Any:
     if tensor.dtype == torch.bfloat16:  # numpy has no such dtype
         return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
-
-
-def _even(batch: Mapping[str, Any], key: str) -> Sample:
-    counts = {
-        name: len(values) if np.ndim(values) or isinstance(values, list) else None for name, values in batch.items()
-    }
-    if len(set(counts.values())) != 1 or None in counts.values():
-        raise SampleError(f"{key}: tensors disagree on the number of samples: {counts}")
-    return batch

@@ -14,10 +14,12 @@ from penstock_producer.sources.local import register
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import IterSource
+from tests.contracts.iterable import IterableContract, open_items
 from tests.producer.sources.conftest import UserModule
 
 CODE = """
 import itertools
+import numpy as np
 def five():
     yield from range(5)
 def three():
@@ -27,9 +29,14 @@ def endless():
 def none():
     return []
 def fails():
-    yield 1
+    yield 0
     yield 1 / 0
+def pairs():
+    for first in range(0, 20, 4):
+        yield np.arange(first, first + 4), np.zeros((4, 2, 2))
 half = iter(range(3))
+def named(number):
+    return {"x": number, "y": number % 2}
 def square(number, rng):
     if number == 2:
         raise ValueError("odd two")
@@ -43,13 +50,6 @@ def name(user_module: UserModule) -> str:
     return user_module(CODE)
 
 
-def opened(config: Any) -> IterSource:
-    """A source of items."""
-    source = open_source(config)
-    assert source.unit == "item"
-    return source
-
-
 def passed(source: IterSource) -> list[Any]:
     """One pass: samples, or the text of what was wrong with them."""
     made: list[Any] = []
@@ -61,68 +61,110 @@ def passed(source: IterSource) -> list[Any]:
     return made
 
 
-def test_a_function_is_called_for_each_pass(name: str) -> None:
-    """Each epoch is a pass from the start."""
-    source = opened(GeneratorConfig(name=f"{name}:five"))
-    assert not source.repeatable
-    assert passed(source) == passed(source) == [{"x": number} for number in range(5)]
+class TestGenerator(IterableContract):
+    """An iterable keeps every promise of one, whichever way it is named."""
+
+    @pytest.fixture(params=["by name", "with a transform", "in pairs", "in batches", "of a notebook"])
+    def config(self, name: str, request: pytest.FixtureRequest) -> GeneratorConfig | LocalConfig:
+        """What a job would carry; of a notebook the worker's process has the object."""
+        match request.param:
+            case "in pairs":
+                return GeneratorConfig(pairs={"x": f"{name}:five", "y": f"{name}:endless"}, limit=5)
+            case "in batches":
+                return GeneratorConfig(name=f"{name}:pairs", batched=True)
+            case "of a notebook":
+                return LocalConfig(token=register(lambda: range(5)))
+            case "with a transform":
+                return GeneratorConfig(name=f"{name}:five", transform=f"{name}:named")
+        return GeneratorConfig(name=f"{name}:five")
+
+    @pytest.fixture
+    def failing(self, name: str) -> GeneratorConfig:
+        """One that raises."""
+        return GeneratorConfig(name=f"{name}:fails")
+
+    @pytest.fixture
+    def empty(self, name: str) -> GeneratorConfig:
+        """One without items."""
+        return GeneratorConfig(name=f"{name}:none")
+
+
+class TestEndless(IterableContract):
+    """One that never ends keeps them, too, and nobody asks it for more than is wanted."""
+
+    @pytest.fixture
+    def config(self, name: str) -> GeneratorConfig:
+        """What is fed."""
+        return GeneratorConfig(name=f"{name}:endless", endless=True)
+
+    @pytest.fixture
+    def failing(self, name: str) -> GeneratorConfig:
+        """A camera that is unplugged."""
+        return GeneratorConfig(name=f"{name}:fails", endless=True)
+
+    @pytest.fixture
+    def empty(self, name: str) -> GeneratorConfig:
+        """One that never began."""
+        return GeneratorConfig(name=f"{name}:none", endless=True)
+
+    def test_it_is_asked_for_an_item_when_that_is_wanted(self) -> None:
+        """A camera's frames are of now: one that is taken ahead is old when it is written, or lost with its process."""
+        asked = itertools.count()
+        items = iter(open_items(LocalConfig(token=register(lambda: asked))))
+        assert [next(items) for _ in range(1000)] == list(range(1000))
+        assert next(asked) == 1000
 
 
 def test_a_bad_item_does_not_end_the_pass(name: str) -> None:
     """A generator that has raised is over, so making the sample is a step of its own."""
-    source = opened(GeneratorConfig(name=f"{name}:five", transform=f"{name}:square"))
+    source = open_items(GeneratorConfig(name=f"{name}:five", transform=f"{name}:square"))
     made = passed(source)
     assert [sample["x"] for sample in made if isinstance(sample, dict)] == [0, 1, 9, 16]
-    assert made[2] == f"{name}:five[2]: transform {name}:square failed: ValueError: odd two ({name}.py:17)"
+    assert made[2] == f"{name}:five[2]: transform {name}:square failed: ValueError: odd two ({name}.py:23)"
     assert passed(source) == made
 
 
 def test_pairs_are_walked_in_step(name: str) -> None:
     """Images from one generator, masks from another."""
     pairs = {"x": f"{name}:five", "y": f"{name}:endless"}
-    source = opened(GeneratorConfig(pairs=pairs, limit=5))
+    source = open_items(GeneratorConfig(pairs=pairs, limit=5))
     assert passed(source) == [{"x": number, "y": number} for number in range(5)]
 
 
 def test_pairs_that_end_apart_say_which(name: str) -> None:
     """A silent end would hide that images and masks do not belong together."""
-    source = opened(GeneratorConfig(pairs={"x": f"{name}:five", "text": f"{name}:three"}))
+    source = open_items(GeneratorConfig(pairs={"x": f"{name}:five", "text": f"{name}:three"}))
     made = iter(source)
     assert [item["text"] for item in itertools.islice(made, 3)] == ["a", "b", "c"]
     with pytest.raises(SourceError, match="'text' ended after 3 items while 'x' went on; pairs end together"):
         next(made)
 
 
-def test_batches_of_paired_generators_stay_batches() -> None:
-    """Keras users zip two endless generators of batches."""
-
-    def batches() -> Any:
-        while True:
-            yield np.zeros((4, 2, 2)), np.arange(4)
-
-    source = opened(LocalConfig(token=register(batches), batched=True, limit=3))
-    made = passed(source)
-    assert source.batched
-    assert [batch["y"].tolist() for batch in made] == [[0, 1, 2, 3]] * 3
-
-
 @pytest.mark.parametrize(
     ("attribute", "message"),
     [
-        ("none", "gave no items"),
-        ("fails", r"failed at item 1: ZeroDivisionError: division by zero \(.*\.py:13\)"),
+        ("fails", r"failed at item 1: ZeroDivisionError: division by zero \(user_\w+\.py:14\)"),
         ("square", "gave nothing to iterate: TypeError"),
     ],
 )
 def test_an_iterable_that_fails_says_where(name: str, attribute: str, message: str) -> None:
-    """The pass is over: this is no bad sample."""
+    """The line to look at, in the user's own code."""
     with pytest.raises(SourceError, match=message):
-        passed(opened(GeneratorConfig(name=f"{name}:{attribute}")))
+        passed(open_items(GeneratorConfig(name=f"{name}:{attribute}")))
+
+
+@pytest.mark.parametrize("batch", [(np.zeros(4), np.zeros(3)), (np.zeros(()),), (), 7], ids=str)
+def test_a_batch_whose_tensors_disagree_is_a_bad_item(batch: Any) -> None:
+    """Which rows belong together nobody knows; the pass goes on with the next batch."""
+    source = open_items(LocalConfig(token=register([batch, (np.zeros(4),)]), reads_as="generator", batched=True))
+    bad, good = passed(source)
+    assert "[0]: tensors disagree on the number of samples: " in bad
+    assert good["x"].shape == (4,)
 
 
 def test_an_iterator_is_walked_once(name: str) -> None:
     """Its second epoch would be empty in silence."""
-    source = opened(GeneratorConfig(name=f"{name}:half"))
+    source = open_items(GeneratorConfig(name=f"{name}:half"))
     assert len(passed(source)) == 3
     with pytest.raises(SourceError, match="is an iterator and was walked already; give the function that makes it"):
         iter(source)

@@ -15,9 +15,10 @@ from penstock.cli import Parser
 from penstock.cli.sources import add_sources, plans_of
 from penstock_producer.planning.order import EpochOrder
 from penstock_producer.sources import installed
-from penstock_producer.sources.config import InstalledConfig, parse_config
+from penstock_producer.sources.config import InstalledConfig, SourceConfig, parse_config
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import Source
+from tests.contracts.iterable import IterableContract
 from tests.contracts.source import SourceContract
 from tests.producer.sources.conftest import UserModule
 
@@ -62,6 +63,59 @@ class TestTheClassOfThePage(SourceContract):
         order = EpochOrder(balanced, seed=0, epoch=0, shuffle=True, shard_samples=9)
         labels = [int(balanced.read(int(item), np.random.default_rng(0))["y"]) for item in order.items(0)]
         assert sorted(labels) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+FEED = """
+from penstock_common.errors import SampleError, SourceError
+
+class Feed:
+    unit, repeatable, batched = "item", False, False
+    spec = {"x": ("int64", (2,))}
+    def __init__(self, count, breaks_at=None):
+        self.count, self.breaks_at = count, breaks_at
+        self.fingerprint, self.info = f"{count:016x}", {"source": "feed"}
+    def __iter__(self):
+        if not self.count:
+            raise SourceError("feed gave no items")
+        for number in range(self.count):
+            if number == self.breaks_at:
+                raise SourceError(f"feed failed at item {number}: ZeroDivisionError: division by zero")
+            yield number
+    def make(self, item, position, rng):
+        if not isinstance(item, int):
+            raise SampleError(f"{self.key(position)}: {type(item).__name__}, expected a number")
+        return {"x": [item, rng.integers(9)]}
+    def key(self, position):
+        return f"feed[{position}]"
+    def close(self):
+        pass
+"""
+
+
+class TestAnIterableOfOnesOwn(IterableContract):
+    """A class by the protocol that the page names, with a spec of its own."""
+
+    @pytest.fixture
+    def config(self, user_module: UserModule, monkeypatch: pytest.MonkeyPatch) -> InstalledConfig:
+        """What a job would carry."""
+        points = [EntryPoint("feed", f"{user_module(FEED)}:Feed", installed.GROUP)]
+        monkeypatch.syspath_prepend(".")
+        monkeypatch.setattr(installed, "entry_points", lambda group: points)
+        return InstalledConfig(name="feed", options={"count": 9})
+
+    def others(self, config: Any) -> list[SourceConfig]:
+        """Its option is its own affair."""
+        return [config.model_copy(update={"options": {"count": count}}) for count in (2, 3)]
+
+    @pytest.fixture
+    def failing(self, config: InstalledConfig) -> InstalledConfig:
+        """One that raises."""
+        return config.model_copy(update={"options": {"count": 9, "breaks_at": 1}})
+
+    @pytest.fixture
+    def empty(self, config: InstalledConfig) -> InstalledConfig:
+        """One without items."""
+        return config.model_copy(update={"options": {"count": 0}})
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split()[2])

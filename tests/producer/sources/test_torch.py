@@ -16,6 +16,7 @@ from penstock_producer.sources.open import open_source
 from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import Source
 from penstock_producer.working.fill import Seed
+from tests.contracts.iterable import IterableContract
 from tests.contracts.source import SourceContract, digest, in_fork, read
 from tests.producer.sources.conftest import UserModule
 
@@ -26,8 +27,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 class Words(Dataset):
     classes = ["even", "odd"]
-    targets = torch.arange(6) % 2
-    def __len__(self): return 6
+    targets = torch.arange(7) % 2
+    def __len__(self): return 7
     def __getitem__(self, index):
         return {"x": torch.full((2, 3), index, dtype=torch.bfloat16), "y": self.targets[index], "text": "w" * index}
 class Noisy(Dataset):
@@ -35,10 +36,15 @@ class Noisy(Dataset):
     def __getitem__(self, index):
         return torch.rand(2).requires_grad_(), random.random(), np.random.rand()
 class Stream(IterableDataset):
-    def __iter__(self):
-        return ((torch.tensor([n]), n) for n in range(5))
-def batches():
-    return DataLoader(Words(), batch_size=4)
+    def __init__(self, items=lambda: ((torch.tensor([n]), n) for n in range(5))): self.items = items
+    def __iter__(self): return self.items()
+class Broken(Words):
+    def __getitem__(self, index): return super().__getitem__(index)["x"] / (1 if index < 2 else 1 // 0)
+def failing(): return Stream(lambda: (0 // (1 - n) for n in range(5)))
+def empty(): return Stream(lambda: iter(()))
+def failing_batches(): return DataLoader(Broken(), batch_size=2)
+def no_batches(): return DataLoader([])
+def batches(): return DataLoader(Words(), batch_size=2)
 def by_workers():
     return DataLoader(Words(), batch_size=2, num_workers=2)
 def singles():
@@ -66,7 +72,7 @@ class TestDataset(SourceContract):
         made = read(source, 3)
         assert (made["x"].dtype.name, made["x"].tolist()) == ("bfloat16", [[3] * 3] * 2)
         assert (int(made["y"]), made["text"]) == (1, b"www")
-        assert source.column("y").tolist() == [0, 1, 0, 1, 0, 1]
+        assert source.column("y").tolist() == [0, 1, 0, 1, 0, 1, 0]
         assert source.info["classes"] == {"y": ["even", "odd"]}
 
     def test_what_it_gives_may_be_changed_in_place(self, source: Any) -> None:
@@ -94,31 +100,52 @@ def test_augmentations_by_global_generators_are_repeated(user_module: UserModule
     assert all(not np.array_equal(parts[name], other[name]) for name in ("x", "y", "w"))
 
 
-def test_an_iterable_dataset_is_read_in_order(user_module: UserModule) -> None:
-    """Each epoch is a new pass; nothing knows its length."""
-    source = opened(TorchConfig(name=f"{user_module(CODE)}:Stream", limit=3))
-    assert (source.unit, source.repeatable, source.batched) == ("item", False, False)
-    for _ in range(2):
-        made = [source.make(item, n, sample_rng(0, 0, 0, n)) for n, item in enumerate(source)]
-        assert [(sample["x"].tolist(), sample["y"]) for sample in made] == [([0], 0), ([1], 1), ([2], 2)]
+class TestIterableDataset(IterableContract):
+    """Read in order, by one job."""
+
+    @pytest.fixture
+    def config(self, user_module: UserModule) -> TorchConfig:
+        """What a job would carry."""
+        return TorchConfig(name=f"{user_module(CODE)}:Stream")
+
+    @pytest.fixture
+    def failing(self, user_module: UserModule) -> TorchConfig:
+        """One that raises."""
+        return TorchConfig(name=f"{user_module(CODE)}:failing")
+
+    @pytest.fixture
+    def empty(self, user_module: UserModule) -> TorchConfig:
+        """One without items."""
+        return TorchConfig(name=f"{user_module(CODE)}:empty")
 
 
-@pytest.mark.parametrize("loader", ["batches", "by_workers"])
-def test_a_data_loader_gives_batches(user_module: UserModule, loader: str) -> None:
-    """Whoever has one already need not take it apart: each of its batches is written at once."""
-    source = opened(TorchConfig(name=f"{user_module(CODE)}:{loader}"))
+class TestDataLoader(IterableContract):
+    """Whoever has one already need not take it apart; batch_size=None is torch's word for single samples."""
+
+    @pytest.fixture(params=["batches", "singles"])
+    def config(self, user_module: UserModule, request: pytest.FixtureRequest) -> TorchConfig:
+        """What a job would carry."""
+        return TorchConfig(name=f"{user_module(CODE)}:{request.param}")
+
+    @pytest.fixture
+    def failing(self, user_module: UserModule) -> TorchConfig:
+        """A Dataset's ``__getitem__`` raises."""
+        return TorchConfig(name=f"{user_module(CODE)}:failing_batches")
+
+    @pytest.fixture
+    def empty(self, user_module: UserModule) -> TorchConfig:
+        """One without items."""
+        return TorchConfig(name=f"{user_module(CODE)}:no_batches")
+
+
+def test_a_data_loader_keeps_its_worker_processes(user_module: UserModule) -> None:
+    """They do the reading that it was given them for; each of its batches is written at once."""
+    source = opened(TorchConfig(name=f"{user_module(CODE)}:by_workers"))
     assert (source.unit, source.batched) == ("item", True)
     made = [source.make(item, n, sample_rng(0, 0, 0, n)) for n, item in enumerate(source)]
-    assert [value for batch in made for value in batch["y"].tolist()] == [0, 1, 0, 1, 0, 1]
-    assert [word for batch in made for word in batch["text"]] == [b"w" * n for n in range(6)]
+    assert [value for batch in made for value in batch["y"].tolist()] == [0, 1, 0, 1, 0, 1, 0]
+    assert [word for batch in made for word in batch["text"]] == [b"w" * n for n in range(7)]
     assert made[0]["x"].shape[1:] == (2, 3)
-
-
-def test_a_loader_without_batches_gives_samples(user_module: UserModule) -> None:
-    """batch_size=None is torch's word for single samples."""
-    source = opened(TorchConfig(name=f"{user_module(CODE)}:singles"))
-    assert not source.batched
-    assert [source.make(item, 0, sample_rng(0, 0, 0, 0))["y"] for item in source] == [0, 1, 0, 1, 0, 1]
 
 
 def test_objects_of_a_notebook_are_known_as_torchs() -> None:

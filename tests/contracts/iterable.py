@@ -1,0 +1,212 @@
+"""What any source of items in order promises. A subclass provides `source`, opened over real input, and ones that fail.
+
+Item by item its samples are numbered from 0 by what is in their tensor ``x``, row by row where an item is a batch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from penstock_common.errors import SampleError, SourceError
+from penstock_common.format.spec import Spec
+from penstock_producer.sources.config import SourceConfig, parse_config
+from penstock_producer.sources.open import open_source
+from penstock_producer.sources.plan import sample_rng
+from penstock_producer.sources.protocol import IterSource
+from penstock_producer.working.fill import ItemFiller, Seed, Stopped, Watch
+from penstock_producer.writing.shard import ShardWriter
+from tests.contracts.source import Sample, digest, in_fork
+
+ITEMS = 4
+"""Of one pass: what an endless source is asked for, and what every other one has at least."""
+
+
+def passed(source: IterSource, count: int | None = ITEMS) -> list[Sample]:
+    """The first items of one pass (None: all), made as a job would make them."""
+    items = enumerate(islice(iter(source), count))
+    return [dict(source.make(item, place, sample_rng(1, 0, 0, place))) for place, item in items]
+
+
+def samples(source: IterSource, made: Iterable[Sample]) -> list[Sample]:
+    """Batches taken apart, samples as they are."""
+    if not source.batched:
+        return list(made)
+    return [{name: rows[row] for name, rows in batch.items()} for batch in made for row in range(len(_first_of(batch)))]
+
+
+def number_of(sample: Sample) -> int:
+    """The number that a sample shows."""
+    return int(np.ravel(sample["x"])[0])
+
+
+def open_items(config: SourceConfig) -> IterSource:
+    """A source of items in order."""
+    source = open_source(config)
+    assert source.unit == "item"
+    return source
+
+
+def _first_of(batch: Mapping[str, Any]) -> Any:
+    return next(iter(batch.values()))
+
+
+class Sheet:
+    """What an `ItemFiller` needs of a shard's writer; keeps what it is given in a list."""
+
+    def __init__(self) -> None:
+        self.written: list[Any] = []
+
+    @property
+    def position(self) -> int:
+        """How many there are."""
+        return len(self.written)
+
+    def is_at(self, place: int) -> bool:
+        """Whether so many are written."""
+        return self.position >= place
+
+    def write(self, sample: Sample) -> None:
+        """One sample."""
+        self.written.append(number_of(sample))
+
+    def write_batch(self, batch: Mapping[str, Any]) -> None:
+        """Samples row by row."""
+        self.written += [number_of({"x": row}) for row in batch["x"]]
+
+    def quarantine(self, reason: str) -> None:
+        """A hole."""
+        self.written.append(reason)
+
+    def settle(self) -> None:
+        """All of it is safe."""
+
+
+class IterableContract:
+    """Promises of every `IterSource`. Fixtures: ``config``, and ``failing`` and ``empty``, the same kind of source over
+    an iterable that raises ZeroDivisionError as its item 1, and over one without items.
+    """
+
+    @pytest.fixture
+    def source(self, config: SourceConfig) -> IterSource:
+        """Opened here."""
+        return open_items(config)
+
+    def others(self, config: Any) -> list[SourceConfig]:
+        """The same source but for its options; the first of them ends after two items."""
+        return [config.model_copy(update={"limit": 2}), config.model_copy(update={"limit": 3})]
+
+    def test_each_pass_gives_the_same_samples_in_the_same_order(self, source: IterSource) -> None:
+        """A repeated job walks the iterable from its start and leaves out as many samples as are committed."""
+        first = passed(source)
+        assert len(first) == ITEMS
+        numbers = [number_of(sample) for sample in samples(source, first)]
+        assert numbers == list(range(len(numbers)))
+        again = [digest(sample) for sample in samples(source, passed(source))]
+        assert again == [digest(sample) for sample in samples(source, first)]
+
+    def test_a_pass_that_is_broken_off_takes_nothing_from_the_next(self, source: IterSource) -> None:
+        """A worker keeps its source open from job to job, also when a job stops in the middle."""
+        broken_off = iter(source)
+        next(broken_off)
+        assert number_of(samples(source, passed(source, 1))[0]) == 0
+
+    def test_it_says_that_nobody_knows_its_length_and_that_it_only_goes_forward(
+        self, source: IterSource, config: SourceConfig
+    ) -> None:
+        """Planning cuts no shards of it, an audit repairs nothing from it, and no split is made of it in silence."""
+        assert not hasattr(source, "__len__")
+        assert not hasattr(source, "read")
+        assert source.repeatable is False
+        split = {"kind": "split", "source": config.model_dump(), "parts": [["a", 1.0]], "part": "a"}
+        with pytest.raises(SourceError, match="split"):
+            open_source(parse_config(split))
+
+    def test_every_sample_fits_the_spec(self, source: IterSource) -> None:
+        """Declared, or taken from the first sample made: one that its own samples break would end the epoch."""
+        made = passed(source)
+        if source.batched:
+            assert [len({len(rows) for rows in batch.values()}) for batch in made] == [1] * len(made)
+        apart = samples(source, made)
+        spec = Spec.of(source.spec) if source.spec else Spec.infer(apart[0])
+        for sample in apart:
+            spec.check_names(sample)
+            for tensor in spec:
+                tensor.canonical(sample[tensor.name])
+
+    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+    def test_a_job_opens_the_same_source_from_json(self, source: IterSource, config: SourceConfig) -> None:
+        """Jobs carry no code and no object, and refuse to go on when the source is another one."""
+        carried = config.model_dump_json()
+
+        def told() -> str:
+            again = open_items(parse_config(json.loads(carried)))
+            about = [again.fingerprint, again.batched, again.info, again.spec, again.key(3)]
+            return json.dumps([about, [digest(sample) for sample in passed(again)]])
+
+        about = [source.fingerprint, source.batched, source.info, source.spec, source.key(3)]
+        expected = json.dumps([about, [digest(sample) for sample in passed(source)]])
+        assert in_fork(told) == told() == expected
+        assert re.fullmatch("[0-9a-f]{16}", source.fingerprint)
+
+    def test_other_options_are_another_source(self, source: IterSource, config: SourceConfig) -> None:
+        """An epoch that was begun with a limit is not gone on with without it; and the limit counts items."""
+        others = [open_items(other) for other in self.others(config)]
+        assert len({source.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)
+        assert len(passed(others[0], None)) == 2
+
+    def test_its_words_can_be_stored(self, source: IterSource) -> None:
+        """Info goes into the stream's meta as JSON, and keys into reports of bad samples: each names one item."""
+        assert json.loads(json.dumps(source.info)) == source.info
+        keys = [source.key(place) for place in range(1000)]
+        assert len(set(keys)) == len(keys)
+        assert all(key.encode().decode().isprintable() for key in keys)
+
+    def test_an_item_that_is_no_sample_is_named_and_does_not_end_the_pass(self, source: IterSource) -> None:
+        """A generator that has raised is over, so making the sample is a step of its own."""
+        items = iter(source)
+        next(items)
+        with pytest.raises(SampleError) as caught:
+            source.make(object(), 1, sample_rng(1, 0, 0, 1))
+        assert str(caught.value).startswith(source.key(1))
+        assert "\n" not in str(caught.value)
+        assert source.make(next(items), 1, sample_rng(1, 0, 0, 1))
+
+    def test_an_iterable_that_raises_or_has_nothing_is_named(self, failing: SourceConfig, empty: SourceConfig) -> None:
+        """The pass is over, and an epoch of what came before would be taken for whole: this is no bad sample."""
+        broken = open_items(failing)
+        items = iter(broken)
+        assert number_of(samples(broken, [dict(broken.make(next(items), 0, sample_rng(1, 0, 0, 0)))])[0]) == 0
+        with pytest.raises(SourceError, match=r"failed at item 1: ZeroDivisionError: .* by zero") as caught:
+            next(items)
+        assert str(caught.value).startswith(broken.key(1).removesuffix("[1]"))
+        assert "\n" not in str(caught.value)
+        assert list(items) == []
+        with pytest.raises(SourceError, match="gave no items"):
+            list(open_items(empty))
+
+    def test_going_on_leaves_out_exactly_what_is_committed(self, source: IterSource) -> None:
+        """A worker that dies may leave any number of samples, also half a batch: none is lost, and none comes twice."""
+        whole = [number_of(sample) for sample in samples(source, passed(source))]
+        for done in range(1, len(whole) + 1):
+            sheet = Sheet()
+            sheet.written = whole[:done]
+            watch = Watch(partial(sheet.is_at, len(whole)))
+            filler = ItemFiller(source, _no_shard, 10**6, watch)
+            filler.begin_at([], cast("ShardWriter", sheet))
+            with suppress(Stopped):  # an endless one
+                filler.fill(Seed(1, 0, sets_globals=False), done)
+            assert sheet.written[: len(whole)] == whole
+            assert watch.good == len(whole) - done
+
+
+def _no_shard(number: int, like: Mapping[str, Any]) -> ShardWriter:
+    raise AssertionError(f"shard {number} was opened, and the first is not full")
