@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_common.stream.watching.waiters import Waiter
+from penstock_common.stream.watching.waiters import Waiter, Why
 from penstock_consumer.settling.holds import GroupHold
 from penstock_consumer.settling.overdue import SETTLED_MS, Jam, is_group_overdue, is_overdue
 
 
-def jam(*, held: int = 80, need: int = 10, is_next: bool = True, waited: int = SETTLED_MS, others: bool = False) -> Jam:
+def jam(
+    *, held: int = 80, need: int = 10, is_next: bool = True, waited: int = SETTLED_MS, others: bool = False,
+    why: Why = "budget",
+) -> Jam:  # fmt: skip
     """One waiting writer, a budget of 100, and what this member holds of it."""
-    writer = Waiter(0, waited, need, held, "budget", is_next)
+    writer = Waiter(0, waited, need, held, why, is_next)
     return Jam([writer], held, 100, others)
 
 
@@ -20,6 +23,7 @@ def jam(*, held: int = 80, need: int = 10, is_next: bool = True, waited: int = S
     [
         (jam(), True),
         (jam(is_next=False), False),  # it waits for an earlier shard, not for us
+        (jam(why="folder"), False),  # it waits for a disk
         (jam(waited=SETTLED_MS - 1), False),  # the janitor may be about to free what is settled
         (jam(others=True), False),  # somebody else's settling may do
         (jam(others=True, held=95), True),  # but not here: what is held alone leaves no room

@@ -83,7 +83,7 @@ def why_no_room(client: Client, stream: Stream) -> str:
     with suppress(PenstockError):  # a sentence is no place to fail
         for partition in stream.partitions:
             roster = load_roster(client, partition)
-            # a full folder holds up every writer, and none of them asks whether it is next
+            # a full folder holds up every writer
             awaited = [waiter for waiter in roster.waiting.values() if waiter.is_next or waiter.why == "folder"]
             if awaited:
                 return _sentence(client, stream, partition, roster, awaited[0].why)

@@ -50,8 +50,8 @@ def is_overdue(jam: Jam) -> bool:
     Only the lowest unfinished shard's writer counts: the others wait for it, not for us.
     """
     for waiter in jam.waiters:
-        if not waiter.is_next or waiter.seen_ms - waiter.since_ms < SETTLED_MS:
-            continue
+        if not waiter.is_next or waiter.why == "folder" or waiter.seen_ms - waiter.since_ms < SETTLED_MS:
+            continue  # a folder is filled by others too: it waits for a disk, and no larger budget helps
         # 1. what is held here would block it even if everybody else let go
         if jam.mine_bytes + waiter.need_bytes > jam.budget_bytes:
             return True

@@ -166,7 +166,7 @@ class RoomKeeper:
         note_wait(
             self._client, self._partition, self._manifest.epoch, self._shard, waited_s=waited,
             need_bytes=self._room.block_bytes, held_bytes=self._room.held_bytes,
-            why=self._lacking, is_next=self._is_next_now,
+            why=self._lacking, is_next=self._is_next(),  # server or folder may have refused before the rule asked that
         )  # fmt: skip
 
     def _is_next(self) -> bool:
