@@ -19,6 +19,8 @@ SLOW_BYTES_PER_S = 100e6
 REPLICA_BUFFER_BYTES = 1 << 30
 BACKLOG_BYTES = 256 << 20
 CROWDED = 0.8
+LEAST_FIT = 16
+"""lg of how many times what is asked for a stretch of freed pages may be and still be used: of some KB out of a GB."""
 
 
 def _set(name: str, value: object) -> str:
@@ -112,9 +114,18 @@ def memory(facts: ServerFacts) -> Finding:
 
 
 def allocator(facts: ServerFacts) -> Finding:
-    """Entries above 1 MB move at a third of the speed where freed pages go back to the kernel (design.md section 3)."""
+    """Entries above 1 MB move at a third of the speed where freed pages go back to the kernel (design.md section 3).
+
+    Pages that are kept have to be used again: jemalloc as it comes takes new ones for what is less than a 64th of them.
+    """
     kind = str(facts.info.get("mem_allocator", "unknown"))
     if kind.startswith("jemalloc"):
+        if facts.decay_ms == "-1" and facts.max_fit is not None and int(facts.max_fit) < LEAST_FIT:
+            return Finding(
+                "allocator", "warning",
+                f"{kind} keeps freed pages and takes new ones beside them (lg_extent_max_active_fit {facts.max_fit}): "
+                "each epoch that is released can make the server larger", _keep(kind),
+            )  # fmt: skip
         if facts.decay_ms == "-1":
             return ok("allocator", f"{kind}, keeps freed pages")
         if facts.decay_ms is None:

@@ -27,7 +27,7 @@ CONFIG = {
 }  # fmt: skip
 LOCAL = Local(ALLOCATOR_ENVIRONMENT, 65_000, "1")
 WELL = ServerFacts(
-    "redis", (8, 6, 6), INFO, CONFIG, "-1", "default", (), tuple([0.1] * 100), 1e9, 2e9, "", LOCAL, {"train": GB}
+    "redis", (8, 6, 6), INFO, CONFIG, "-1", "20", "default", (), tuple([0.1] * 100), 1e9, 2e9, "", LOCAL, {"train": GB}
 )
 
 
@@ -93,6 +93,7 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
         ),
         (server.memory, info(total_system_memory=2 * GB), "warning", "nearly all of the host's", "maxmemory"),
         (server.allocator, replace(WELL, decay_ms="10000"), "note", "after 10000 ms", "MALLOC_CONF=dirty_decay_ms:-1"),
+        (server.allocator, replace(WELL, max_fit="6"), "warning", "takes new ones", "lg_extent_max_active_fit:20"),
         (server.allocator, replace(WELL, decay_ms=None), "note", "does not tell", "MALLOC_CONF"),
         (
             server.allocator,

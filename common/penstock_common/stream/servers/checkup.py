@@ -73,6 +73,8 @@ class ServerFacts:
     """None where CONFIG GET is forbidden, as on managed servers."""
     decay_ms: str | None
     """jemalloc's dirty_decay_ms; None where it does not say."""
+    max_fit: str | None
+    """jemalloc's lg_extent_max_active_fit; likewise."""
     user: str
     refused: tuple[str, ...]
     """Commands that Penstock needs and the user may not use."""
@@ -103,10 +105,12 @@ def read_server(client: Client, *, probe: bool, budgets: Mapping[str, int], held
         left_out = "commands are refused"
     written, read = (None, None) if left_out else throughput(client)
     host = str(client.connection_pool.connection_kwargs.get("host", ""))
+    jemalloc = _jemalloc(client)
     return ServerFacts(
         product="valkey" if "valkey_version" in info else "redis",
         version=tuple(int(part) for part in version.split(".") if part.isdecimal()),
-        info=info, config=_config(client), decay_ms=_decay_ms(client), user=_user(client), refused=refused,
+        info=info, config=_config(client), decay_ms=jemalloc.get("dirty_decay_ms"),
+        max_fit=jemalloc.get("lg_extent_max_active_fit"), user=_user(client), refused=refused,
         pings_ms=latencies(client), written_per_s=written, read_per_s=read, probe_left_out=left_out,
         local=_local(host, info), budgets=budgets, held_bytes=held_bytes,
     )  # fmt: skip
@@ -190,13 +194,13 @@ def _config(client: Client) -> Mapping[str, str] | None:
     return {_text(name): _text(value) for name, value in found.items()}
 
 
-def _decay_ms(client: Client) -> str | None:
+def _jemalloc(client: Client) -> dict[str, str]:
+    """How it is set, where it says so."""
     try:
         stats = _text(client.execute_command("MEMORY", "MALLOC-STATS"))
     except (ResponseError, PenstockError):
-        return None
-    found = stats.partition("opt.dirty_decay_ms: ")[2]
-    return found.split()[0] if found else None
+        return {}
+    return dict(re.findall(r"opt\.(\w+): (\S+)", stats))
 
 
 def _user(client: Client) -> str:
