@@ -22,15 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.loading_sides import BATCH, SPEC, STREAM
+from benchmarks.loading_sides import BATCH, BUDGET_BYTES, EARLIER, SPEC, STREAM
 from benchmarks.photographs import SIDE, Photographs, photographs
 from benchmarks.trainers import QUIET, Trainers, in_clean_process, own_seconds
 
-BUDGET_BYTES = 512 << 20
-"""Holds the measured epoch, which nobody reads, and some of what was there before."""
-EARLIER = 12
-"""Epochs before it, of the same shards: a process keeps a file of segments mapped from the second time that it writes
-to it."""
 WORKERS = 2
 """An epoch is cut for so many."""
 
