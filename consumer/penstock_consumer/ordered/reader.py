@@ -47,8 +47,8 @@ AHEAD_BYTES = 4_000_000
 AHEAD_ENTRIES = 32
 PLANNED = 64
 """Fetches planned at once: indexes are read so far ahead of payloads."""
-BLOCK_MS = 100
-"""How long a wait for the next block is: finite, since an epoch may end without one."""
+BLOCK_MS, END_MS = 100, 10
+"""How long a wait for the next block is: finite, since an epoch may end without one; and where only its end is due."""
 
 
 class NotYet(Exception):
@@ -214,8 +214,9 @@ class OrderedReader:
         self.queue.meter.to("producers")
         self._is_dry = False
         step, total = self._planned // self.steps.batch, self._total
-        needed = self.steps.needed(step, total)
-        if not self._walk.wait(self._line.open(), BLOCK_MS, needed, self.steps.coming(step, total, needed)):
+        needed, is_end_due = self.steps.needed(step, total), total is not None and self._is_planned_out(total)
+        block_ms = END_MS if is_end_due else BLOCK_MS
+        if not self._walk.wait(self._line.open(), block_ms, needed, self.steps.coming(step, total, needed)):
             self._refresh(renewed(self.place.client, self.place.stream, self._manifest))
         self.queue.meter.to("reader")
 

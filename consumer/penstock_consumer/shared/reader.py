@@ -42,7 +42,7 @@ MOST_ENTRIES = 64
 BLOCK_MS = 100
 """How long an idle read waits: finite, because an epoch may end without another entry."""
 SHORTEST_MS = 10
-"""With several partitions one read waits for all of them: at first so long, then longer the longer nothing comes."""
+"""At first so long, then longer the longer nothing comes. (A server looks ten times a second whose time is over.)"""
 
 
 class EpochReader:
@@ -172,7 +172,7 @@ class EpochReader:
         who, commands = self.place.who, []
         while len(self._asked) < most:
             partition = self._partitions[turn % size]
-            block = self._patience_ms(empty // size, is_last=turn % size == size - 1)
+            block = self._patience_ms(empty // size, is_last=turn % max(size, AHEAD) == max(size, AHEAD) - 1)
             turn += 1
             commands.append(read_group_command(partition, self.epoch, who.group, who.member, count, block))
             self._asked.append(partition)
@@ -185,12 +185,12 @@ class EpochReader:
     def _patience_ms(self, sweeps: int, *, is_last: bool) -> int | None:
         """How long a request may wait for an entry: a waiting request is answered at once where there is one.
 
-        With several partitions only an idle reader waits, at the last one of a sweep: another may have entries.
+        One at a time waits, or an end is seen late; of several partitions the last one of an idle reader's sweep.
         """
         if self._manifest.is_ended:
             return None
         if len(self._partitions) == 1:
-            return BLOCK_MS
+            return min(BLOCK_MS, SHORTEST_MS << min(sweeps, 4)) if sweeps or is_last else None
         return min(BLOCK_MS, SHORTEST_MS << min(sweeps - 1, 4)) if sweeps and is_last else None
 
     def _take_answer(self) -> int:
