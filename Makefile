@@ -49,8 +49,9 @@ types: $(VENV)/.dev ## mypy --strict on the whole tree
 layers: $(VENV)/.dev ## the import contracts of pyproject.toml
 	$(BIN)/lint-imports --no-logo
 
-bench: $(VENV)/.dev ## from writer to batches beside every peer, 25 minutes: tables, targets; figures and plots in bench-results/
+bench: $(VENV)/.dev ## beside every peer, writer to batches and JPEGs to tensors, half an hour: tables, targets, bench-results/
 	$(BIN)/python -m benchmarks --json bench-results/bench.json --plots bench-results $(ARGS)
+	$(if $(ARGS),,$(BIN)/python -m benchmarks.loading --rounds 3 --json bench-results/loading.json)
 
 bench-quick: $(VENV)/.dev ## the same in under 3 minutes, beside plain redis-py; before and after a change: ARGS="--against F"
 	$(BIN)/python -m benchmarks --quick $(ARGS)

@@ -68,13 +68,16 @@ def clocked() -> Clocked:
     return Clocked(photographs().paths)
 
 
-def pay(payload: str, *, is_new: bool = False) -> Paid:
-    """One epoch, with the payloads there; of a stream that has carried nothing before where it ``is_new``."""
-    found: Paid = in_clean_process(_pay, (payload, is_new))
+def pay(payload: str, *, is_new: bool = False, of: int = 0) -> Paid:
+    """One epoch, with the payloads there; of a stream that has carried nothing before where it ``is_new``.
+
+    Shards are as large as in an epoch ``of`` so many samples; 0: of as many as there are.
+    """
+    found: Paid = in_clean_process(_pay, (payload, is_new, of))
     return found
 
 
-def _pay(job: tuple[str, bool]) -> Paid:
+def _pay(job: tuple[str, bool, int]) -> Paid:
     from penstock_common.stream.link.connection import connect
     from penstock_common.stream.removal.deletion import delete_stream
     from penstock_common.stream.servers.embedded import EmbeddedServer
@@ -86,11 +89,11 @@ def _pay(job: tuple[str, bool]) -> Paid:
     from penstock_producer.working.memory import keep_freed
     from penstock_producer.working.worker import WorkerOptions
 
-    payload, is_new = job
+    payload, is_new, of = job
     keep_freed()
     with EmbeddedServer() as server:
         samples = len(clocked())
-        shard_samples = default_shard_samples(samples, WORKERS)
+        shard_samples = default_shard_samples(of or samples, WORKERS)
         begin_stream(server.url, payload, cut(samples, shard_samples), 0 if is_new else EARLIER)
         options = WorkerOptions(server.url, server.url, name="taxed", owner=os.getpid())
         source = DatasetConfig(name="benchmarks.tax:clocked")
