@@ -139,13 +139,13 @@ def ended_ms(client: Client, stream: Stream, epochs: Sequence[int]) -> dict[int,
     return {epoch: int(produced or created or 0) for epoch, (produced, created) in zip(epochs, found, strict=True)}
 
 
-@readable(lambda client, stream: stream.keys.epochs)
 def retained_epochs(client: Client, stream: Stream) -> dict[int, str]:
     """Epoch -> state of its manifest, rising, of all epochs that are still there."""
-    return parse_states(client.hgetall(stream.keys.epochs))
+    return parse_states(stream, client.hgetall(stream.keys.epochs))
 
 
-def parse_states(reply: dict[bytes, bytes]) -> dict[int, str]:
+@readable(lambda stream, reply: stream.keys.epochs)
+def parse_states(stream: Stream, reply: dict[bytes, bytes]) -> dict[int, str]:
     """The same, from what the key holds."""
     return {int(epoch): state for epoch, state in sorted(decoded(reply).items(), key=lambda item: int(item[0]))}
 

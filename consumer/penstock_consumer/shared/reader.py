@@ -161,7 +161,7 @@ class EpochReader:
         """
         if self.keeper.error is not None:
             raise self.keeper.error  # nothing may be read any more under a name that another process took
-        size = len(self._partitions)
+        size, round_of = len(self._partitions), max(len(self._partitions), AHEAD)
         is_idle = empty >= size
         if is_idle and self._asked:
             return turn
@@ -172,7 +172,7 @@ class EpochReader:
         who, commands = self.place.who, []
         while len(self._asked) < most:
             partition = self._partitions[turn % size]
-            block = self._patience_ms(empty // size, is_last=turn % max(size, AHEAD) == max(size, AHEAD) - 1)
+            block = self._patience_ms(empty // size, is_last=turn % round_of == round_of - 1)
             turn += 1
             commands.append(read_group_command(partition, self.epoch, who.group, who.member, count, block))
             self._asked.append(partition)

@@ -7,6 +7,7 @@ import redis
 
 from penstock_common.errors import DamagedKey
 from penstock_common.stream.groups.roster import Membership, beat, join_group
+from penstock_common.stream.removal.outlook import look_around
 from penstock_common.stream.streams import Stream
 from tests.contracts.feed import open_stream, produce
 
@@ -28,3 +29,17 @@ def test_nonsense_that_a_script_meets_is_named_by_its_key(
     with pytest.raises(DamagedKey, match=r"roster.*holds what Penstock did not write.*redis-keys"):
         beat(client, who, partition, {})
         join_group(client, who)
+
+
+@pytest.mark.parametrize("which", ["roster", "epochs"])
+def test_nonsense_that_a_writer_meets_making_room_is_named_by_its_key(
+    url: str, client: redis.Redis, which: str
+) -> None:
+    """It reads several keys at once, and must not say of the wrong one, or of none, that it is damaged."""
+    produce(url, "t", 10)
+    stream: Stream = open_stream(client, "t")
+    (partition,) = stream.partitions
+    key, field = (partition.roster, "e:first") if which == "roster" else (stream.keys.epochs, "first")
+    client.hset(key, field, "1")
+    with pytest.raises(DamagedKey, match=f"^{key} holds what Penstock did not write"):
+        look_around(client, stream, partition)
