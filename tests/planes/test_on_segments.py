@@ -5,7 +5,6 @@ Tests are taken from their modules as they are; only where a new stream keeps it
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +16,7 @@ from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_producer.writing import writer as writing
 from tests.consumer import test_ordered, test_replay, test_restart, test_state
 from tests.consumer.adapters import test_jax, test_keras_checkpoint, test_tensorflow, test_torch
+from tests.planes.taking import taken
 from tests.producer import test_commit, test_retention
 
 CONTRACTS: tuple[ModuleType, ...] = (
@@ -54,29 +54,8 @@ def on_segments(monkeypatch: pytest.MonkeyPatch, memory_path: Path) -> None:
     monkeypatch.setattr(writing, "create_stream", create)
 
 
-def taken(module: ModuleType) -> dict[str, Any]:
-    """A module's own tests, under names that tell where they are from, and its fixtures."""
-    mark = module.__name__.rpartition(".")[2].removeprefix("test_")
-    found: dict[str, Any] = {}
-    for name, value in vars(module).items():
-        if name in LEFT_OUT or (getattr(value, "__module__", None) != module.__name__ and not _is_fixture(value)):
-            continue
-        if _is_fixture(value):
-            found[name] = value
-        elif name.startswith("test_") and inspect.isfunction(value):
-            found[f"{name}_in_{mark}"] = value
-        elif name.startswith("Test") and inspect.isclass(value):
-            unwanted = {one.partition(".")[2]: None for one in LEFT_OUT if one.startswith(f"{name}.")}
-            found[f"{name}In{mark.title()}"] = type(name, (value,), unwanted)
-    return found
-
-
-def _is_fixture(value: Any) -> bool:
-    return type(value).__name__ == "FixtureFunctionDefinition" or hasattr(value, "_pytestfixturefunction")
-
-
 for _module in CONTRACTS:
-    _taken = taken(_module)
+    _taken = taken(_module, LEFT_OUT)
     assert not _taken.keys() & globals().keys(), "two contracts have a fixture of one name"
     globals().update(_taken)
 
@@ -84,6 +63,6 @@ for _module in CONTRACTS:
 def test_these_contracts_are_run_on_segments(any_url: str, memory_path: Path) -> None:
     """A rename must not make this file run nothing, or on entries after all."""
     for module in CONTRACTS:
-        assert taken(module), module.__name__
+        assert taken(module, LEFT_OUT), module.__name__
     with writing.Writer("t", url=any_url, spec={"x": ("int64", ())}) as writer:
         assert writer.stream.payload == f"segments:{memory_path / 'segments'}"

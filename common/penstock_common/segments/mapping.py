@@ -39,6 +39,11 @@ def _is_memory(device: int) -> bool:
     return any(line[2] == name and line[line.index("-") + 1] in _MEMORY for line in mounts)
 
 
+def lies_in_memory(path: Path) -> bool:
+    """Whether a folder that is there is one of a memory file system."""
+    return _is_memory(path.stat().st_dev)
+
+
 class Maps:
     """The files of a folder that a process keeps mapped, for all its readers and writers of that folder."""
 

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -21,8 +22,9 @@ from numpy.typing import NDArray
 from penstock_common.errors import PenstockError, SegmentGone
 from penstock_common.format.limits import MAX_HEADER_BYTES
 from penstock_common.format.ref import Ref
+from penstock_common.segments.ahead import Ahead
 from penstock_common.segments.folder import OpenSegment, unreadable
-from penstock_common.segments.mapping import Maps
+from penstock_common.segments.mapping import Maps, lies_in_memory
 
 OPEN_FILES = 32
 """Kept open; an open file that is not locked keeps nobody from using it again."""
@@ -32,10 +34,14 @@ VIEWS_A_CALL = 1000
 """IOV_MAX is 1024."""
 AHEAD_BYTES = 32 << 20
 """The disk is asked for so much of a file before it is needed: a disk that is asked for little at once is slow."""
+STEP_BYTES = 8 << 20
+"""And for no less at a time, but at the end of a file: asking takes a thread its turn."""
 
 
 class Folder(Protocol):
     """Where segments lie: a stream's own, or an export's."""
+
+    path: Path
 
     def require(self) -> None:
         """Raises SegmentsUnseen unless this process sees it."""
@@ -53,12 +59,16 @@ class SegmentReader:
         """The descriptor is the array's, and open as long as that is here."""
         self._open: OrderedDict[str, _Source] = OrderedDict()
         weakref.finalize(self, _close_all, self._open)
-        self._last: tuple[str, int, int] = ("", 0, 0)
-        """The file read from, up to where, and up to where the disk was asked for it."""
+        self._ahead = Ahead()
 
     def require(self) -> None:
         """Raises SegmentsUnseen unless this process sees the folder."""
         self._folder.require()
+
+    @property
+    def lies_in_memory(self) -> bool:
+        """Whether there is no disk to be asked ahead."""
+        return lies_in_memory(self._folder.path)
 
     def read_into(self, ref: Ref, views: Sequence[Sequence[memoryview]]) -> None:
         """Fills the views of each payload field, in wire order; raises SegmentGone, after which they hold anything."""
@@ -71,7 +81,7 @@ class SegmentReader:
                 if source.mapped is not None:
                     _require_length(segment, ref)
                 else:
-                    self._ask(segment, ref)
+                    self._ask(source, ref)
                 for (at, size), pieces in zip(ref.spans(), views, strict=True):
                     if source.mapped is not None:
                         _copy_all(source.mapped[at : at + size], pieces)
@@ -87,21 +97,22 @@ class SegmentReader:
 
     def expect(self, ref: Ref) -> None:
         """Has the kernel fetch what will be read soon, for who reads out of order; where it cannot, reading says so."""
-        with suppress(SegmentGone):
-            segment = self._source(ref.file).segment
-            os.posix_fadvise(segment.fd, ref.at, ref.end - ref.at, os.POSIX_FADV_WILLNEED)
+        with suppress(PenstockError):
+            source = self._source(ref.file)
+            if source.mapped is None:
+                self._ahead.fetch(source.segment.fd, ref.at, ref.end)
+                source.asked = source.segment.nbytes  # whoever says what comes next needs no guess
 
-    def _ask(self, segment: OpenSegment, ref: Ref) -> None:
+    def _ask(self, source: _Source, ref: Ref) -> None:
         """Has the kernel fetch what follows, where a file is read from one end to the other."""
-        name, end, asked = self._last
-        if name == segment.name and 0 <= ref.at - end <= MAX_HEADER_BYTES:
-            if asked - ref.at < AHEAD_BYTES // 2:
-                start, asked = max(asked, ref.at), min(segment.nbytes, ref.at + AHEAD_BYTES)
-                if asked > start:
-                    os.posix_fadvise(segment.fd, start, asked - start, os.POSIX_FADV_WILLNEED)
-        else:
-            asked = 0
-        self._last = segment.name, ref.end, asked
+        is_next = 0 <= ref.at - source.read <= MAX_HEADER_BYTES
+        source.read = ref.end
+        if not is_next:
+            return
+        start, end = max(source.asked, ref.end), min(source.segment.nbytes, ref.end + AHEAD_BYTES)
+        if end - start >= min(STEP_BYTES, source.segment.nbytes - start):
+            self._ahead.fetch(source.segment.fd, start, end)
+            source.asked = max(source.asked, end)
 
     def look(self, ref: Ref) -> None:
         """Raises SegmentGone where no whole payload can lie there; it is not read."""
@@ -155,16 +166,21 @@ class SegmentReader:
     def close(self) -> None:
         """Gives every file back, as does the end of the reader; what views are alive of keeps its file."""
         self._held.clear()
+        self._ahead.close()
         _close_all(self._open)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Source:
     """A file that is read from."""
 
     segment: OpenSegment
     mapped: NDArray[np.uint8] | None
     """To be copied from where it lies in memory; None where it is to be read."""
+    read: int = 0
+    """Where the last reading of it ended."""
+    asked: int = 0
+    """Up to where the disk was asked for it, in one go with that."""
 
 
 def _close_all(opened: OrderedDict[str, _Source]) -> None:

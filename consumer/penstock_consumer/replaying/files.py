@@ -5,7 +5,6 @@ Nothing in a file is believed: each record is bounded, compared with what the ex
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,11 +22,10 @@ from penstock_common.waiting import Notify, to_stderr
 from penstock_consumer.pipeline.again import Shuffle
 from penstock_consumer.pipeline.prefetch import Prefetch
 from penstock_consumer.receiving.receive import Received, Receiver
+from penstock_consumer.replaying.lookahead import looked_ahead
 from penstock_consumer.replaying.passes import PREFETCH_BYTES, Passes, permuted
 
 _META = META.encode()
-AHEAD = 16
-"""Blocks of a shuffled pass that the disk is asked for before the first of them is read."""
 
 
 class Files(Passes):
@@ -75,7 +73,7 @@ class Files(Passes):
         segments = SegmentReader(self._folder, gives_views=self._views)
         receiver = Receiver(self.spec, assembler, _Anything(), 0, received.append, segments)
         try:
-            for meta in _ahead(permuted(iter(self._blocks), shuffle), segments, shuffle is not None):
+            for meta in _in_time(permuted(iter(self._blocks), shuffle), segments):
                 while not queue.wait_for_room(0, 0.2):
                     pass
                 queue.meter.to("server")  # the disk, here
@@ -102,16 +100,13 @@ class Files(Passes):
         self.close()
 
 
-def _ahead(blocks: Iterator[tuple[bytes, Ref]], segments: SegmentReader, is_shuffled: bool) -> Iterator[bytes]:
-    """The blocks' headers; out of order, the disk is asked for a few before they are needed."""
-    waiting: deque[bytes] = deque()
-    for meta, ref in blocks:
-        if is_shuffled:
+def _in_time(blocks: Iterator[tuple[bytes, Ref]], segments: SegmentReader) -> Iterator[bytes]:
+    """The blocks' headers, when the disk has been asked for what comes after them."""
+    for (meta, ref), is_due in looked_ahead(blocks, lambda block: sum(block[1].sizes)):
+        if is_due:
+            yield meta
+        else:
             segments.expect(ref)
-        waiting.append(meta)
-        if not is_shuffled or len(waiting) > AHEAD:
-            yield waiting.popleft()
-    yield from waiting
 
 
 class _Anything:

@@ -31,11 +31,12 @@ from penstock_consumer.pipeline.meter import Meter
 from penstock_consumer.pipeline.prefetch import Prefetch
 from penstock_consumer.receiving.line import Line
 from penstock_consumer.receiving.receive import Received, Receiver, check_identity, read_by_id
+from penstock_consumer.replaying.lookahead import Look, looked_ahead
 from penstock_consumer.replaying.passes import PREFETCH_BYTES, Passes, permuted
 from penstock_consumer.replaying.retained import Retained
 
-AHEAD = 4
-"""Entries asked for before the first of them arrives."""
+AHEAD, AHEAD_HEADERS = 4, 16
+"""Entries asked for before the first of them arrives; where payloads lie in segments, and entries are small."""
 LEASE_S = 30.0
 """A replay that renews nothing for so long no longer keeps the epoch, and ends with ReplayTruncated."""
 
@@ -113,9 +114,10 @@ class Replay(Passes):
         segments = reader_of(self.stream, gives_views=self._views)
         receiver = Receiver(self.spec, assembler, where, 0, received.append, segments)
         records = permuted((found for found in self._retained.records() if found[1].entry_id), shuffle)
-        ahead = _Ahead(line, self.stream, self.epoch, records)
+        look = None if segments is None or segments.lies_in_memory else Look(self.spec, segments)
+        ahead = _Ahead(line, self.stream, self.epoch, records, AHEAD if segments is None else AHEAD_HEADERS, look)
         while True:
-            while not queue.wait_for_room(ahead.nbytes, 0.2):
+            while not queue.wait_for_room(ahead.nbytes if segments is None else 0, 0.2):
                 pass
             received.clear()
             if (fetched := ahead.fetch(receiver, queue.meter)) is None:
@@ -152,37 +154,62 @@ class Replay(Passes):
 
 
 class _Ahead:
-    """Entries asked for by id, some before they are needed; what an outage leaves unanswered is asked for again."""
+    """Entries asked for by id, some before they are needed; what an outage leaves unanswered is asked for again.
 
-    def __init__(self, line: Line, stream: Stream, epoch: int, records: Iterator[tuple[int, Record]]) -> None:
-        self._line, self._stream, self._epoch, self._records = line, stream, epoch, records
-        self._todo: deque[tuple[int, Record]] = deque()
-        self._asked: deque[tuple[int, Record]] = deque()
+    At most ``most`` are under way. With ``look`` each is asked for twice: first to be looked at.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        stream: Stream,
+        epoch: int,
+        records: Iterator[tuple[int, Record]],
+        most: int,
+        look: Look | None,
+    ) -> None:
+        self._line, self._stream, self._epoch, self._most, self._look = line, stream, epoch, most, look
+        self._due: Iterator[tuple[tuple[int, Record], bool]] = (
+            ((found, True) for found in records)
+            if look is None
+            else looked_ahead(records, lambda found: found[1].nbytes)
+        )
+        self._todo: deque[tuple[tuple[int, Record], bool]] = deque()
+        self._asked: deque[tuple[tuple[int, Record], bool]] = deque()
 
     @property
     def nbytes(self) -> int:
-        """Payload bytes under way."""
-        return sum(record.nbytes for _, record in self._asked)
+        """Bytes of all blocks under way."""
+        return sum(record.nbytes for (_, record), is_due in self._asked if is_due)
 
     def fetch(self, receiver: Receiver, meter: Meter) -> tuple[Record, bool] | None:
         """The next entry, into the receiver; its record, and whether it is still there. None after the last."""
-        self._todo.extend(islice(self._records, AHEAD - len(self._asked)))
-        while self._todo or self._asked:
+        while True:
+            if len(self._asked) <= self._most // 2:  # several at a time: each sending may cost this thread its core
+                self._todo.extend(islice(self._due, self._most - len(self._todo) - len(self._asked)))
+            if not self._todo and not self._asked:
+                return None
             try:
                 self._ask()
-                found = read_by_id(self._line.open(), receiver, meter)
+                is_due = self._asked[0][1]
+                found = read_by_id(self._line.open(), receiver if is_due or self._look is None else self._look, meter)
             except ServerUnavailable as error:
                 self._todo.extendleft(reversed(self._asked))
                 self._asked.clear()
                 self._line.reopen(error)
                 continue
             self._line.answered()
-            return self._asked.popleft()[1], found > 0
-        return None
+            (_, record), is_due = self._asked.popleft()
+            if is_due:
+                return record, found > 0
 
     def _ask(self) -> None:
+        if not self._todo:
+            return
         partition_of = self._stream.partition_of
-        commands = [fetch_command(partition_of(shard), self._epoch, record.entry_id) for shard, record in self._todo]
+        commands = [
+            fetch_command(partition_of(shard), self._epoch, record.entry_id) for (shard, record), _ in self._todo
+        ]
         self._asked.extend(self._todo)
         self._todo.clear()
         self._line.open().send(commands)

@@ -1,0 +1,135 @@
+"""Disks are asked ahead: for all of what was named, in time, and with no harm to whoever closes its files meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from penstock_common.format.ref import Ref
+from penstock_common.segments.ahead import Ahead
+from penstock_common.segments.folder import SegmentFolder
+from penstock_common.segments.reading import AHEAD_BYTES, SegmentReader
+from tests.common.segments.test_segments import STREAM, entry, ref_of, writer_in
+
+MANY_BYTES = 48 << 20
+"""More than any kernel takes in one call."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def cold_file(path: Path, nbytes: int) -> int:
+    """Of zeros, out of the page cache where the file system has a disk; open."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    for _ in range(nbytes >> 20):
+        os.write(fd, bytes(1 << 20))
+    forget(fd)
+    return fd
+
+
+def forget(fd: int) -> None:
+    """Takes a file out of the page cache."""
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def cached(fd: int) -> float:
+    """The part of a file that is in the page cache."""
+    size = os.fstat(fd).st_size
+    with mmap.mmap(fd, size) as pages:
+        found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        start = ctypes.c_char.from_buffer(pages)
+        try:
+            address = ctypes.c_void_p(ctypes.addressof(start))
+            assert not _LIBC.mincore(address, ctypes.c_size_t(size), found), os.strerror(ctypes.get_errno())
+        finally:
+            del start
+        return float(np.mean(np.frombuffer(bytes(found), dtype=np.uint8) & 1))
+
+
+def descriptors() -> int:
+    """Open in this process."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def eventually(is_so: Callable[[], bool]) -> bool:
+    """Within 20 s."""
+    deadline = time.monotonic() + 20
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return is_so()
+
+
+def test_all_of_what_is_asked_for_comes_however_much_it_is(tmp_path: Path) -> None:
+    """A kernel takes only as much of one call as the disk reads at once."""
+    fd, ahead = cold_file(tmp_path / "cold", MANY_BYTES), Ahead()
+    ahead.fetch(fd, 0, MANY_BYTES)
+    assert eventually(lambda: cached(fd) > 0.999)
+    ahead.close()
+    os.close(fd)
+
+
+def test_a_file_may_be_closed_as_soon_as_it_was_asked_for(tmp_path: Path) -> None:
+    """Its number may be another file's by then; no descriptor stays behind."""
+    before, ahead = descriptors(), Ahead()
+    for number in range(50):
+        fd = cold_file(tmp_path / f"{number}", 1 << 20)
+        ahead.fetch(fd, 0, 1 << 20)
+        os.close(fd)
+    ahead.close()
+    assert eventually(lambda: descriptors() == before)
+    fd = os.open(tmp_path / "49", os.O_RDWR)
+    assert cached(fd) > 0.999
+    os.close(fd)
+
+
+def test_what_was_closed_may_be_asked_again(tmp_path: Path) -> None:
+    """A reader that was closed and goes on is a reader."""
+    fd, ahead = cold_file(tmp_path / "cold", 1 << 20), Ahead()
+    ahead.close()
+    ahead.fetch(fd, 0, 1 << 20)
+    assert eventually(lambda: cached(fd) > 0.999)
+    ahead.close()
+    os.close(fd)
+
+
+def test_who_reads_from_one_end_has_the_rest_asked_for(tmp_path: Path) -> None:
+    """After the first block; and no more than was said."""
+    folder = SegmentFolder(tmp_path, "train", STREAM)
+    folder.make()
+    writer = writer_in(folder, 2 * AHEAD_BYTES)
+    first = ref_of(writer.append(entry(0))[0])
+    (path,) = folder.path.glob("*.seg")
+    fd = os.open(path, os.O_RDWR)
+    os.truncate(fd, 2 * AHEAD_BYTES)
+    forget(fd)
+    reader = SegmentReader(folder)
+    reader.read(first)
+    assert eventually(lambda: cached(fd) > 0.45)
+    assert cached(fd) < 0.8
+    reader.close()
+    os.close(fd)
+
+
+def test_who_says_what_comes_next_has_that_asked_for_and_nothing_else(tmp_path: Path) -> None:
+    """Out of order, what follows in the file is not what comes."""
+    folder = SegmentFolder(tmp_path, "train", STREAM)
+    folder.make()
+    writer = writer_in(folder, 2 * AHEAD_BYTES)
+    first = ref_of(writer.append(entry(0))[0])
+    (path,) = folder.path.glob("*.seg")
+    fd = os.open(path, os.O_RDWR)
+    os.truncate(fd, 2 * AHEAD_BYTES)
+    forget(fd)
+    reader = SegmentReader(folder)
+    reader.expect(Ref(first.file, AHEAD_BYTES, (AHEAD_BYTES // 2,)))
+    assert eventually(lambda: cached(fd) > 0.24)
+    reader.read(first)
+    time.sleep(0.2)
+    assert cached(fd) < 0.45
+    reader.close()
+    os.close(fd)
