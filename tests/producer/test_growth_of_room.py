@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import SHARDS_ASKED, first_unfinished, load_manifest
-from penstock_producer.keeping.janitor import FAR_S, SHARDS_AT_ONCE, Janitor
+from penstock_producer.keeping.janitor import Janitor, Janitors
+from penstock_producer.keeping.trimming import FAR_S, SHARDS_AT_ONCE
+from penstock_producer.writing.turns import LOOK_EVERY_S, Turns
 from penstock_producer.writing.writer import EpochWriter, Writer
-from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample, stored
 
 PLANNED, WRITTEN, HELD = 400, 60, 7
 
@@ -78,7 +83,7 @@ def test_a_shard_in_the_last_quarter_asks_only_for_what_was_not_known_to_be_comp
         asked, read = calls(any_client, "hmget"), calls(any_client, "hgetall")
         for number in range(shards - 40, shards):
             write(epoch, number)
-        assert calls(any_client, "hmget") - asked <= 50
+        assert calls(any_client, "hmget") - asked <= 5  # nor for what it completed itself
         assert calls(any_client, "hgetall") - read <= 50
         assert first_unfinished(any_client, writer.stream, 0, range(shards)) is None
     with Writer("u", url=any_url, spec=SPEC) as writer:
@@ -88,3 +93,92 @@ def test_a_shard_in_the_last_quarter_asks_only_for_what_was_not_known_to_be_comp
             write(epoch, number)
         assert first_unfinished(any_client, writer.stream, 0, range(shards)) == late
         assert first_unfinished(any_client, writer.stream, 0, range(late)) is None
+
+
+def test_of_many_small_shards_all_that_may_go_goes_in_a_few_steps(any_url: str, any_client: Client) -> None:
+    """Each shard used to be asked for, and removed, by itself: small ones cost more than the samples in them."""
+    shards = 60
+    with Writer("t", url=any_url, spec=SPEC) as writer:
+        join_group(any_client, Membership(writer.stream, "g", "", ""), declared=True)
+        epoch = writer.epoch(sizes=[1] * shards)
+        for number in range(shards):
+            write(epoch, number)
+        manifest, partition = load_manifest(any_client, writer.stream, 0), writer.stream.partitions[0]
+        assert acknowledge(any_client, partition, manifest, "g", [], {number: [(0, 1)] for number in range(shards)})
+        scripts = calls(any_client, "evalsha")
+        assert Janitor(any_client, writer.stream, partition, lambda _: None).make_room(10**9) == shards * SAMPLE_BYTES
+        assert calls(any_client, "evalsha") - scripts <= 8
+        assert not stored(any_client, "t", 0)
+
+
+def test_exactly_what_every_group_has_settled_goes_however_it_lies_in_shards(any_url: str, any_client: Client) -> None:
+    """Many shards are looked at together, of very different length: none may lose, or keep, what is another's."""
+    chance, lengths = random.Random(7), [1, 200, 3, 0, 90, 33, 32, 1, 400, 64, 2]
+    with Writer("t", url=any_url, spec=SPEC, partitions=2, block_bytes=1) as writer:
+        for group in ("g", "h"):
+            join_group(any_client, Membership(writer.stream, group, "", ""), declared=True)
+        epoch = writer.epoch(sizes=lengths)
+        for number, length in enumerate(lengths):
+            with epoch.shard(number) as shard:
+                for _ in range(length):
+                    shard.write(sample(number))
+        manifest = load_manifest(any_client, writer.stream, 0)
+        left = stored(any_client, "t", 0)
+        janitors = Janitors(any_client, writer.stream, lambda _: None)
+        settled: dict[str, set[tuple[int, int]]] = {"g": set(), "h": set()}
+        for share in (0.5, 0.9, 1.0):
+            for group, known in settled.items():
+                for number, length in enumerate(lengths):
+                    some = [offset for offset in range(length) if chance.random() < share]
+                    known |= {(number, offset) for offset in some}
+                    ranges = {number: [(offset, offset + 1) for offset in some]}
+                    partition = writer.stream.partition_of(number)
+                    assert acknowledge(any_client, partition, manifest, group, [], ranges)
+            gone = (settled["g"] & settled["h"]) & left.keys()
+            need = SAMPLE_BYTES * sum(lengths)
+            assert sum(janitors.of(number).make_room(need) for number in (0, 1)) == SAMPLE_BYTES * len(gone)
+            left -= Counter(gone)
+            assert stored(any_client, "t", 0) == left
+        assert not left
+
+
+def test_a_pass_over_the_stream_is_made_once_however_many_partitions_need_room(
+    any_url: str, any_client: Client
+) -> None:
+    """Each partition's janitor made its own, over all partitions: 32 of them cost a writer a thousand looks."""
+    partitions = 16
+    with Writer("t", url=any_url, spec=SPEC, partitions=partitions) as writer:
+        join_group(any_client, Membership(writer.stream, "g", "", ""), declared=True)
+        epoch = writer.epoch(sizes=[1] * partitions)
+        for number in range(partitions):
+            write(epoch, number)
+        manifest, janitors = load_manifest(any_client, writer.stream, 0), Janitors(any_client, writer.stream, print)
+        for number in range(partitions):
+            partition = writer.stream.partition_of(number)
+            assert acknowledge(any_client, partition, manifest, "g", [], {number: [(0, 1)]})
+        before = {name: calls(any_client, name) for name in ("hgetall", "info")}
+        for number in range(partitions):
+            assert janitors.of(number).make_room(1) == SAMPLE_BYTES
+        # the pass looks at every roster twice; each janitor at two, the epochs, the manifest, and as it removes
+        assert calls(any_client, "hgetall") - before["hgetall"] <= 7 * partitions + 5
+        assert calls(any_client, "info") - before["info"] <= 2  # of these questions themselves
+
+
+def test_an_older_epoch_that_is_opened_later_comes_first_again(any_url: str, any_client: Client) -> None:
+    """Which epochs there are is remembered for a moment only: jobs open theirs in any order."""
+    now = 0.0
+    with Writer("t", url=any_url, spec=SPEC) as writer:
+        turns = Turns(any_client, writer.stream, clock=lambda: now)
+        writer.epoch(1, sizes=[1, 1])
+        assert turns.is_next(1, 0)
+        assert not turns.is_next(1, 1)
+        older = writer.epoch(0, sizes=[1])
+        now += LOOK_EVERY_S
+        assert not turns.is_next(1, 0)
+        assert turns.is_next(0, 0)
+        write(older, 0)
+        assert turns.is_next(1, 0)
+        turns.end(1, 1)  # by itself it says nothing of the one before it
+        assert not turns.is_next(1, 1)
+        turns.end(1, 0)
+        assert turns.is_next(1, 1)

@@ -21,6 +21,8 @@ from penstock_common.stream.streams import Stream
 
 def segments_of(stream: Stream) -> SegmentFolder | None:
     """The folder of its segments as this process sees it, there or not; None where payloads travel in the entries."""
+    if stream.payload == INLINE:  # whoever opens shard after shard asks each time
+        return None
     return folder_of(stream.payload, stream.name, stream.id, Settings.from_environment().segments)
 
 

@@ -42,8 +42,8 @@ from penstock_producer.working.fill import (
 from penstock_producer.working.fill_blocks import BlockFiller
 from penstock_producer.working.oversight import Making, Suspicion
 from penstock_producer.working.task import ShardTask, job_id
-from penstock_producer.writing.room import unfinished_shards
 from penstock_producer.writing.shard import ShardWriter
+from penstock_producer.writing.turns import unfinished_shards
 from penstock_producer.writing.writer import SHARD_SAMPLES, SPREAD_SAMPLES, Writer
 
 ROOM_WAIT_S = 30.0

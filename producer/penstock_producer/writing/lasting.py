@@ -15,6 +15,7 @@ from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify
 from penstock_producer.keeping.janitor import Janitors
 from penstock_producer.writing.headroom import Headroom
+from penstock_producer.writing.turns import Turns
 
 
 class Lasting:
@@ -23,8 +24,7 @@ class Lasting:
     def __init__(self, client: Client, stream: Stream, notify: Notify) -> None:
         self.janitors = Janitors(client, stream, notify)
         self.headroom = Headroom(client)
-        self.complete: dict[tuple[int, int], int] = {}
-        """Epoch and number of a partition -> a shard there before which all are complete."""
+        self.turns = Turns(client, stream)
         self._maps = maps_of_stream(stream)
         self._spare: list[tuple[int, Channel]] = []
         """At most one, with the process whose it is: a forked child must not speak on its parent's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
 from penstock_common.errors import PenstockError, TooLarge
@@ -12,15 +12,7 @@ from penstock_common.stream.groups.ledger import owed_samples
 from penstock_common.stream.groups.missing import missing_members, told_missing
 from penstock_common.stream.groups.roster import Roster, load_roster, server_ms
 from penstock_common.stream.link.commands import Client
-from penstock_common.stream.manifest import (
-    ABANDONED,
-    PRODUCED,
-    Manifest,
-    begun_shards,
-    find_manifest,
-    first_unfinished,
-    retained_epochs,
-)
+from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.servers.suitability import largest_block, readable_bytes
 from penstock_common.stream.streams import Stream
 from penstock_common.stream.watching.waiters import RENEW_S, Why, end_wait, note_wait
@@ -29,22 +21,10 @@ from penstock_producer.keeping.janitor import SILENT_MS
 from penstock_producer.keeping.retention import owing_groups
 from penstock_producer.writing.backpressure import Room, pause_s, reason_of_memory, reason_to_wait
 from penstock_producer.writing.lasting import Lasting
+from penstock_producer.writing.turns import LOOK_EVERY_S
 
-LOOK_EVERY_S = 0.1
-EPOCHS_KNOWN = 1000
-"""Times partitions, of which it is remembered up to where they are complete."""
 NOTE_AFTER_S = 0.5
 """A wait this long is noted on the roster; shorter ones are the ordinary course of a full budget."""
-
-
-def unfinished_shards(client: Client, stream: Stream, upto: int) -> Iterator[tuple[Manifest, int]]:
-    """The begun or planned shards of the epochs up to that one that are not complete, in the order room is given."""
-    for epoch, state in retained_epochs(client, stream).items():
-        if epoch > upto:
-            return
-        manifest = None if state in (PRODUCED, ABANDONED) else find_manifest(client, stream, epoch)
-        if manifest is not None:
-            yield from ((manifest, s) for s in begun_shards(client, stream, manifest) if s not in manifest.done)
 
 
 class RoomKeeper:
@@ -62,7 +42,7 @@ class RoomKeeper:
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition = stream.partition_of(shard)
         self._janitor, self._headroom = lasting.janitors.of(shard), lasting.headroom
-        self._complete, self._clock = lasting.complete, clock
+        self._turns, self._clock = lasting.turns, clock
         self._room = Room(0, 0, stream.partition_budget, False)
         self.server_is_full = False
         """Set when the server refused a write at its maxmemory: then one more round of waiting comes first."""
@@ -176,21 +156,8 @@ class RoomKeeper:
         """
         now = self._clock()
         if not self._is_next_now and now - self._looked_s >= LOOK_EVERY_S:
-            self._is_next_now, self._looked_s = self._is_lowest(), now
+            self._is_next_now, self._looked_s = self._turns.is_next(self._manifest.epoch, self._shard), now
         return self._is_next_now
-
-    def _is_lowest(self) -> bool:
-        """Whether no earlier shard of this partition, in this or an older epoch, is unfinished."""
-        older = unfinished_shards(self._client, self._stream, self._manifest.epoch - 1)
-        if any(self._stream.partition_of(shard) == self._partition for _, shard in older):
-            return False
-        place, every = (self._manifest.epoch, self._partition.number), len(self._stream.partitions)
-        if place not in self._complete and len(self._complete) >= EPOCHS_KNOWN:
-            self._complete.clear()
-        earlier = range(self._complete.get(place, self._partition.number), self._shard, every)
-        first = first_unfinished(self._client, self._stream, self._manifest.epoch, earlier)
-        self._complete[place] = self._shard if first is None else first
-        return first is None
 
     @property
     def _lacking(self) -> Why:

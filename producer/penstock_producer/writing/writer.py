@@ -213,6 +213,7 @@ class Writer:
 
         def finish(size: int) -> None:
             finish_shard(self._client, self.stream, manifest, shard, size)
+            self._lasting.turns.end(manifest.epoch, shard)
             self.make_safe()
 
         return self._shard_writer(manifest, shard, size, finish)

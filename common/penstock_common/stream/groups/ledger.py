@@ -104,14 +104,28 @@ def group_bits(
 
     ``may_go`` leaves out what is settled and still needed: an ordered group fills an epoch's end from its start.
     """
+    return bits_of_shards(client, stream, manifest, group, record, {shard: (lo, hi)}, may_go=may_go)[shard]
+
+
+def bits_of_shards(
+    client: Client, stream: Stream, manifest: Manifest, group: str, record: GroupRecord,
+    spans: Mapping[int, tuple[int, int]], *, may_go: bool = False,
+) -> dict[int, NDArray[np.bool_]]:  # fmt: skip
+    """Shard -> the same for its [lo, hi) in ``spans``: one round trip for all of them."""
+    epoch = manifest.epoch
     if record.kind != ORDERED:
-        return settled_bits(client, stream.partition_of(shard), manifest.epoch, group, shard, lo, hi)
-    minimum = known_positions(client, stream, manifest.epoch, group).minimum(record.world)
-    start = starts_of(manifest, range(shard + 1)).get(shard)
-    settled = settled_below(minimum, start, lo, hi)
+        with client.pipeline(transaction=False) as pipe:
+            for shard, (lo, hi) in spans.items():
+                pipe.getrange(stream.partition_of(shard).ledger(epoch, group, shard), lo // 8, max(hi - 1, 0) // 8)
+            replies = pipe.execute()
+        return {shard: _bits(raw, lo, hi) for (shard, (lo, hi)), raw in zip(spans.items(), replies, strict=True)}
+    minimum = known_positions(client, stream, epoch, group).minimum(record.world)
+    starts = starts_of(manifest, range(max(spans, default=-1) + 1))
+    found = {shard: settled_below(minimum, starts.get(shard), lo, hi) for shard, (lo, hi) in spans.items()}
     if may_go and (manifest.samples is None or minimum < manifest.samples):
-        settled &= ~settled_below(kept_head(record), start, lo, hi)
-    return settled
+        for shard, (lo, hi) in spans.items():
+            found[shard] &= ~settled_below(kept_head(record), starts.get(shard), lo, hi)
+    return found
 
 
 def dead_letters(client: Client, partition: PartitionKeys, epoch: int, group: str) -> dict[bytes, str]:

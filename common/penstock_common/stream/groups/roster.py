@@ -328,19 +328,19 @@ def close_for_group(client: Client, stream: Stream, group: str, epoch: int) -> N
         run_script(client, CLOSE_FOR_GROUP, [partition.roster], [group, epoch])
 
 
-@readable(lambda client, partition, silent_ms: partition.roster)
-def look_silent(client: Client, partition: PartitionKeys, silent_ms: int) -> dict[bytes, bytes]:
-    """Roster fields, as they stand, of members, replays and undeclared groups unseen for so long by the server's clock.
+@readable(lambda partition, reply, before_ms: partition.roster)
+def find_silent(partition: PartitionKeys, reply: Mapping[bytes, bytes], before_ms: int) -> dict[bytes, bytes]:
+    """Fields, of what the roster's key held, of members, replays and undeclared groups unseen since that server time.
 
     That clock may have jumped: who still stands so at a second look, some beats later, is silent indeed.
     """
-    before, found = server_ms(client) - silent_ms, {}
-    for name, value in client.hgetall(partition.roster).items():
+    found = {}
+    for name, value in reply.items():
         if name[:2] in (b"m:", b"o:", b"r:"):
-            is_silent = int(json.loads(value)["till" if name[:2] == b"r:" else "seen"]) < before
+            is_silent = int(json.loads(value)["till" if name[:2] == b"r:" else "seen"]) < before_ms
         elif name[:2] == b"g:":
             group = _group(value.decode())
-            is_silent = group.holds and not group.declared and group.seen_ms < before
+            is_silent = group.holds and not group.declared and group.seen_ms < before_ms
         else:
             continue
         if is_silent:
@@ -353,7 +353,7 @@ def expire_silent(
 ) -> list[str]:
     """Forgets members and replays unseen for so long, and notes of waiting writers that died.
 
-    ``looked`` is what `look_silent` found before: what has changed since lives. None is one look only.
+    ``looked`` is what `find_silent` found before: what has changed since lives. None is one look only.
     Returns undeclared groups that stop holding data by it.
     A server that was down meanwhile has seen nobody: then nothing expires until it was up that long.
     """

@@ -1,4 +1,4 @@
-"""What making room begins with, in one round trip: who is there, what is held, which epochs, and the time."""
+"""What making room, and tidying, begin with in one round trip: who is there, what is held, which epochs, the time."""
 
 from __future__ import annotations
 
@@ -36,3 +36,13 @@ def look_around(client: Client, stream: Stream, partition: PartitionKeys) -> Out
         now, states, *rosters = pipe.execute()
     own, first = parse_roster(client, partition, rosters[0]), parse_roster(client, begin, rosters[-1])
     return Outlook(own, first, ms_of(now), parse_states(stream, states))
+
+
+def look_at_rosters(client: Client, stream: Stream) -> tuple[int, list[dict[bytes, bytes]]]:
+    """Server time, ms, and then what each partition's roster holds, however many there are."""
+    with client.pipeline(transaction=False) as pipe:
+        pipe.time()
+        for partition in stream.partitions:
+            pipe.hgetall(partition.roster)
+        now, *rosters = pipe.execute()
+    return ms_of(now), rosters

@@ -1,0 +1,207 @@
+"""Trims epochs that still run: removes the entries that every group has settled, of many shards at a time.
+
+Which entries may go is ``retention``'s plan. When room is needed, and what goes as whole epochs, is ``janitor``'s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.errors import EpochNotFound
+from penstock_common.stream.entries import FIRST_PAGE, Record, index_ends, trim_entries
+from penstock_common.stream.groups.ledger import bits_of_shards
+from penstock_common.stream.groups.roster import Roster
+from penstock_common.stream.index_pages import Indexes, Want
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, renewed
+from penstock_common.stream.streams import Stream
+from penstock_producer.keeping.retention import plan_trim, trimming_groups
+
+CHUNK = 250
+"""Ids per script call: bounds how long the server is busy with one."""
+SHARDS_AT_ONCE = 64
+"""So many indexes are asked for their ends at once, and so far beyond those that were begun."""
+LEDGERS_AT_ONCE = 16
+"""Shards whose bits are looked at in one round trip: one at first, which is mostly enough where shards are large, then
+twice as many. Each has up to 2^20."""
+FAR_S = 1.0
+"""How often those beyond are asked for: whoever writes an epoch from its end is found later, and found."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of an epoch's shards: it is not asked for again."""
+
+    manifest: Manifest
+    floors: dict[int, int] = field(default_factory=dict)
+    """Shard -> offset below which everything is known to be gone."""
+    gone: dict[int, set[int]] = field(default_factory=dict)
+    """Shard -> ends of entries beyond the floor that are gone: behind one that somebody holds."""
+    over: set[int] = field(default_factory=set)
+    """Complete shards of which nothing is left."""
+    begun: int = -1
+    """The highest shard that was seen to have anything."""
+    far_s: float = float("-inf")
+    """When the shards far beyond it were asked for."""
+
+    def note(self, shard: int, records: Iterable[Record]) -> None:
+        """Raises the shard's floor over what is gone of these, the next records beyond it."""
+        floor, gone = self.floors.get(shard, 0), self.gone[shard]
+        for record in records:
+            if record.end in gone or not record.entry_id:
+                floor = record.end if floor >= record.first else floor
+        self.floors[shard] = floor
+        gone.difference_update([end for end in gone if end <= floor])
+
+    def end(self, shard: int) -> None:
+        """Forgets a complete shard of which nothing is left."""
+        manifest, floor = self.manifest, self.floors[shard]
+        size = manifest.shard_size(shard) if manifest.sizes is not None else manifest.done.get(shard, floor + 1)
+        if floor >= size:
+            self.over.add(shard)
+            del self.floors[shard], self.gone[shard]
+
+
+@dataclass(slots=True)
+class _Settled:
+    """What the groups have settled of one shard."""
+
+    bits: list[NDArray[np.bool_]]
+    """Of each group, for the offsets from ``base`` on."""
+    base: int
+    upto: int
+    """Offset after the last that all of them have settled."""
+    read: int
+    """Offset after the last record that was read."""
+
+
+class Trimmer:
+    """Of one partition. It remembers what is gone: make one, not one a shard."""
+
+    def __init__(
+        self, client: Client, stream: Stream, partition: PartitionKeys, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._client, self._stream, self._partition, self._clock = client, stream, partition, clock
+        self._known: dict[int, _Known] = {}
+        self._lock = Lock()
+        """Shards of one writer may be open at once, in threads."""
+
+    def keep(self, epochs: Iterable[int]) -> None:
+        """Forgets all other epochs."""
+        with self._lock:
+            self._known = {epoch: self._known[epoch] for epoch in epochs if epoch in self._known}
+
+    def trim(self, roster: Roster, epoch: int, need: int) -> int:
+        """Removes entries of the epoch that every group has settled, until so many bytes are free; those freed."""
+        with self._lock:
+            return self._trim(roster, epoch, need)
+
+    def _trim(self, roster: Roster, epoch: int, need: int) -> int:
+        groups = trimming_groups(roster, epoch)
+        known = self._renewed(epoch) if groups else None
+        if known is None:
+            return 0
+        todo, freed = self._worth_asking(known), 0
+        for start in range(0, len(todo), SHARDS_AT_ONCE):
+            ends = index_ends(self._client, self._partition, epoch, todo[start : start + SHARDS_AT_ONCE])
+            known.begun = max([known.begun, *(shard for shard, end in ends.items() if end)])
+            left = [shard for shard, end in ends.items() if known.floors.get(shard, 0) < end]
+            for some in _portions(left):
+                if freed >= need:
+                    return freed
+                freed += self._trim_shards(roster, groups, known, {shard: ends[shard] for shard in some}, need - freed)
+        return freed
+
+    def _renewed(self, epoch: int) -> _Known | None:
+        """What is known of the epoch, with its manifest as it is now; None where there is none any more."""
+        known = self._known.get(epoch)
+        try:
+            if known is None:
+                known = self._known[epoch] = _Known(load_manifest(self._client, self._stream, epoch))
+            else:
+                known.manifest = renewed(self._client, self._stream, known.manifest)
+        except EpochNotFound:
+            return None
+        return known
+
+    def _worth_asking(self, known: _Known) -> list[int]:
+        """Shards of this partition that may have something to remove, rising: an epoch may have thousands."""
+        begun, every = begun_shards(self._client, self._stream, known.manifest), len(self._stream.partitions)
+        mine = [shard for shard in begun[self._partition.number :: every] if shard not in known.over]
+        if self._clock() - known.far_s >= FAR_S:
+            known.far_s = self._clock()
+            return mine
+        return [shard for shard in mine if shard <= known.begun + SHARDS_AT_ONCE * every]
+
+    def _trim_shards(self, roster: Roster, groups: list[str], known: _Known, ends: Mapping[int, int], need: int) -> int:
+        """Removes settled entries of some shards, the lowest first, in pages as far as anything is settled."""
+        epoch, freed, size = known.manifest.epoch, 0, FIRST_PAGE
+        todo = self._settled(roster, groups, known, ends)
+        indexes = Indexes(self._client, self._stream, epoch)
+        for shard in todo:
+            known.gone.setdefault(shard, set())
+        while todo and freed < need:
+            found = indexes.read([Want(shard, one.read, size) for shard, one in todo.items()]).records
+            pages = dict(zip(todo, found, strict=True))
+            while freed < need and (plan := _plan(pages, todo, known.gone, need - freed)):
+                removed = [record for _, record in plan]
+                now = trim_entries(self._client, self._partition, roster.generation, epoch, removed)
+                if now is None:  # a group joined meanwhile: what was planned is not gone
+                    return freed
+                freed += now  # less than planned where others removed some of it
+                for shard, record in plan:
+                    known.gone[shard].add(record.end)
+            for shard, page in pages.items():
+                known.note(shard, page)
+                todo[shard].read = page[-1].end if page else todo[shard].upto
+            for shard in [s for s, one in todo.items() if len(pages[s]) < size or one.read >= one.upto]:
+                known.end(shard)
+                del todo[shard]
+            size = min(2 * size, CHUNK)
+        return freed
+
+    def _settled(
+        self, roster: Roster, groups: list[str], known: _Known, ends: Mapping[int, int]
+    ) -> dict[int, _Settled]:
+        """Of these shards, those of which every group has settled something."""
+        spans = {shard: (known.floors.get(shard, 0), end) for shard, end in ends.items()}
+        told = [
+            bits_of_shards(self._client, self._stream, known.manifest, group, roster.groups[group], spans, may_go=True)
+            for group in groups
+        ]
+        found = {}
+        for shard, (floor, _) in spans.items():
+            bits = [one[shard] for one in told]
+            settled = np.flatnonzero(np.logical_and.reduce(bits))
+            if len(settled):
+                # an entry that ends later is not settled, or ends in holes and waits for the next look
+                found[shard] = _Settled(bits, floor, floor + int(settled[-1]) + 1, floor)
+        return found
+
+
+def _portions(shards: Sequence[int]) -> Iterator[Sequence[int]]:
+    """One, then more and more."""
+    start, size = 0, 1
+    while start < len(shards):
+        yield shards[start : start + size]
+        start, size = start + size, min(2 * size, LEDGERS_AT_ONCE)
+
+
+def _plan(
+    pages: Mapping[int, list[Record]], todo: Mapping[int, _Settled], gone: Mapping[int, set[int]], need: int
+) -> list[tuple[int, Record]]:
+    """(shard, record) of what may go of these pages and is not gone, until ``need`` bytes are free: for one script."""
+    plan: list[tuple[int, Record]] = []
+    for shard, page in pages.items():
+        one = todo[shard]
+        left = [record for record in page if record.end <= one.upto and record.end not in gone[shard]]
+        found = plan_trim(left, one.bits, need - sum(record.nbytes for _, record in plan), one.base)
+        plan += [(shard, record) for record in found]
+    return plan[:CHUNK]
