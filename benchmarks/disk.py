@@ -137,6 +137,9 @@ def measure(root: Path, nbytes: int, prefetch: int, rounds: int) -> None:
         quiet: dict[str, Any] = {"batch_size": BATCH, "prefetch_bytes": prefetch, "notify": lambda _: None}
         with penstock.Replay("disk", url=server.url, epoch=0, **quiet) as replay:
             passes(lambda: iter(replay), files, total, rounds)
+        print(f"Replay, shuffled\n\n{head}")
+        with penstock.Replay("disk", url=server.url, epoch=0, shuffle=1, **quiet) as mixed:
+            passes(lambda: iter(mixed), files, total, rounds)
         print("Two processes at once, three passes each\n")
         at_once(server.url, prefetch, files, total)
         with connect(server.url) as client:
