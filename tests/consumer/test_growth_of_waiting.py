@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from penstock_common.stream.entries import list_held, list_overdue, pending_members
 from penstock_common.stream.keys import RELEASED
 from penstock_common.stream.link.commands import Client
@@ -88,3 +90,28 @@ def test_what_living_members_hold_is_not_even_listed_to_those_who_look_for_the_d
     assert release_epoch(any_client, stream, 0)
     assert pending_members(any_client, keys, "g") == {}
     assert list_overdue(any_client, keys, "g", 0) == []
+
+
+ENTRIES, GAP_S = 40, 0.03
+
+
+def test_a_member_that_waits_for_entry_after_entry_asks_about_once_for_each(any_url: str, any_client: Client) -> None:
+    """Among many members each is given one now and then: a read that finds nothing wakes a process for nothing."""
+    rows = {"x": np.zeros((4, 8), np.float32), "y": np.zeros(4, np.int64)}
+    spec, silent = {"x": ("float32", (8,)), "y": ("int64", ())}, threading.Event()
+    with (
+        Writer("slow", url=any_url, spec=spec) as writer,
+        writer.epoch(sizes=[4 * ENTRIES]) as epoch,
+        Loader("slow", group="g", batch_size=4, url=any_url, notify=lambda _: None) as loader,
+        epoch.shard(0) as shard,
+    ):
+        batches = iter(loader)
+        for number in range(ENTRIES):
+            if number == ENTRIES // 4:  # how long is usual is known by now
+                before = calls(any_client)["xreadgroup"]
+            shard.write_batch(rows)
+            shard.flush()
+            assert len(next(batches)["y"]) == 4
+            silent.wait(GAP_S)
+        asked = calls(any_client)["xreadgroup"] - before
+    assert asked <= 1.5 * (ENTRIES - ENTRIES // 4)  # it was two for each, and three among others

@@ -28,21 +28,12 @@ from penstock_consumer.receiving.receive import Received, Receiver, read_by_id
 from penstock_consumer.receiving.stale import cause_of, is_settled
 from penstock_consumer.settling.holds import why_no_room
 from penstock_consumer.shared.arrivals import Arrivals
+from penstock_consumer.shared.asking import Asking, Request
 from penstock_consumer.shared.burials import Burials, suspicion
 from penstock_consumer.shared.keeper import Claimed, Keeper
 from penstock_consumer.shared.others import holders, living
 from penstock_consumer.shared.place import Place
 from penstock_consumer.shared.where import Where
-
-AHEAD = 2
-"""Requests under way at once: the server prepares the next reply while this one is received."""
-REQUEST_BYTES = 2_000_000
-"""Payload asked for at once: enough to hide a round trip, and the server copies all of it into its reply buffer."""
-MOST_ENTRIES = 64
-BLOCK_MS = 100
-"""How long an idle read waits: finite, because an epoch may end without another entry."""
-SHORTEST_MS = 10
-"""At first so long, then longer the longer nothing comes. (A server looks ten times a second whose time is over.)"""
 
 
 class EpochReader:
@@ -73,10 +64,7 @@ class EpochReader:
         self._segments = reader_of(place.stream, gives_views=views)
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
         self._line = Line(place.client, queue, notify, fast)
-        self._asked: deque[PartitionKeys] = deque()
-        self._request_bytes = min(REQUEST_BYTES, queue.budget_bytes // (2 * AHEAD))
-        """Asked for at once: a small share of the prefetch budget, so that members of a group share fairly."""
-        self._entry_bytes = float(REQUEST_BYTES)
+        self._asking, self._asked = Asking(len(self._partitions), queue.budget_bytes), deque[Request]()
         self._arrivals, queue.when_less = Arrivals(place.client), arena.trim
 
     def run(self) -> None:
@@ -112,22 +100,19 @@ class EpochReader:
 
     def _read_to_the_end(self) -> None:
         self._arrivals.compare()
-        turn, empty = 0, 0
+        asking = self._asking
+        asking.restart()
         while True:
             if self._has_claims():
-                empty = 0
+                asking.restart()
                 if not self._asked:
                     self._fetch_claims()
-            elif self.queue.wait_for_room(len(self._asked) * self._request_bytes, 0 if self._asked else 0.2):
-                turn = self._ask(turn, empty)
+            elif self.queue.wait_for_room(len(self._asked) * asking.request_bytes, 0 if self._asked else 0.2):
+                self._ask()
             if not self._asked:
                 continue
-            self.queue.meter.to("producers" if empty else "server")
-            if self._take_answer():
-                empty = 0
-                continue
-            empty += 1
-            if empty % len(self._partitions) or self._asked:
+            self.queue.meter.to("producers" if asking.is_waiting else "server")
+            if self._take_answer() or not asking.ends_sweep or self._asked:
                 continue
             # every partition answered "nothing", to requests made after the manifest was read
             if self._manifest.is_ended and self._is_over():
@@ -135,7 +120,7 @@ class EpochReader:
             self._manifest = renewed(self.place.client, self.place.stream, self._manifest)
             self._arrivals.compare()
             if self._manifest.is_ended:
-                empty = 0
+                asking.restart()
 
     def why_waiting(self, seconds: float) -> str:
         """Why there is no batch, said to the training loop's user."""
@@ -154,48 +139,27 @@ class EpochReader:
             f"running (`penstock inspect {name}`)? If none will: `penstock epochs close {name} {self.epoch}`"
         )
 
-    def _ask(self, turn: int, empty: int) -> int:
-        """Keeps `AHEAD` requests under way, partition after partition; ``empty`` answers came one after the other.
-
-        An idle reader sends one request, or with several partitions a sweep over them, and waits for all its answers.
-        """
+    def _ask(self) -> None:
+        """Sends what is to be asked for now."""
         if self.keeper.error is not None:
             raise self.keeper.error  # nothing may be read any more under a name that another process took
-        size, round_of = len(self._partitions), max(len(self._partitions), AHEAD)
-        is_idle = empty >= size
-        if is_idle and self._asked:
-            return turn
-        count = max(1, min(MOST_ENTRIES, int(self._request_bytes / max(self._entry_bytes, 1))))
-        most = AHEAD
-        if is_idle:  # one entry each where there are several: all of them together are no more than else
-            most, count = (1, count) if size == 1 else (max(1, min(size - empty % size, AHEAD * count)), 1)
-        who, commands = self.place.who, []
-        while len(self._asked) < most:
-            partition = self._partitions[turn % size]
-            block = self._patience_ms(empty // size, is_last=turn % round_of == round_of - 1)
-            turn += 1
-            commands.append(read_group_command(partition, self.epoch, who.group, who.member, count, block))
-            self._asked.append(partition)
+        who, partitions = self.place.who, self._partitions
+        if not (requests := self._asking.next_requests(len(self._asked), is_ended=self._manifest.is_ended)):
+            return
+        self._asked.extend(requests)
+        commands = [
+            read_group_command(partitions[number], self.epoch, who.group, who.member, most, block_ms)
+            for number, most, block_ms in requests
+        ]
         try:
             self._line.open().send(commands)
         except ServerUnavailable as error:
             self._reconnect(error)
-        return turn
-
-    def _patience_ms(self, sweeps: int, *, is_last: bool) -> int | None:
-        """How long a request may wait for an entry: a waiting request is answered at once where there is one.
-
-        One at a time waits, or an end is seen late; of several partitions the last one of an idle reader's sweep.
-        """
-        if self._manifest.is_ended:
-            return None
-        if len(self._partitions) == 1:
-            return min(BLOCK_MS, SHORTEST_MS << min(sweeps, 4)) if sweeps or is_last else None
-        return min(BLOCK_MS, SHORTEST_MS << min(sweeps - 1, 4)) if sweeps and is_last else None
 
     def _take_answer(self) -> int:
         """Receives one answer into batches; returns the number of entries in it."""
-        partition = self._asked.popleft()
+        request = self._asked.popleft()
+        partition = self._partitions[request.partition]
         self._received.clear()
         broken: ServerUnavailable | None = None
         channel = self._line.open()
@@ -211,11 +175,13 @@ class EpochReader:
             broken = error
         taken = list(self._received)
         created_s = 0.0 if broken is not None else self._arrivals.created_s(taken)
-        self.queue.meter.received(channel.waited_s - before_s, created_s)
+        waited_s = channel.waited_s - before_s
+        self.queue.meter.received(waited_s, created_s)
         self._settle_received(taken, self._manifest, partition)  # before recovery asks what is held
         self._emit(self._assembler)
         if broken is not None:
             raise broken  # no answer: what it would have been is not "nothing"
+        self._asking.answered(request, len(taken), waited_s)
         self._line.answered()
         return len(taken)
 
@@ -225,7 +191,7 @@ class EpochReader:
         for one in received:
             if one.lease is not None and one.lease.owed:
                 self.place.holdings.add(one.lease)
-                self._entry_bytes += (one.nbytes - self._entry_bytes) * 0.2
+                self._asking.received(one.nbytes)
             else:
                 odd.append(one)
         if any(one.lease is not None for one in received):

@@ -1,0 +1,123 @@
+"""What a shared reader asks for next: how many requests, of which partitions, how many entries, how long they may wait.
+
+Pure: sending, and what comes, is ``reader``'s. A process that is woken for nothing finds its caches cold, and with many
+members each waits most of the time: who found less than it asked for sends one request that waits, and for about as long
+as entries usually take to come.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+AHEAD = 2
+"""Requests under way at once: the server prepares the next reply while this one is received."""
+REQUEST_BYTES = 2_000_000
+"""Payload asked for at once: enough to hide a round trip, and the server copies all of it into its reply buffer."""
+MOST_ENTRIES = 64
+BLOCK_MS = 100
+"""How long an idle read waits: finite, because an epoch may end without another entry."""
+SHORTEST_MS = 10
+"""At first so long, then longer the longer nothing comes. (A server looks ten times a second whose time is over.)"""
+USUAL_TIMES = 2
+"""Or at first so many times as long as is usual."""
+
+
+class Request(NamedTuple):
+    """One read of one partition."""
+
+    partition: int
+    most: int
+    """Entries at most."""
+    block_ms: int | None
+    """How long it waits for one; None: not at all."""
+
+
+class Asking:
+    """Of one reader, which tells it each answer."""
+
+    def __init__(self, partitions: int, budget_bytes: int) -> None:
+        """``budget_bytes`` are those of the prefetch queue."""
+        self._partitions = partitions
+        self.request_bytes = min(REQUEST_BYTES, budget_bytes // (2 * AHEAD))
+        """Asked for at once: a small share of the prefetch budget, so that members of a group share fairly."""
+        self._entry_bytes = 0.0
+        """As of late; 0 before the first."""
+        self._turn = 0
+        self._empty = 0
+        """Answers without an entry, one after the other."""
+        self._is_drained = False
+        """Whether the last answer with entries brought all there were."""
+        self._waited_s = self._usual_s = 0.0
+        """Waited since the last entry came; what was usual until then."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last answer brought nothing."""
+        return self._empty > 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every partition answered "nothing", one after the other."""
+        return self._empty >= self._partitions
+
+    @property
+    def ends_sweep(self) -> bool:
+        """Whether so many answers brought nothing that every partition gave as many of them."""
+        return self._empty > 0 and self._empty % self._partitions == 0
+
+    def restart(self) -> None:
+        """What was answered so far says nothing about what is there now."""
+        self._empty = 0
+
+    def received(self, nbytes: int) -> None:
+        """An entry of so many bytes."""
+        self._entry_bytes += (nbytes - self._entry_bytes) * (0.2 if self._entry_bytes else 1.0)
+
+    def answered(self, request: Request, entries: int, waited_s: float) -> None:
+        """One request brought so many entries, and was waited for so long."""
+        self._waited_s += waited_s
+        if not entries:
+            self._empty += 1
+            return
+        self._empty, self._is_drained = 0, entries < request.most or self._empty > 0
+        self._usual_s += (self._waited_s - self._usual_s) * 0.2
+        self._waited_s = 0.0
+
+    def next_requests(self, under_way: int, *, is_ended: bool) -> list[Request]:
+        """What to send now, one partition after the other; of an epoch that ``is_ended`` nothing is waited for.
+
+        An idle reader sends one request, or with several partitions a sweep over them, and waits for all its answers;
+        so does a reader of one partition that was given all there was.
+        """
+        size, round_of = self._partitions, max(self._partitions, AHEAD)
+        is_slow = self.is_idle or (size == 1 and self._is_drained)
+        if is_slow and under_way:
+            return []
+        most, count = AHEAD, self._count()
+        if is_slow:  # one entry each where there are several: all of them together are no more than else
+            most, count = (1, count) if size == 1 else (max(1, min(size - self._empty % size, AHEAD * count)), 1)
+        requests = []
+        for _ in range(most - under_way):
+            is_last = (is_slow and size == 1) or self._turn % round_of == round_of - 1
+            block_ms = None if is_ended else self._patience_ms(is_last=is_last)
+            requests.append(Request(self._turn % size, count, block_ms))
+            self._turn += 1
+        return requests
+
+    def _count(self) -> int:
+        """Entries asked for at once."""
+        if not self._entry_bytes:
+            return 1
+        return max(1, min(MOST_ENTRIES, int(self.request_bytes / self._entry_bytes)))
+
+    def _patience_ms(self, *, is_last: bool) -> int | None:
+        """How long a request may wait for an entry: a waiting request is answered at once where there is one.
+
+        One at a time waits, or an end is seen late; of several partitions the last one of an idle reader's sweep.
+        """
+        if not is_last:
+            return None
+        sweeps = self._empty // self._partitions
+        if self._partitions > 1:  # while one is waited for, what comes in another one lies there
+            return min(BLOCK_MS, SHORTEST_MS << min(sweeps - 1, 4)) if sweeps else None
+        return min(BLOCK_MS, max(SHORTEST_MS, int(USUAL_TIMES * 1000 * self._usual_s)) << min(sweeps, 4))

@@ -1,0 +1,126 @@
+"""What a shared reader asks for next, as a pure policy."""
+
+from __future__ import annotations
+
+from penstock_consumer.shared.asking import BLOCK_MS, MOST_ENTRIES, REQUEST_BYTES, SHORTEST_MS, Asking, Request
+
+BUDGET = 64 << 20
+
+
+def given(asking: Asking, entries: int, waited_s: float = 0.0, nbytes: int = 250_000) -> Request:
+    """The reader sends one request of what it is told to send, and is answered."""
+    request = asking.next_requests(0, is_ended=False)[-1]
+    for _ in range(entries):
+        asking.received(nbytes)
+    asking.answered(request, entries, waited_s)
+    return request
+
+
+def waits(requests: list[Request]) -> list[int | None]:
+    """How long each may wait."""
+    return [request.block_ms for request in requests]
+
+
+def test_a_reader_that_finds_all_it_asks_for_has_the_next_request_under_way() -> None:
+    """The server prepares the next reply meanwhile; only one of the two may wait, or an end is seen late."""
+    asking = Asking(1, BUDGET)
+    for _ in range(5):
+        given(asking, MOST_ENTRIES)
+    requests = asking.next_requests(0, is_ended=False)
+    assert [request.most for request in requests] == [REQUEST_BYTES // 250_000] * 2
+    assert sorted(waits(requests), key=str) == [SHORTEST_MS, None]
+    assert len(asking.next_requests(1, is_ended=False)) == 1
+
+
+def test_a_reader_that_found_less_than_it_asked_for_sends_one_request_that_waits() -> None:
+    """Where more members wait than there are entries, a request that finds nothing wakes a process for nothing."""
+    asking = Asking(1, BUDGET)
+    given(asking, 1)
+    given(asking, 1)
+    requests = asking.next_requests(0, is_ended=False)
+    assert waits(requests) == [SHORTEST_MS]
+    assert requests[0].most > 1
+    assert asking.next_requests(1, is_ended=False) == []
+
+
+def test_large_entries_that_come_one_by_one_are_waited_for_one_by_one() -> None:
+    """A request for a single entry is always answered whole: that nothing was there before it says that all is read."""
+    asking = Asking(1, BUDGET)
+    given(asking, 1, nbytes=5_000_000)
+    assert len(asking.next_requests(0, is_ended=False)) == 2
+    given(asking, 0)
+    given(asking, 1, nbytes=5_000_000)
+    assert len(asking.next_requests(0, is_ended=False)) == 1
+
+
+def test_a_request_waits_about_as_long_as_entries_usually_take_and_never_longer_than_a_tenth_of_a_second() -> None:
+    """Were it shorter, it would come back empty before each entry; were it longer, an end would be seen late."""
+    asking = Asking(1, BUDGET)
+    for _ in range(30):
+        given(asking, 1, waited_s=0.03)
+    (patience,) = waits(asking.next_requests(0, is_ended=False))
+    assert patience is not None
+    assert 45 <= patience <= 60
+    for _ in range(30):
+        given(asking, 1, waited_s=0.5)
+    assert waits(asking.next_requests(0, is_ended=False)) == [BLOCK_MS]
+
+
+def test_waiting_in_several_requests_for_one_entry_counts_together() -> None:
+    """Else an entry that comes after a request ran out would look as if it had come soon."""
+    one, several = Asking(1, BUDGET), Asking(1, BUDGET)
+    for _ in range(20):
+        given(one, 1, waited_s=0.04)
+        given(several, 0, waited_s=0.03)
+        given(several, 1, waited_s=0.01)
+    assert waits(one.next_requests(0, is_ended=False)) == waits(several.next_requests(0, is_ended=False))
+
+
+def test_who_finds_nothing_waits_longer_and_longer() -> None:
+    """A hundred idle members are to cost a server little."""
+    asking = Asking(1, BUDGET)
+    given(asking, 1)
+    waited = [given(asking, 0).block_ms for _ in range(6)]
+    assert waited == [10, 20, 40, 80, 100, 100]
+    asking.restart()
+    assert SHORTEST_MS in waits(asking.next_requests(0, is_ended=False))
+
+
+def test_of_an_epoch_that_has_ended_nothing_is_waited_for() -> None:
+    """All there will be is there."""
+    for partitions in (1, 4):
+        asking = Asking(partitions, BUDGET)
+        for _ in range(3 * partitions):
+            requests = asking.next_requests(0, is_ended=True)
+            assert set(waits(requests)) == {None}
+            for request in requests:
+                asking.answered(request, 0, 0.0)
+
+
+def test_an_idle_reader_of_several_partitions_asks_all_of_them_at_once_and_waits_at_the_last() -> None:
+    """One answer after the other would find what came in the last of them late."""
+    asking = Asking(4, BUDGET)
+    for _ in range(2):
+        for request in asking.next_requests(0, is_ended=False):
+            assert request.block_ms is None
+            asking.answered(request, 0, 0.0)
+    assert asking.is_idle
+    assert asking.ends_sweep
+    asking.received(250_000)  # small ones: a sweep may be all partitions
+    requests = asking.next_requests(0, is_ended=False)
+    assert sorted(request.partition for request in requests) == [0, 1, 2, 3]
+    assert waits(requests) == [None, None, None, SHORTEST_MS]
+    assert [request.most for request in requests] == [1] * 4
+    asking.answered(requests[0], 0, 0.0)
+    assert not asking.ends_sweep
+    assert asking.next_requests(3, is_ended=False) == []
+
+
+def test_no_request_is_for_more_than_a_share_of_the_prefetch_budget() -> None:
+    """Members of a group are to share, and the server copies all of an answer at once."""
+    small = Asking(1, 1_000_000)
+    small.received(1000)
+    assert {request.most for request in small.next_requests(0, is_ended=False)} == {MOST_ENTRIES}
+    small.received(10_000_000)
+    assert {request.most for request in small.next_requests(0, is_ended=False)} == {1}
+    assert small.request_bytes == 250_000
