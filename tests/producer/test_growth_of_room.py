@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
+
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.link.commands import Client
@@ -13,7 +15,8 @@ from penstock_producer.keeping.janitor import Janitor, Janitors
 from penstock_producer.keeping.trimming import FAR_S, SHARDS_AT_ONCE
 from penstock_producer.writing.turns import LOOK_EVERY_S, Turns
 from penstock_producer.writing.writer import EpochWriter, Writer
-from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample, stored
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, sample, stored
+from tests.producer import repaired
 
 PLANNED, WRITTEN, HELD = 400, 60, 7
 
@@ -140,6 +143,25 @@ def test_exactly_what_every_group_has_settled_goes_however_it_lies_in_shards(any
             left -= Counter(gone)
             assert stored(any_client, "t", 0) == left
         assert not left
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_what_was_repaired_makes_room_as_everything_else_does(
+    any_url: str, any_client: Client, partitions: int
+) -> None:
+    """A repair in one of the shards must neither stay, nor hide what is settled of the others."""
+    repaired.produce(any_url, partitions=partitions)
+    stream = repaired.stream_of(any_client)
+    join_group(any_client, Membership(stream, "g", "", ""), declared=True)
+    repaired.lose_entry(any_client, 0, 1)
+    repaired.repair(any_url)
+    first = entries(any_client, "t", 0)[0][0]
+    for shard in range(-(-repaired.SAMPLES // repaired.SHARD)):
+        any_client.setrange(stream.partition_of(shard).ledger(0, "g", shard), 0, b"\xff" * (repaired.SHARD // 8))
+    any_client.setbit(stream.partitions[0].ledger(0, "g", 0), 0, 0)  # of the first entry the group owes a sample
+    janitors = Janitors(any_client, stream, lambda _: None)
+    assert all(janitors.of(number).make_room(1 << 30) > 0 for number in range(partitions))
+    assert [entry for entry, _ in entries(any_client, "t", 0)] == [first]
 
 
 def test_a_pass_over_the_stream_is_made_once_however_many_partitions_need_room(

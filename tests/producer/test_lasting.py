@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_common.errors import ServerUnavailable
+from penstock_common.errors import EpochAbandoned, ServerUnavailable
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.link.connection import open_channel
 from penstock_producer.writing.lasting import Lasting
@@ -123,3 +123,39 @@ def test_a_shard_that_nobody_has_any_more_is_gone_at_once(any_url: str, memory_p
             assert watched() is None
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("fast", [False, None])
+@pytest.mark.parametrize("trouble", ["script flush", "client kill"])
+def test_a_shard_is_declared_complete_though_its_connection_or_the_script_is_gone(
+    url: str, client: Client, trouble: str, fast: bool | None
+) -> None:
+    """It is said on the shard's own connection, which may have been closed while the last samples were made."""
+    said: list[str] = []
+    with writer_of(url, spec=SPEC, notify=said.append, fast=fast) as writer:
+        epoch = writer.epoch(0, sizes=[1] * 3)
+        for number in range(3):
+            with epoch.shard(number) as shard:
+                shard.write(sample(number))
+                shard.settle()
+                if trouble == "script flush":
+                    client.script_flush()
+                else:
+                    client.client_kill_filter(_type="normal", skipme=True)
+        assert epoch.refresh().state == "produced"
+        assert epoch.refresh().done == {0: 1, 1: 1, 2: 1}
+    assert said == []
+    assert replayed(url) == list(range(3))
+
+
+def test_what_is_refused_as_a_shard_is_declared_complete_is_named(url: str, client: Client) -> None:
+    """Its epoch may have been removed while it was made: that must not look like a broken connection."""
+    with writer_of(url, spec=SPEC) as writer:
+        epoch = writer.epoch(0, sizes=[1])
+        shard = epoch.shard(0)
+        shard.write(sample(0))
+        shard.settle()
+        client.hset(writer.stream.keys.manifest(0), "id", "another")
+        with pytest.raises(EpochAbandoned, match="removed and made anew"):
+            shard.close()
+        shard.abort()

@@ -64,7 +64,9 @@ class Indexes:
 
     def _commands(self, wants: Sequence[Want], follows: Sequence[int]) -> list[Command]:
         part, epoch = self._stream.partition_of, self._epoch
-        repairs = [(b"XRANGE", part(s).repairs(epoch, s).encode(), b"-", b"+", b"COUNT", b"1") for s in _shards(wants)]
+        repairs = [
+            (b"EXISTS", *[part(s).repairs(epoch, s).encode() for s in shards]) for shards in self._together(wants)
+        ]
         pages = [
             (b"XRANGE", part(s).index(epoch, s).encode(), b"(%d-0" % at if at else b"-", b"+", b"COUNT", b"%d" % most)
             for s, at, most in wants
@@ -73,9 +75,9 @@ class Indexes:
         return [*repairs, *pages, *ends]
 
     def _pages(self, wants: Sequence[Want], replies: list[Any]) -> Pages:
-        shards = _shards(wants)
-        repaired = {shard for shard, found in zip(shards, replies, strict=False) if found}
-        found, ends = replies[len(shards) :][: len(wants)], replies[len(shards) + len(wants) :]
+        together = self._together(wants)
+        repaired = {shard for shards, count in zip(together, replies, strict=False) if count for shard in shards}
+        found, ends = replies[len(together) :][: len(wants)], replies[len(together) + len(wants) :]
         records = [
             [_record(one) for one in page]
             if want.shard not in repaired
@@ -86,9 +88,12 @@ class Indexes:
         ]
         return Pages(records, [_end(newest) for newest in ends])
 
-
-def _shards(wants: Sequence[Want]) -> list[int]:
-    return sorted({want.shard for want in wants})
+    def _together(self, wants: Sequence[Want]) -> list[list[int]]:
+        """The shards by partition: whether something was repaired is asked of all in one, since mostly nothing was."""
+        found: dict[int, list[int]] = {}
+        for shard in sorted({want.shard for want in wants}):
+            found.setdefault(self._stream.partition_of(shard).number, []).append(shard)
+        return list(found.values())
 
 
 def _record(one: Any) -> Record:

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import EpochAbandoned, EpochNotFound, StreamConflict
 from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
-from penstock_common.stream.link.commands import Client, decoded, is_script_error, readable, run_script
+from penstock_common.stream.link.commands import Arg, Client, Run, decoded, is_script_error, readable, run_script
 from penstock_common.stream.lua.epochs import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH, UNMAKE_EPOCH
 from penstock_common.stream.lua.streams import BEGIN_MANIFEST, RESERVE_EPOCH
 from penstock_common.stream.streams import Stream, announce, deleted, is_released, read_counters, require_there
@@ -237,7 +237,7 @@ def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequen
     if any(not 0 <= size <= MAX_SHARD_SAMPLES for size in sizes):
         raise StreamConflict(f"a shard holds at most {MAX_SHARD_SAMPLES} samples, planned are up to {max(sizes)}")
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
-    plan: list[str | bytes | int] = [manifest.id, manifest.epoch, len(sizes), json.dumps(list(sizes))]
+    plan: list[Arg] = [manifest.id, manifest.epoch, len(sizes), json.dumps(list(sizes))]
     state = _scripted(client, stream, SIZE_EPOCH, keys, plan)
     found = load_manifest(client, stream, manifest.epoch)
     if found.sizes is not None and found.sizes != tuple(sizes):
@@ -248,15 +248,22 @@ def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequen
     return state
 
 
-def finish_shard(client: Client, stream: Stream, manifest: Manifest, shard: int, size: int) -> str:
-    """Records that a shard is complete; the last one makes the epoch produced. Returns the state."""
+def finish_shard(
+    client: Client, stream: Stream, manifest: Manifest, shard: int, size: int, run: Run | None = None
+) -> str:
+    """Records that a shard is complete; the last one makes the epoch produced. Returns the state.
+
+    ``run`` runs the script, which may run twice; None leaves it to the client.
+    """
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
-    return _scripted(client, stream, FINISH_SHARD, keys, [manifest.id, manifest.epoch, shard, size])
+    return _scripted(client, stream, FINISH_SHARD, keys, [manifest.id, manifest.epoch, shard, size], run)
 
 
-def _scripted(client: Client, stream: Stream, script: str, keys: list[str], args: list[str | bytes | int]) -> str:
+def _scripted(
+    client: Client, stream: Stream, script: str, keys: list[str], args: list[Arg], run: Run | None = None
+) -> str:
     try:
-        state: bytes = run_script(client, script, keys, args)
+        state: bytes = run_script(client, script, keys, args) if run is None else run(script, keys, args)
     except ResponseError as error:
         if is_script_error(error, "epoch has another manifest"):
             require_there(client, stream)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ from penstock_common.stream.entries import (
     read_look,
 )
 from penstock_common.stream.link.channel import Channel
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.commands import Arg, Client, Key, run_script_on
 from penstock_common.stream.link.connection import open_channel
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.registry import seal_segments
@@ -69,20 +70,11 @@ class Committer:
     """Appends to one shard of one epoch."""
 
     def __init__(
-        self,
-        client: Client,
-        stream: Stream,
-        manifest: Manifest,
-        shard: int,
-        *,
-        checksum: bool = True,
-        room_wait_s: float | None = None,
-        fast: bool | None = None,
-        notify: Notify = to_stderr,
-        clock: Callable[[], float] = time.monotonic,
-        should_stop: Callable[[], bool] = lambda: False,
+        self, client: Client, stream: Stream, manifest: Manifest, shard: int, *, checksum: bool = True,
+        room_wait_s: float | None = None, fast: bool | None = None, notify: Notify = to_stderr,
+        clock: Callable[[], float] = time.monotonic, should_stop: Callable[[], bool] = lambda: False,
         lasting: Lasting | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Whoever writes many shards gives all of them the same ``lasting``."""
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition = stream.partition_of(shard)
@@ -215,6 +207,10 @@ class Committer:
     def _has_committed(self) -> None:
         self._sent = self._wait = None
         self._outage.over()
+
+    def run_script(self, script: str, keys: Sequence[Key], args: Iterable[Arg]) -> Any:
+        """Runs a script that may run twice, once all is settled, on this connection."""
+        return run_script_on(self._channel, self._client, script, keys, args)
 
     def finish(self) -> None:
         """Ends, once all is settled; the connection is the next shard's."""

@@ -120,13 +120,8 @@ class Writer:
     # --- epochs ---
 
     def epoch(
-        self,
-        number: int | None = None,
-        *,
-        seed: int = 0,
-        sizes: Sequence[int] | None = None,
-        fingerprint: str = "",
-    ) -> EpochWriter:
+        self, number: int | None = None, *, seed: int = 0, sizes: Sequence[int] | None = None, fingerprint: str = ""
+    ) -> EpochWriter:  # fmt: skip
         """Opens the next epoch, or number ``number`` whether it exists or not; ``sizes`` plans its shards."""
         manifest = open_epoch(self._client, self.stream, number, seed=seed, sizes=sizes, fingerprint=fingerprint)
         return EpochWriter(self, manifest, owns=number is None)
@@ -170,7 +165,7 @@ class Writer:
             manifest, shard = join_feed(self._client, self.stream)
             self._feed_epoch, self._feed_count = manifest.epoch, 0
 
-            def finish(size: int) -> None:
+            def finish(_: Committer, size: int) -> None:
                 finish_feed_shard(self._client, self.stream, manifest, shard, size)
                 self.make_safe()
 
@@ -211,8 +206,8 @@ class Writer:
         if manifest.sizes is None:
             reserve_shard(self._client, self.stream, manifest.epoch, shard)
 
-        def finish(size: int) -> None:
-            finish_shard(self._client, self.stream, manifest, shard, size)
+        def finish(committer: Committer, size: int) -> None:
+            finish_shard(self._client, self.stream, manifest, shard, size, committer.run_script)
             self._lasting.turns.end(manifest.epoch, shard)
             self.make_safe()
 
@@ -225,7 +220,10 @@ class Writer:
             fast=self._fast, notify=self._notify, should_stop=self.should_stop, lasting=self._lasting,
         )  # fmt: skip
         block_bytes = min(self.stream.block_bytes, largest_block(self.stream.partition_budget))
-        return ShardWriter(committer, self.stream.spec, block_bytes=block_bytes, shard=shard, size=size, finish=finish)
+        return ShardWriter(
+            committer, self.stream.spec, block_bytes=block_bytes, shard=shard, size=size,
+            finish=lambda size: finish(committer, size),
+        )  # fmt: skip
 
     @property
     def client(self) -> Client:

@@ -13,12 +13,16 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from penstock_common.errors import BadSpec, DamagedKey, PenstockError
+from penstock_common.errors import BadSpec, DamagedKey, PenstockError, ServerUnavailable
+from penstock_common.stream.link.channel import Channel
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Key = str
 Arg = str | bytes | int
+
+Run: TypeAlias = Callable[[str, Sequence[Key], Iterable[Arg]], Any]
+"""Runs a script with keys and arguments, somewhere."""
 
 Client: TypeAlias = Any
 """A control connection, as `connection.connect` makes it. redis-py declares every reply `bytes | str`, though here they
@@ -52,6 +56,23 @@ def run_script(client: Client, script: str, keys: Sequence[Key], args: Iterable[
             f"{' or '.join(keys[:3])} holds what Penstock did not write ({ascii(str(error))[:120]}): somebody else "
             "did; docs/redis-keys.md says what belongs there"
         ) from None
+
+
+def run_script_on(channel: Channel, client: Client, script: str, keys: Sequence[Key], args: Iterable[Arg]) -> Any:
+    """The same on a channel with nothing under way, where a round trip costs half: for scripts that may run twice.
+
+    Where the channel breaks, or the script is refused or not known, the client runs it.
+    """
+    given = list(args)
+    parts = [part if isinstance(part, bytes) else str(part).encode() for part in (*keys, *given)]
+    try:
+        channel.send([(b"EVALSHA", sha_of(script), b"%d" % len(keys), *parts)])
+        answer = channel.read()
+    except ServerUnavailable:
+        answer = None
+    if answer is None or isinstance(answer, ResponseError):
+        return run_script(client, script, keys, given)
+    return answer
 
 
 def decoded(reply: dict[bytes, bytes]) -> dict[str, str]:
