@@ -30,6 +30,10 @@ SMALL_SHARDS = 128
 """A shard is to fit into its partition's part of the budget, else its writer waits in the middle of each."""
 WHOLE_BLOCKS = 32 * 76 * BATCH
 """Samples: the batches of ranks are whole blocks then, which are fetched by one rank each."""
+WHOLE_SHARDS = 1000 * 2 * BATCH
+"""Samples: each shard is whole blocks then, two of them at least, and there are as many blocks in ten shards as in a
+thousand. Where a shard's end is less than a block, 300 samples a shard, there are 1.7 times as many: that is told
+apart."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ AXES = (
     Axis("partitions", {f"{n} partitions": Size(partitions=n, shards=SMALL_SHARDS) for n in (1, 8, 32)}),
     Axis("members", {f"{n} members": Size(members=n, samples=WHOLE_BLOCKS) for n in (1, 8, 32)}),
     Axis("groups", {f"{n} groups": Size(groups=n) for n in (1, 4, 16)}),
-    Axis("shards", {f"{n:,} shards": Size(shards=n) for n in (10, 100, 1000)}),
+    Axis("shards", {f"{n:,} shards": Size(shards=n, samples=WHOLE_SHARDS) for n in (10, 100, 1000)}),
+    Axis("small shards", {f"{n:,} shards with a rest": Size(shards=n) for n in (10, 100, 1000)}),
     Axis("epochs", {f"{n} retained epochs": Size(retained=n) for n in (1, 10, 100)}),
     Axis("ranks", {f"{n} ranks": Size(members=n, samples=WHOLE_BLOCKS, is_ordered=True) for n in (1, 8, 32)}),
     Axis(
