@@ -61,9 +61,9 @@ def test_reserved_samples_are_committed_with_all_others(any_url: str, payload: s
     dropped: list[Reservation] = []
     whole = SegmentWriter._complete
 
-    def complete(self: SegmentWriter, *rest: Any) -> bytes:
+    def complete(self: SegmentWriter, *rest: Any) -> None:
         in_place.append(self.name)
-        return whole(self, *rest)
+        whole(self, *rest)
 
     monkeypatch.setattr(SegmentWriter, "_complete", complete)
     with writer_of(any_url, payload) as writer, writer.epoch() as epoch:
@@ -228,3 +228,17 @@ class TestViews:
         assert folder is not None
         assert folder.remove()
         assert [n for batch in kept for n in check(batch)] == list(range(647))
+
+
+def test_a_flush_does_not_let_others_in_beside_reserved_samples(any_url: str, payload: str) -> None:
+    """Their offsets are given: whatever is written before they are committed would take them."""
+    with writer_of(any_url, payload) as writer, writer.epoch() as epoch:
+        with epoch.reserve(4) as rows:
+            fill(rows, 0)
+            epoch.flush()
+            for write in (epoch.write, epoch.write_batch):
+                with pytest.raises(PenstockError, match="neither committed nor dropped"):
+                    write({name: rows[name][:1] if write == epoch.write_batch else rows[name][0] for name in rows})
+        epoch.write({name: value[0] for name, value in rows.items()})
+    with Replay("t", url=any_url, epoch=0, batch_size=5, **QUIET) as replay:
+        assert [n for batch in replay for n in check(batch)] == [0, 1, 2, 3, 0]

@@ -11,12 +11,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from penstock_common.errors import SpecMismatch
 from penstock_common.format.dtypes import BOOL, BYTES, numpy_dtype
 from penstock_common.format.limits import MAX_HOLES
-from penstock_common.format.ref import Ref
+from penstock_common.format.ref import aligned
 from penstock_common.format.spec import Spec, TensorSpec
 
 
@@ -88,10 +89,12 @@ def sizes_of(spec: Spec, count: int) -> tuple[int, ...]:
 
 def columns_in(spec: Spec, count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
     """Columns of fixed-size tensors ``[count, *shape]``, one after the other in memory that begins aligned."""
-    return [
-        memory[at : at + size].view(numpy_dtype(tensor.dtype)).reshape(count, *(dim or 0 for dim in tensor.shape))
-        for tensor, (at, size) in zip(spec, Ref("", 0, sizes_of(spec, count)).spans(), strict=True)
-    ]
+    columns, at = [], 0
+    for tensor in spec:
+        shape = (count, *[dim or 0 for dim in tensor.shape])
+        columns.append(np.ndarray(shape, numpy_dtype(tensor.dtype), memory, at))
+        at = aligned(at + count * tensor.sample_bytes)
+    return columns
 
 
 def moved_together(spec: Spec, planned: int, count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
@@ -112,7 +115,7 @@ class BlockBuilder:
 
     def __init__(self, spec: Spec, target_bytes: int, max_samples: int, place: Place | None = None) -> None:
         """``place``, if it has memory for a block's fixed-size tensors, is where they are gathered instead."""
-        self._spec = spec
+        self._spec, self._width = spec, len(spec.tensors)
         self._target_bytes = target_bytes
         self._fixed_bytes = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
         # at least one sample, and no more than bring the block to its target
@@ -139,11 +142,12 @@ class BlockBuilder:
 
     def _use(self, arrays: list[NDArray[Any]]) -> None:
         # numpy would broadcast, convert and wrap around on assignment, so add() lets only these straight in:
-        # arrays of the exact dtype and shape, and Python numbers within a 0-d tensor's bounds
+        # arrays of the exact dtype and shape, and of a 0-d tensor Python numbers within its bounds
         tensors = [tensor for tensor in self._spec if not tensor.is_ragged]
-        self._fixed = [
-            (tensor, tensor.name, array, array.dtype, array.shape[1:], *_bounds(array.dtype, array.ndim))
-            for tensor, array in zip(tensors, arrays, strict=True)
+        self._fixed = list(zip(tensors, arrays, strict=True))
+        self._arrays = [(t.name, array, array.dtype, array.shape[1:], t) for t, array in self._fixed if t.shape]
+        self._scalars: list[tuple[str, NDArray[Any], type | None, float, float, TensorSpec]] = [
+            (t.name, array, *_bounds(array.dtype), t) for t, array in self._fixed if not t.shape
         ]
 
     def _begin(self) -> None:
@@ -165,31 +169,33 @@ class BlockBuilder:
             return True
         return self._ragged_bytes > 0 and self._ragged_bytes + self._count * self._fixed_bytes >= self._target_bytes
 
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Copies one sample in; raises SpecMismatch or TooLarge and leaves the block as it was if it does not fit."""
+    def add(self, sample: Mapping[str, Any]) -> bool:
+        """Copies one sample in; whether the block is full then.
+
+        Raises SpecMismatch or TooLarge and leaves the block as it was if it does not fit.
+        """
         row = self._count
         if not row:
             self._begin()
-        if len(sample) != len(self._spec.tensors):
+        if len(sample) != self._width:
             self._spec.check_names(sample)
         try:
-            for tensor, name, column, dtype, shape, number, low, high in self._fixed:
+            for name, column, dtype, shape, tensor in self._arrays:
+                value = sample[name]
+                is_exact = type(value) is ndarray and value.dtype == dtype and value.shape == shape
+                column[row] = value if is_exact else tensor.canonical(value)
+            for name, column, number, low, high, tensor in self._scalars:
                 value = sample[name]
                 kind = type(value)
-                if (
-                    value.dtype == dtype and value.shape == shape
-                    if kind is np.ndarray or isinstance(value, np.generic)
-                    else kind is number and low <= value <= high
-                ):
-                    column[row] = value
-                else:
-                    column[row] = tensor.canonical(value)
+                is_exact = kind is number and low <= value <= high
+                column[row] = value if is_exact else _scalar(tensor, value, column.dtype)
             if self._ragged:
                 self._keep([tensor.canonical(sample[tensor.name]) for tensor, _ in self._ragged], sample)
         except KeyError:
             self._spec.check_names(sample)
             raise
-        self._count = row + 1
+        self._count = row = row + 1
+        return row >= self._planned or (self._ragged_bytes > 0 and self.is_full)
 
     def _keep(self, values: list[NDArray[Any]], sample: Mapping[str, Any]) -> None:
         for (tensor, parts), value in zip(self._ragged, values, strict=True):
@@ -204,8 +210,8 @@ class BlockBuilder:
         taken = min(stop - start, self._planned - self._count)
         if self._ragged:
             taken = self._add_ragged_rows(rows, start, taken)
-        for _, name, column, *_ in self._fixed:
-            column[self._count : self._count + taken] = rows[name][start : start + taken]
+        for tensor, column in self._fixed:
+            column[self._count : self._count + taken] = rows[tensor.name][start : start + taken]
         self._count += taken
         return taken
 
@@ -221,7 +227,7 @@ class BlockBuilder:
         """The block so far, starting at offset ``first``; the builder is empty afterwards."""
         if self._memory is not None and self._count < self._planned:
             self._use(moved_together(self._spec, self._planned, self._count, self._memory))
-        fixed = {name: Column(tensor, array[: self._count]) for tensor, name, array, *_ in self._fixed}
+        fixed = {tensor.name: Column(tensor, array[: self._count]) for tensor, array in self._fixed}
         ragged = {tensor.name: _joined(tensor, parts) for tensor, parts in self._ragged}
         columns = [fixed.get(name) or ragged[name] for name in self._spec.names]
         for column in columns:
@@ -238,15 +244,22 @@ class BlockBuilder:
 
 
 @lru_cache(maxsize=256)  # numpy works its limits out anew each time, and every block asks for them
-def _bounds(dtype: np.dtype[Any], ndim: int) -> tuple[type | None, float, float]:
-    """The type of Python number a 0-d tensor, a column of one dimension, takes as it is; and from where to where."""
-    if ndim == 1 and dtype.kind in "iu":
+def _bounds(dtype: np.dtype[Any]) -> tuple[type | None, float, float]:
+    """The type of Python number a 0-d tensor takes as it is; and from where to where."""
+    if dtype.kind in "iu":
         integers = np.iinfo(dtype)
         return int, int(integers.min), int(integers.max)
-    if ndim == 1 and dtype.kind == "f":
+    if dtype.kind == "f":
         floats = np.finfo(dtype)
         return float, float(floats.min), float(floats.max)
     return None, 0, 0
+
+
+def _scalar(tensor: TensorSpec, value: Any, dtype: np.dtype[Any]) -> Any:
+    """A value of a 0-d tensor that is no Python number within its bounds; raises SpecMismatch."""
+    if (type(value) is ndarray or isinstance(value, np.generic)) and value.dtype == dtype and not value.shape:
+        return value
+    return tensor.canonical(value)
 
 
 def _joined(tensor: TensorSpec, parts: list[NDArray[Any]]) -> Column:

@@ -45,10 +45,10 @@ class Ref:
     @property
     def end(self) -> int:
         """The offset behind the last field."""
-        at = self.at
-        for offset, size in self.spans():
-            at = offset + size
-        return at
+        end = self.at
+        for size in self.sizes:
+            end = aligned(end) + size
+        return end
 
 
 def parse_ref(value: Any) -> Ref:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -35,6 +35,10 @@ class TensorSpec:
     """A name of the dtype table."""
     shape: tuple[int | None, ...]
     """Shape of one sample, without the batch dimension; None = ragged, differs between samples."""
+    is_ragged: bool = field(init=False, repr=False, compare=False)
+    """Whether samples differ in size, so that each carries its own shape (always so for bytes)."""
+    sample_bytes: int = field(init=False, repr=False, compare=False)
+    """Bytes of one sample of a tensor that is not ragged."""
 
     def __post_init__(self) -> None:
         name, shape = self.name, self.shape
@@ -53,20 +57,13 @@ class TensorSpec:
             raise BadSpec(f"tensor {name!r}: one sample of shape {shape} is over the limit of {MAX_FIELD_BYTES} bytes")
         if self.dtype == BYTES and shape != ():
             raise BadSpec(f"tensor {name!r}: bytes has shape (), found {shape}")
+        # worked out once: every block asks
+        object.__setattr__(self, "is_ragged", self.dtype == BYTES or None in shape)
+        object.__setattr__(self, "sample_bytes", item_size(self.dtype) * prod(dim or 0 for dim in shape))
 
     def __str__(self) -> str:
         sizes = ", ".join("?" if dim is None else str(dim) for dim in self.shape)
         return f"{self.name}: {self.dtype}{f'[{sizes}]' if self.shape else ''}"
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether samples differ in size, so that each carries its own shape (always so for bytes)."""
-        return self.dtype == BYTES or None in self.shape
-
-    @property
-    def sample_bytes(self) -> int:
-        """Bytes of one sample of a tensor that is not ragged."""
-        return item_size(self.dtype) * prod(dim or 0 for dim in self.shape)
 
     @property
     def wire_ndim(self) -> int:

@@ -33,16 +33,16 @@ class _Reserved:
     room: int
     """For the header, with its ref."""
 
-    def ref_of(self, name: str, meta: bytes | memoryview, payload: Sequence[bytes | memoryview]) -> Ref | None:
-        """Where these fields lie; None unless they lie here, as an entry's have to."""
+    def meta_of(
+        self, name: str, meta: bytes | memoryview, payload: Sequence[bytes | memoryview]
+    ) -> tuple[bytes, Ref] | None:
+        """The header of these fields with their place, and that; None unless they lie here, as an entry's have to."""
         arrays = [np.frombuffer(value, dtype=np.uint8) for value in payload]
         ref = Ref(name, self.at, tuple([array.nbytes for array in arrays]))
-        shift = self.address - self.at
-        are_here = all(
-            not size or array.ctypes.data == at + shift for array, (at, size) in zip(arrays, ref.spans(), strict=True)
-        )
-        fits = ref.end <= self.end and len(with_ref(bytes(meta), ref)) <= self.room
-        return ref if are_here and fits else None
+        shift, whole = self.address - self.at, with_ref(bytes(meta), ref)
+        lies = zip(arrays, ref.spans(), strict=True)
+        are_here = all(not size or array.ctypes.data == at + shift for array, (at, size) in lies)
+        return (whole, ref) if are_here and ref.end <= self.end and len(whole) <= self.room else None
 
 
 class SegmentWriter:
@@ -52,7 +52,7 @@ class SegmentWriter:
         self, folder: SegmentFolder, stream: tuple[str, str], spec: Spec, epoch: int, partition: int,
         *, segment_bytes: int, is_synced: bool = False,
     ) -> None:  # fmt: skip
-        self.folder, self._spec, self._stream = folder, spec, stream
+        self.folder, self.spec, self._stream = folder, spec, stream
         self._epoch, self._partition = epoch, partition
         self._segment_bytes, self._is_synced = segment_bytes, is_synced
         self._maps = maps_of(folder.path)
@@ -60,6 +60,10 @@ class SegmentWriter:
         self._at = 0
         self._mapped: NDArray[np.uint8] | None = None
         """The open segment, once somebody makes samples in it."""
+        self._address = 0
+        """In memory, of its first byte."""
+        self._is_placed: bool | None = None
+        """Whether blocks of the open segment are made in it; None: nobody asked yet."""
         self._reserved: _Reserved | None = None
         self.full: list[str] = []
         """Segments that get nothing more; whoever has everything in them committed says so to the server."""
@@ -78,9 +82,10 @@ class SegmentWriter:
         (meta_name, meta), payload = fields[0], [value for _, value in fields[1:]]
         reserved, self._reserved = self._reserved, None
         if reserved is not None and self._open is not None:
-            ref = reserved.ref_of(self._open.name, meta, payload)
-            if ref is not None:
-                return [(meta_name, self._complete(self._open, meta, ref))], self._open.name
+            here = reserved.meta_of(self._open.name, meta, payload)
+            if here is not None:
+                self._complete(self._open, *here)
+                return [(meta_name, here[0])], self._open.name
         if reserved is not None:
             self.close()  # whoever has the arrays may write to them yet: nothing else may lie there
         sizes = [memoryview(value).nbytes for value in payload]
@@ -117,9 +122,9 @@ class SegmentWriter:
             return None
         room = meta_bytes + ref_bytes("0" * 32, len(sizes))
         opened = self._room_for(room, sizes)
-        if opened.is_fresh or self._maps.map(opened.fd, to_write=True) is None:
-            return None
-        return self._reserve(opened, room, sizes)
+        if self._is_placed is None:
+            self._is_placed = not opened.is_fresh and self._maps.map(opened.fd, to_write=True) is not None
+        return self._reserve(opened, room, sizes) if self._is_placed else None
 
     def _reserve(self, opened: OpenSegment, room: int, sizes: Sequence[int]) -> NDArray[np.uint8]:
         at, end = place_record(self._at, room, sizes)
@@ -128,9 +133,9 @@ class SegmentWriter:
             fd = os.open(self.folder.path / opened.name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             fcntl.flock(fd, fcntl.LOCK_SH)
             self._mapped = self._maps.held(fd, to_write=True)
-        memory = self._mapped[at:end]
-        self._reserved = _Reserved(at, end, memory.ctypes.data, room)
-        return memory
+            self._address = self._mapped.ctypes.data
+        self._reserved = _Reserved(at, end, self._address + at, room)
+        return self._mapped[at:end]
 
     def drop_reserved(self) -> None:
         """What was reserved will not be given to `append`."""
@@ -138,21 +143,20 @@ class SegmentWriter:
             self._reserved = None
             self.close()  # as there
 
-    def _complete(self, opened: OpenSegment, meta: bytes | memoryview, ref: Ref) -> bytes:
-        whole, end = with_ref(bytes(meta), ref), aligned(ref.end)
-        before = pack_record(whole, end - self._at, opened.name[-16:-4])
+    def _complete(self, opened: OpenSegment, meta: bytes, ref: Ref) -> None:
+        end = aligned(ref.end)
+        before = pack_record(meta, end - self._at, opened.name[-16:-4])
         write_all(opened.fd, [before.ljust(ref.at - self._at, b"\0")], self._at)
         if self._is_synced:
             os.fdatasync(opened.fd)
         self._at = end
-        return whole
 
     def _room_for(self, meta_bytes: int, sizes: Sequence[int]) -> OpenSegment:
         if self._open is not None:
             if place_record(self._at, meta_bytes, sizes)[1] <= self._open.nbytes and _is_whole(self._open):
                 return self._open
             self.close()
-        info = SegmentInfo(self._stream[1], self._stream[0], self._epoch, self._partition, new_token(), self._spec)
+        info = SegmentInfo(self._stream[1], self._stream[0], self._epoch, self._partition, new_token(), self.spec)
         needed = place_record(2 * PAGE, meta_bytes, sizes)[1]
         self._open = self.folder.take(info, max(self._segment_bytes, needed + 4 * PAGE))
         if self._is_synced:
@@ -164,7 +168,7 @@ class SegmentWriter:
 
     def close(self) -> None:
         """No more blocks; gives the file back."""
-        self._reserved = self._mapped = None
+        self._reserved = self._mapped = self._is_placed = None
         if self._open is not None:
             self.full.append(self._open.name)
             self._open.release()

@@ -45,21 +45,20 @@ class ShardWriter:
         self._limit = MAX_SHARD_SAMPLES if size is None else size
         self._finish = finish
         self._clock = clock
-        self._first = self._next = committer.position
-        self._builder.left = self._limit - self._next
+        self._first = self.position = committer.position
+        """Of the block being gathered; and offset of the next sample: after a restart, where to go on."""
+        self._builder.left = self._limit - self.position
         self._bad: dict[int, str] = {}
         self._uncommitted: deque[tuple[Block, dict[int, str]]] = deque()
         """Ended, and refused by a committer that found no room or no server: kept, or the shard would have a gap."""
-        self._began = clock()
+        self._due = clock() + LINGER_S
+        """When the block being gathered is sent though it is not full."""
+        self._open_to = self._limit
+        """Offsets below it may be written at once; 0 while samples are reserved, or could not be committed."""
         self._reserved = 0
         """Samples that are being made in place."""
         self.bytes_written = 0
         """Payload bytes handed to the committer by this writer."""
-
-    @property
-    def position(self) -> int:
-        """Offset of the next sample; after a restart, where to go on."""
-        return self._next
 
     @property
     def committed(self) -> int:
@@ -71,26 +70,26 @@ class ShardWriter:
 
         Raises SpecMismatch naming tensor, found and expected, ShardMismatch beyond the planned size.
         """
-        if self._next >= self._limit or self._reserved or self._uncommitted:
+        if self.position >= self._open_to:
             self._make_way(1)
-        self._builder.add(sample)
-        self._next += 1
-        if self._builder.is_full or self._clock() - self._began >= LINGER_S:
+        is_full = self._builder.add(sample)
+        self.position += 1
+        if is_full or self._clock() >= self._due:
             self.flush()
 
     def write_batch(self, rows: Mapping[str, Any]) -> None:
         """Adds n samples, name -> ``[n, *shape]`` (ragged and bytes: a sequence of n)."""
         count = check_rows(self._spec, rows)
-        if self._next + count > self._limit or self._reserved or self._uncommitted:
+        if self.position + count > self._open_to:
             self._make_way(count)
         start = 0
         while start < count:
             taken = self._builder.add_rows(rows, start, count)
-            self._next += taken
+            self.position += taken
             start += taken
             if self._builder.is_full:
                 self.flush()
-        if self._clock() - self._began >= LINGER_S:
+        if self._clock() >= self._due:
             self.flush()
 
     def reserve(self, count: int) -> Reservation:
@@ -102,7 +101,7 @@ class ShardWriter:
         require_fixed(self._spec)
         if not 1 <= count <= MAX_BLOCK_SAMPLES:
             raise ValueError(f"reserve({count}): a block has 1 to {MAX_BLOCK_SAMPLES} samples")
-        if self._next + count > self._limit:
+        if self.position + count > self._limit:
             self._refuse_more()
         self._require_free()
         self.flush()
@@ -110,14 +109,14 @@ class ShardWriter:
         arrays = dict(zip(self._spec.names, columns, strict=True))
 
         def end(block: Block, is_wanted: bool) -> None:
-            self._reserved = 0
+            self._reserved, self._open_to = 0, self._limit
             if is_wanted:
                 self.write_block(block, {})
             else:
                 self._committer.drop_reserved(block)
 
-        self._reserved = count
-        return Reservation(self._spec, self._next, arrays, end)
+        self._reserved, self._open_to = count, 0
+        return Reservation(self._spec, self.position, arrays, end)
 
     def _require_free(self) -> None:
         if self._reserved:
@@ -131,23 +130,23 @@ class ShardWriter:
         Its arrays must not change any more. Raises ShardMismatch unless its offsets are the next ones.
         """
         self.flush()
-        if block.first != self._next:
+        if block.first != self.position:
             raise ShardMismatch(
-                f"shard {self._shard} stands at offset {self._next}, this block begins at {block.first}"
+                f"shard {self._shard} stands at offset {self.position}, this block begins at {block.first}"
             )
         if block.end > self._limit:
             self._refuse_more()
-        self._first = self._next = block.end
+        self._first = self.position = block.end
         self.bytes_written += block.nbytes
         self._uncommitted.append((block, dict(bad)))
         self.flush()
 
     def quarantine(self, reason: str) -> None:
         """Records that the next sample could not be made: its offset becomes a hole, settled for every group."""
-        if self._next >= self._limit or self._reserved or self._uncommitted:
+        if self.position >= self._open_to:
             self._make_way(1)
-        self._bad[self._next] = reason
-        self._next += 1
+        self._bad[self.position] = reason
+        self.position += 1
         if len(self._bad) >= MAX_HOLES:
             self.flush()
 
@@ -156,17 +155,19 @@ class ShardWriter:
 
         What it raises takes nothing away: the samples are sent again by the next flush.
         """
-        if self._next > self._first:
+        if self.position > self._first:
             block = self._builder.finish(self._first, list(self._bad))
             bad, self._bad = self._bad, {}
             self.bytes_written += block.nbytes
-            self._first = self._next
+            self._first = self.position
             self._uncommitted.append((block, bad))
+        self._open_to = 0
         while self._uncommitted:
             self._committer.commit(*self._uncommitted[0])
             self._uncommitted.popleft()
-        self._builder.left = self._limit - self._next
-        self._began = self._clock()
+        self._open_to = 0 if self._reserved else self._limit
+        self._builder.left = self._limit - self.position
+        self._due = self._clock() + LINGER_S
 
     def settle(self) -> None:
         """Flushes, and returns once everything is committed."""
@@ -177,12 +178,12 @@ class ShardWriter:
         """Commits the rest and declares the shard complete; raises ShardMismatch if fewer samples came than planned."""
         self._require_free()
         self.settle()
-        if self._size is not None and self._next != self._size:
+        if self._size is not None and self.position != self._size:
             raise ShardMismatch(
-                f"shard {self._shard} was closed after {self._next} samples, its manifest plans {self._size}: "
+                f"shard {self._shard} was closed after {self.position} samples, its manifest plans {self._size}: "
                 "write or quarantine every one"
             )
-        self._finish(self._next)
+        self._finish(self.position)
         self._committer.finish()
 
     def close_as_committed(self) -> None:
@@ -197,7 +198,7 @@ class ShardWriter:
 
     def _make_way(self, count: int) -> None:
         """What a flush could not send goes first: a block's arrays are used again two blocks later."""
-        if self._next + count > self._limit or self._reserved:
+        if self.position + count > self._limit or self._reserved:
             self._refuse_more()
         self.flush()
 

@@ -274,6 +274,8 @@ class EpochWriter:
     def __init__(self, writer: Writer, manifest: Manifest, *, owns: bool) -> None:
         self._writer, self._manifest, self._owns = writer, manifest, owns
         self._current: ShardWriter | None = None
+        self._shard_limit = SHARD_SAMPLES if len(writer.stream.partitions) == 1 else SPREAD_SAMPLES
+        """Samples of a shard that is not planned."""
         self._sizes: list[int] = []
 
     @property
@@ -331,10 +333,6 @@ class EpochWriter:
             self._next_shard({})
         assert self._current is not None
         self._current.quarantine(reason)
-
-    @property
-    def _shard_limit(self) -> int:
-        return SHARD_SAMPLES if len(self._writer.stream.partitions) == 1 else SPREAD_SAMPLES
 
     def _next_shard(self, sample: Mapping[str, Any]) -> ShardWriter:
         if self._manifest.sizes is not None:
