@@ -20,7 +20,9 @@ from penstock_common.stream.link.connection import connect
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.loader import Loader
 from penstock_producer.keeping import recycling
+from penstock_producer.writing import sealing
 from penstock_producer.writing.commit import Committer
+from penstock_producer.writing.sealing import Sealing
 from penstock_producer.writing.writer import Writer
 
 SPEC = {"x": ("uint32", (500,)), "y": ("int64", ())}
@@ -49,7 +51,8 @@ WRITING: dict[str, tuple[Any, str, str, int]] = {
     "in the middle of writing a block": (os, "pwritev", HALF, 9),
     "before its transaction": (SegmentWriter, "append", AFTER, 9),
     "after its transaction was sent": (Committer, "_execute", AFTER, 9),
-    "before a full segment is said to be full": (Committer, "_seal", BEFORE, 3),
+    "before a full segment is said to be full": (sealing, "seal_command", BEFORE, 3),
+    "after it was said, behind a block, and not answered": (Sealing, "answered", BEFORE, 3),
     "while a new file has no name": (os, "posix_fallocate", AFTER, 2),
     "before a file that is used again has its new name": (SegmentFolder, "_locked", BEFORE, 3),
 }

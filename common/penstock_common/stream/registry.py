@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client, readable, run_script
+from penstock_common.stream.link.channel import Command
+from penstock_common.stream.link.commands import Client, Run, readable, run_script
 from penstock_common.stream.lua.entries import FREE_SEGMENTS, SEAL
 from penstock_common.stream.manifest import Manifest
 
@@ -38,16 +39,31 @@ def registered_segments(client: Client, partition: PartitionKeys, epoch: int) ->
 
 
 def seal_segments(
-    client: Client, partition: PartitionKeys, manifest: Manifest, names: Iterable[str], *, for_the_dead: bool = False
-) -> None:
+    client: Client, partition: PartitionKeys, manifest: Manifest, names: Iterable[str], *, for_the_dead: bool = False,
+    run: Run | None = None,
+) -> None:  # fmt: skip
     """Says that these get no more entries: a commit that names one is refused. Nothing where the epoch was released.
 
     ``for_the_dead``: somebody else says so, also of segments that nothing was committed to: a dead writer's commit may
-    lie in a socket's buffer and come at any time.
+    lie in a socket's buffer and come at any time. ``run`` runs the script, which may run twice; None leaves it to the
+    client.
     """
     if wanted := list(names):
-        keys = [partition.segments(manifest.epoch), partition.state(manifest.epoch)]
-        run_script(client, SEAL, keys, [manifest.id, 2 if for_the_dead else 1, *wanted])
+        keys, args = _keys_of(partition, manifest), [manifest.id, 2 if for_the_dead else 1, *wanted]
+        if run is None:
+            run_script(client, SEAL, keys, args)
+        else:
+            run(SEAL, keys, args)
+
+
+def seal_command(partition: PartitionKeys, manifest: Manifest, names: Iterable[str]) -> Command:
+    """The same of their own writer, as a command to be sent along with others; may be said again."""
+    told = ["2", *_keys_of(partition, manifest), manifest.id, "1", *names]
+    return (b"EVAL", SEAL.encode(), *[text.encode() for text in told])
+
+
+def _keys_of(partition: PartitionKeys, manifest: Manifest) -> list[str]:
+    return [partition.segments(manifest.epoch), partition.state(manifest.epoch)]
 
 
 def free_segments(client: Client, partition: PartitionKeys, epoch: int, names: Iterable[str]) -> list[str]:

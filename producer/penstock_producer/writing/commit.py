@@ -43,17 +43,14 @@ from penstock_common.stream.link.channel import Channel
 from penstock_common.stream.link.commands import Arg, Client, Key, run_script_on
 from penstock_common.stream.link.connection import open_channel
 from penstock_common.stream.manifest import Manifest
-from penstock_common.stream.registry import seal_segments
 from penstock_common.stream.servers.durability import Durability, await_safety, touch_command
 from penstock_common.stream.streams import Stream, require_there
 from penstock_common.waiting import Notify, Outage, Wait, to_stderr
-from penstock_producer.writing.lane import open_lane
+from penstock_producer.writing.lane import open_lane, place_block
 from penstock_producer.writing.lasting import Lasting
 from penstock_producer.writing.reserve import memory_for
 from penstock_producer.writing.room import RoomKeeper
-
-HOLES_BYTES = 1024
-"""For the holes in the header of a block that is made in place; one with more is copied."""
+from penstock_producer.writing.sealing import Sealing
 
 
 @dataclass(slots=True)
@@ -64,6 +61,10 @@ class Sent:
     bad: Mapping[int, str]
     replies: int
     """How many its transaction has."""
+    segment: str
+    """Where its payload lies, if not in the entry: that may be sealed once this is answered."""
+    sealed: list[str]
+    """Segments that are said to be full behind the transaction."""
 
 
 class Committer:
@@ -86,6 +87,7 @@ class Committer:
         self._wait: Wait | None = None
         """For room; lasts until a block is committed, also over blocks that the server refused."""
         self._lane = open_lane(client, stream, manifest, shard)
+        self._sealing = Sealing(client, self._partition, manifest, self._lane)
         self._kept: tuple[Block, Fields, str] | None = None
         """The block whose payload was put into a segment last, its entry's fields, and the segment."""
         self._durability = Durability.parse(stream.durability)
@@ -108,14 +110,7 @@ class Committer:
 
     def place(self, count: int) -> NDArray[np.uint8] | None:
         """Memory of a segment for the columns of at most so many samples; None: make the block anywhere."""
-        if self._lane is None:
-            return None
-        assert self._stream.spec is not None
-        try:
-            sizes = sizes_of(self._stream.spec, count)
-            return self._lane.place(meta_bytes(self._stream.spec, count) + HOLES_BYTES, sizes)
-        except OSError:  # committing the block comes to the same, and says so
-            return None
+        return None if self._lane is None else place_block(self._lane, count)
 
     def reserve(self, spec: Spec, count: int) -> NDArray[np.uint8]:
         """Memory for the columns of so many samples, to be filled and committed as the next block; waits for room.
@@ -152,7 +147,7 @@ class Committer:
         before = self._sent
         if before is not None and self._may_follow(before, block) and self._follow(before, block, bad or {}):
             return
-        self.settle()
+        self._drain()
         self._send(block, bad or {})
 
     def _may_follow(self, before: Sent, block: Block) -> bool:
@@ -173,7 +168,6 @@ class Committer:
             if self._collect(before) or self._collect(sent):  # another run may have committed just the one before
                 self._has_committed()
                 self._sent = sent if sent.replies else None
-                self._seal()  # what is full holds nothing of this block: all of it is committed
                 return True
         except ServerUnavailable as error:
             self._reconnect(error)
@@ -186,6 +180,10 @@ class Committer:
 
     def settle(self) -> None:
         """Waits until everything sent is committed, mending what can be mended."""
+        self._drain()
+        self._sealing.now(self.run_script)
+
+    def _drain(self) -> None:
         while self._sent is not None:
             sent = self._sent
             try:
@@ -195,14 +193,7 @@ class Committer:
             except ServerUnavailable as error:
                 self._reconnect(error)
             self._send(sent.block, sent.bad)
-        self._seal()
         self._await_safety()
-
-    def _seal(self) -> None:
-        """Says of segments that are full, with all their blocks committed, that they may go once those are settled."""
-        if self._lane is not None and self._lane.full:
-            seal_segments(self._client, self._partition, self._manifest, self._lane.full)
-            self._lane.full.clear()
 
     def _has_committed(self) -> None:
         self._sent = self._wait = None
@@ -214,6 +205,10 @@ class Committer:
 
     def finish(self) -> None:
         """Ends, once all is settled; the connection is the next shard's."""
+        if self._lane is not None:
+            self._lane.close()
+            with suppress(PenstockError):  # the janitor finds out
+                self._sealing.now(self.run_script)
         self._lasting.give_channel(self._channel)
         self.close()
 
@@ -224,7 +219,7 @@ class Committer:
             self._lane.close()
             if self._sent is None:  # else the janitor finds out
                 with suppress(PenstockError):
-                    self._seal()
+                    self._sealing.now()
 
     def _send(self, block: Block, bad: Mapping[int, str]) -> None:
         """Sends what of the block is not committed yet, after waiting for room."""
@@ -290,13 +285,13 @@ class Committer:
 
     def _execute(self, block: Block, bad: Mapping[int, str], fields: Fields) -> Sent:
         """Sends the block's transaction."""
-        reasons = {offset: json.dumps({"why": why[:500]}) for offset, why in bad.items()}
+        said = {offset: json.dumps({"why": why[:500]}) for offset, why in bad.items()}
         segment = self._kept[2] if self._kept is not None and self._kept[0] is block else ""
-        commands = commit_commands(
-            self._partition, self._manifest, self._shard, block, fields, bad=reasons, segment=segment
-        )
-        self._channel.send([*commands, *self._safety])
-        return Sent(block, bad, len(commands))
+        sealed, seal = self._sealing.behind(segment, "" if self._sent is None else self._sent.segment)
+        where = self._partition, self._manifest, self._shard
+        commands = commit_commands(*where, block, fields, bad=said, segment=segment)
+        self._channel.send([*commands, *seal, *self._safety])
+        return Sent(block, bad, len(commands), segment, sealed)
 
     def _collect(self, sent: Sent) -> bool:
         """Reads the answers; False where the block has to be sent again (someone else committed, or no memory)."""
@@ -304,6 +299,8 @@ class Committer:
         if not due:  # answered before, in vain, and sending it again was interrupted: no answers will come
             return False
         replies = [self._channel.read() for _ in range(due)]
+        if sent.sealed:
+            self._sealing.answered(sent.sealed, self._channel.read())
         safety = [self._channel.read() for _ in self._safety]
         outcome = replies[-1]
         if isinstance(outcome, list):
@@ -336,6 +333,7 @@ class Committer:
             while not self._room.has_room(nbytes, self._progress.held_bytes):
                 self._wait = wait = self._wait or Wait(self._notify, clock=self._clock)
                 wait.because("room", self._room.why)
+                self._sealing.now(self.run_script)  # files that may be used again are room, too
                 is_over = self._room_wait_s is not None and wait.seconds > self._room_wait_s
                 if is_over or self._should_stop():
                     raise BudgetFull(self._room.why())

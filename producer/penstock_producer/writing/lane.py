@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock_common.errors import BudgetRefused, SegmentsUnseen
+from penstock_common.format.block import sizes_of
 from penstock_common.format.ref import PAGE
+from penstock_common.format.wire import meta_bytes
 from penstock_common.segments.plane import parse_payload
 from penstock_common.segments.writing import SegmentWriter
 from penstock_common.settings import Settings
@@ -23,6 +28,8 @@ SEGMENT_BYTES = 64 << 20
 """Large enough that making and sealing one costs nothing per byte, small enough that they turn over in a budget."""
 RECORD_BYTES, HEAD_BYTES = 2048, PAGE
 """More than a record has beside its payload, and a file before its first one, in all but strange cases."""
+HOLES_BYTES = 1024
+"""For the holes in the header of a block that is made in place; one with more is copied."""
 BUDGET_SHARE = 1 / 16
 """Of a partition's budget: what a segment holds that is not settled keeps the rest of it from being used again."""
 
@@ -76,6 +83,14 @@ def open_lane(client: Client, stream: Stream, manifest: Manifest, shard: int) ->
         folder, (stream.name, stream.id), stream.spec, manifest.epoch, stream.partition_of(shard).number,
         segment_bytes=segment_bytes(stream, manifest, shard), is_synced=Durability.parse(stream.durability).is_synced,
     )  # fmt: skip
+
+
+def place_block(lane: SegmentWriter, count: int) -> NDArray[np.uint8] | None:
+    """Memory of a segment for the columns of at most so many samples; None where they are better made elsewhere."""
+    try:
+        return lane.place(meta_bytes(lane.spec, count) + HOLES_BYTES, sizes_of(lane.spec, count))
+    except OSError:  # committing the block comes to the same, and says so
+        return None
 
 
 def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:

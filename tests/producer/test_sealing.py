@@ -1,0 +1,161 @@
+"""Full segments are said to be full behind a later block: only the right ones, and whatever becomes of the answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_common.errors import PenstockError
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import abandon_epoch
+from penstock_common.stream.registry import registered_segments, seal_command
+from penstock_common.stream.streams import Stream
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.writing import sealing
+from penstock_producer.writing.commit import Committer, Sent
+from penstock_producer.writing.writer import Writer
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, sample
+
+BLOCK = 400
+"""Samples; a segment takes three blocks."""
+
+
+def writer_in(folder: Path, url: str, **settings: Any) -> Writer:
+    """Of 't', with small blocks and segments."""
+    settings = {"block_bytes": BLOCK * SAMPLE_BYTES, "budget_bytes": 8 << 20, "notify": lambda _: None, **settings}
+    return Writer("t", url=url, spec=SPEC, payload=f"segments:{folder}", **settings)
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one would take all that is written here."""
+    monkeypatch.setattr("penstock_producer.writing.lane.SEGMENT_BYTES", 1)
+
+
+def sealed(client: Client, stream: Stream, epoch: int = 0) -> dict[str, bool]:
+    """Segment -> whether the server knows that it gets no more."""
+    found = registered_segments(client, stream.partitions[0], epoch)
+    return {name: one.is_sealed for name, one in found.items()}
+
+
+def refuse_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks the server by itself fails."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a round trip for it")
+
+    monkeypatch.setattr(sealing, "seal_segments", refuse)
+
+
+def test_a_full_segment_is_sealed_behind_a_later_block(
+    any_url: str, any_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that nobody knows to be full is not used again, and a question for each costs more than a small block."""
+    with writer_in(tmp_path, any_url) as writer:
+        shard = writer.epoch(0, sizes=[10 * BLOCK]).shard(0)
+        with monkeypatch.context() as patched:
+            refuse_questions(patched)
+            for number in range(8 * BLOCK):
+                shard.write(sample(number))
+        shard._committer._drain()
+        states = list(sealed(any_client, writer.stream).values())
+        assert len(states) >= 3
+        assert states.count(True) >= len(states) - 2
+        for number in range(8 * BLOCK, 10 * BLOCK):
+            shard.write(sample(number))
+        shard.close()
+        assert all(sealed(any_client, writer.stream).values())
+
+
+def test_only_segments_are_sealed_of_which_every_block_is_committed(
+    any_url: str, any_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that comes after it is refused, and its file may be another's by then."""
+    sent: Counter[str] = Counter()
+    answered: Counter[str] = Counter()
+    told: list[str] = []
+    execute, collect = Committer._execute, Committer._collect
+
+    def executed(self: Committer, *what: Any) -> Sent:
+        sending = execute(self, *what)
+        sent[sending.segment] += 1
+        return sending
+
+    def collected(self: Committer, sending: Sent) -> bool:
+        answered[sending.segment] += 1
+        return collect(self, sending)
+
+    def watched(partition: Any, manifest: Any, names: list[str]) -> Any:
+        assert all(sent[name] == answered[name] > 1 for name in names)
+        told.extend(names)
+        return seal_command(partition, manifest, names)
+
+    monkeypatch.setattr(Committer, "_execute", executed)
+    monkeypatch.setattr(Committer, "_collect", collected)
+    monkeypatch.setattr(sealing, "seal_command", watched)
+    with writer_in(tmp_path, any_url) as writer, writer.epoch(0, sizes=[20 * BLOCK]).shard(0) as shard:
+        for number in range(20 * BLOCK):
+            shard.write(sample(number))
+    assert len(told) >= 5
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(url: str, client: Client, tmp_path: Path) -> None:
+    """Connections are cut all the time: at the end nothing is lost, and every segment is known to be full."""
+    done = threading.Event()
+
+    def cut() -> None:
+        while not done.wait(0.01):
+            for info in client.client_list():
+                if info["cmd"] not in ("client", "client|list") and info["name"] != "control":
+                    client.client_kill_filter(_id=info["id"])
+
+    cutter = threading.Thread(target=cut, daemon=True)
+    with writer_in(tmp_path, url) as writer:
+        epoch = writer.epoch(0, sizes=[60 * BLOCK])
+        writer.client.client_setname("control")
+        with epoch.shard(0) as shard:
+            cutter.start()
+            for number in range(60 * BLOCK):
+                shard.write(sample(number))
+                time.sleep(0.005 * (number % 100 == 0))
+            shard.settle()
+            done.set()
+            cutter.join()
+        states = sealed(client, writer.stream)
+        assert len(states) >= 15
+        assert all(states.values())
+    with Replay("t", url=url, epoch=0, batch_size=64, notify=lambda _: None) as replay:
+        assert numbers(replay) == list(range(60 * BLOCK))
+
+
+def test_a_refused_sealing_keeps_nobody_from_going_on(
+    any_url: str, any_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block before it is committed all the same, and whoever ends says it once more."""
+    with writer_in(tmp_path, any_url) as writer, writer.epoch(0, sizes=[8 * BLOCK]).shard(0) as shard:
+        with monkeypatch.context() as patched:
+            patched.setattr(sealing, "seal_command", lambda *_: (b"EVAL", b"return redis.error_reply('NO')", b"0"))
+            for number in range(8 * BLOCK):
+                shard.write(sample(number))
+            shard._committer._drain()
+        assert shard.committed == 8 * BLOCK
+        assert not any(sealed(any_client, writer.stream).values())
+    assert all(sealed(any_client, open_stream(any_client, "t")).values())
+
+
+def test_an_epoch_that_was_abandoned_ends_the_shard_as_ever(any_url: str, any_client: Client, tmp_path: Path) -> None:
+    """Nothing is sealed there any more, which is no answer to wait for."""
+    with writer_in(tmp_path, any_url) as writer:
+        shard = writer.epoch(0, sizes=[20 * BLOCK]).shard(0)
+        for number in range(6 * BLOCK):
+            shard.write(sample(number))
+        abandon_epoch(any_client, writer.stream, 0)
+        with pytest.raises(PenstockError, match="takes no more samples"):
+            for number in range(6 * BLOCK, 20 * BLOCK):
+                shard.write(sample(number))
+        shard.abort()
