@@ -146,7 +146,7 @@ def test_a_member_that_is_stopped_in_order_hands_back_at_once(any_url: str, how:
         print(f"handed back in {time.monotonic() - began:.3f} s")
         with child(train, any_url, "goes.on", 600) as process:
             goes_on = Lines(process)
-            assert goes_on.end(20) == "done", process.errors()
+            assert goes_on.end(60) == "done", process.errors()
         found = numbers(leaves, goes_on)
     assert set(found) == set(range(COUNT))
     assert found.total() - COUNT <= BATCH
