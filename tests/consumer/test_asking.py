@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from penstock_consumer.shared.asking import BLOCK_MS, MOST_ENTRIES, REQUEST_BYTES, SHORTEST_MS, Asking, Request
+import pytest
+
+from penstock_consumer.shared.asking import (
+    BLOCK_MS,
+    GROUP_ASKS_S,
+    MOST_ENTRIES,
+    REQUEST_BYTES,
+    SHORTEST_MS,
+    TAKEN_AT_ONCE,
+    Asking,
+    Request,
+)
 
 BUDGET = 64 << 20
 
 
-def given(asking: Asking, entries: int, waited_s: float = 0.0, nbytes: int = 250_000) -> Request:
+def given(asking: Asking, entries: int, waited_s: float = 0.0, nbytes: int = 250_000, now_s: float = 0.0) -> Request:
     """The reader sends one request of what it is told to send, and is answered."""
     request = asking.next_requests(0, is_ended=False)[-1]
     for _ in range(entries):
         asking.received(nbytes)
-    asking.answered(request, entries, waited_s)
+    asking.answered(request, entries, waited_s, now_s)
     return request
+
+
+def one_each(seconds: float, partitions: int = 1) -> Asking:
+    """A reader that is given one entry after the other, and has been for long."""
+    asking = Asking(partitions, BUDGET)
+    for number in range(50):
+        given(asking, 1, now_s=number * seconds)
+    return asking
 
 
 def waits(requests: list[Request]) -> list[int | None]:
@@ -94,7 +113,7 @@ def test_of_an_epoch_that_has_ended_nothing_is_waited_for() -> None:
             requests = asking.next_requests(0, is_ended=True)
             assert set(waits(requests)) == {None}
             for request in requests:
-                asking.answered(request, 0, 0.0)
+                asking.answered(request, 0, 0.0, 0.0)
 
 
 def test_an_idle_reader_of_several_partitions_asks_all_of_them_at_once_and_waits_at_the_last() -> None:
@@ -103,7 +122,7 @@ def test_an_idle_reader_of_several_partitions_asks_all_of_them_at_once_and_waits
     for _ in range(2):
         for request in asking.next_requests(0, is_ended=False):
             assert request.block_ms is None
-            asking.answered(request, 0, 0.0)
+            asking.answered(request, 0, 0.0, 0.0)
     assert asking.is_idle
     assert asking.ends_sweep
     asking.received(250_000)  # small ones: a sweep may be all partitions
@@ -111,7 +130,7 @@ def test_an_idle_reader_of_several_partitions_asks_all_of_them_at_once_and_waits
     assert sorted(request.partition for request in requests) == [0, 1, 2, 3]
     assert waits(requests) == [None, None, None, SHORTEST_MS]
     assert [request.most for request in requests] == [1] * 4
-    asking.answered(requests[0], 0, 0.0)
+    asking.answered(requests[0], 0, 0.0, 0.0)
     assert not asking.ends_sweep
     assert asking.next_requests(3, is_ended=False) == []
 
@@ -124,3 +143,39 @@ def test_no_request_is_for_more_than_a_share_of_the_prefetch_budget() -> None:
     small.received(10_000_000)
     assert {request.most for request in small.next_requests(0, is_ended=False)} == {1}
     assert small.request_bytes == 250_000
+
+
+def test_a_member_among_many_lets_a_few_entries_come_together() -> None:
+    """Each entry would wake another process, and the members share what comes: none of it waits for this one."""
+    assert one_each(0.01).rest_s(32) == pytest.approx(TAKEN_AT_ONCE * 0.01, rel=0.01)
+
+
+def test_the_members_of_a_group_rest_so_long_that_one_of_them_asks_all_the_time() -> None:
+    """What comes is to be with some member within milliseconds, or writers would wait for room that only rests."""
+    for members in (3, 8, 20):
+        assert one_each(0.8 * members * GROUP_ASKS_S).rest_s(members) == pytest.approx(members * GROUP_ASKS_S)
+
+
+def test_no_member_rests_for_more_than_a_tenth_of_a_second_or_without_an_entry_to_expect() -> None:
+    """It may be the last one left, and an epoch may end; and a rest that saves nothing is a wait."""
+    assert one_each(0.09).rest_s(1000) == BLOCK_MS / 1000
+    assert one_each(0.11).rest_s(1000) == 0
+    assert one_each(0.03).rest_s(8) == 0
+
+
+def test_who_has_rested_and_finds_nothing_hears_it_at_once() -> None:
+    """Entries should have come: where none have, the epoch may have ended, and waiting for more would say it late."""
+    asking = one_each(0.01)
+    assert asking.rest_s(32) > 0
+    assert waits(asking.next_requests(0, is_ended=False)) == [None]
+    (patience,) = waits(asking.next_requests(0, is_ended=False))
+    assert patience is not None
+
+
+def test_who_is_alone_or_may_find_more_at_once_does_not_rest() -> None:
+    """Nobody else asks meanwhile; and a reader behind its producers has nothing to wait for."""
+    assert one_each(0.01).rest_s(1) == 0
+    behind = one_each(0.01)
+    given(behind, MOST_ENTRIES, now_s=0.51)
+    assert behind.rest_s(32) == 0
+    assert one_each(0.01, partitions=4).rest_s(32) == 0

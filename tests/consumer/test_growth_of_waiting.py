@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from penstock_common.stream.entries import list_held, list_overdue, pending_members
+from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import RELEASED
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.removal.release import release_epoch
@@ -93,14 +94,15 @@ def test_what_living_members_hold_is_not_even_listed_to_those_who_look_for_the_d
 
 
 ENTRIES, GAP_S = 40, 0.03
+ROWS = {"x": np.zeros((4, 8), np.float32), "y": np.zeros(4, np.int64)}
+SLOW_SPEC = {"x": ("float32", (8,)), "y": ("int64", ())}
 
 
 def test_a_member_that_waits_for_entry_after_entry_asks_about_once_for_each(any_url: str, any_client: Client) -> None:
     """Among many members each is given one now and then: a read that finds nothing wakes a process for nothing."""
-    rows = {"x": np.zeros((4, 8), np.float32), "y": np.zeros(4, np.int64)}
-    spec, silent = {"x": ("float32", (8,)), "y": ("int64", ())}, threading.Event()
+    silent = threading.Event()
     with (
-        Writer("slow", url=any_url, spec=spec) as writer,
+        Writer("slow", url=any_url, spec=SLOW_SPEC) as writer,
         writer.epoch(sizes=[4 * ENTRIES]) as epoch,
         Loader("slow", group="g", batch_size=4, url=any_url, notify=lambda _: None) as loader,
         epoch.shard(0) as shard,
@@ -109,9 +111,35 @@ def test_a_member_that_waits_for_entry_after_entry_asks_about_once_for_each(any_
         for number in range(ENTRIES):
             if number == ENTRIES // 4:  # how long is usual is known by now
                 before = calls(any_client)["xreadgroup"]
-            shard.write_batch(rows)
+            shard.write_batch(ROWS)
             shard.flush()
             assert len(next(batches)["y"]) == 4
             silent.wait(GAP_S)
         asked = calls(any_client)["xreadgroup"] - before
     assert asked <= 1.5 * (ENTRIES - ENTRIES // 4)  # it was two for each, and three among others
+
+
+def test_a_member_among_many_is_given_a_few_entries_at_a_time(any_url: str, any_client: Client) -> None:
+    """Thirty processes that wake in turns find their caches cold, each time: the fewer times the better."""
+    pause = threading.Event()
+    with Writer("many", url=any_url, spec=SLOW_SPEC) as writer:
+        for number in range(31):  # they hold nothing, and ask for nothing
+            join_group(any_client, Membership(writer.stream, "g", f"silent-{number}", f"{number}"))
+        with (
+            writer.epoch(sizes=[4 * ENTRIES]) as epoch,
+            epoch.shard(0) as shard,
+            Loader("many", group="g", batch_size=4, url=any_url, notify=lambda _: None) as loader,
+        ):
+            batches = iter(loader)
+            shard.write_batch(ROWS)
+            shard.flush()
+            assert next(batches)
+            before = calls(any_client)["xreadgroup"]
+            for _ in range(ENTRIES - 1):
+                shard.write_batch(ROWS)
+                shard.flush()
+                pause.wait(GAP_S / 3)
+            for _ in range(ENTRIES - 1):
+                assert len(next(batches)["y"]) == 4
+            asked = calls(any_client)["xreadgroup"] - before
+    assert asked <= 0.8 * ENTRIES

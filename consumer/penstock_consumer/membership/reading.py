@@ -203,7 +203,9 @@ class SharedReading(Reading):
         """An epoch may have to be read again: a member that held a part of it died, or what it lacked was repaired."""
         repaired = [epoch - 1 for epoch in self.place.unclosed if self.place.has_unread(epoch)]
         self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims)), *repaired])
-        return super().next_epoch()
+        found = super().next_epoch()
+        self.keeper.members = self.place.members
+        return found
 
     def take_up(self) -> None:
         """What is pending here though it was acknowledged: a server that lost its last second forgot it."""

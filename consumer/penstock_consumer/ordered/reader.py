@@ -6,6 +6,7 @@ what is committed is found by ``walk``; entries are fetched by id, so nothing of
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -31,6 +32,7 @@ from penstock_common.waiting import Notify
 from penstock_consumer.membership.pulse import Pulse
 from penstock_consumer.ordered.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
 from penstock_consumer.ordered.expected import Discard, Expected
+from penstock_consumer.ordered.gathering import Gathering
 from penstock_consumer.ordered.ranks import OrderedPlace
 from penstock_consumer.ordered.walk import Walk, shards_in_order
 from penstock_consumer.pipeline.arena import Arena
@@ -87,6 +89,7 @@ class OrderedReader:
         assert spec is not None
         self._require_room()
         self._manifest = load_manifest(place.client, place.stream, epoch)
+        place.learn(self._manifest)
         begun = shards_in_order(place.client, place.stream, self._manifest)
         self.steps = Steps(start, order.rank, order.world, order.batch, remainder, share)
         self._unusable, self._dropped = self._skipped()
@@ -105,6 +108,7 @@ class OrderedReader:
             Receiver(spec, self._assembler, self._expected, partition.number, self._answers.append, self._segments)
             for partition in place.stream.partitions
         ]
+        self._gathering = Gathering(order.world, self.steps.size * share[1], place.stream.budget_bytes)
         self._is_dry = False
         """Whether the last look for more found less than the next step needs."""
         self._broken_off: int | None = None
@@ -214,10 +218,12 @@ class OrderedReader:
         self.queue.meter.to("producers")
         self._is_dry = False
         step, total = self._planned // self.steps.batch, self._total
-        needed, is_end_due = self.steps.needed(step, total), total is not None and self._is_planned_out(total)
+        is_end_due, last = total is not None and self._is_planned_out(total), step + self._gathering.steps() - 1
+        needed = self.steps.needed(last, total)
         block_ms = END_MS if is_end_due else BLOCK_MS
         if not self._walk.wait(self._line.open(), block_ms, needed, self.steps.coming(step, total, needed)):
             self._refresh(renewed(self.place.client, self.place.stream, self._manifest))
+        self._gathering.reached(self._walk.end, time.monotonic())
         self.queue.meter.to("reader")
 
     def _refresh(self, manifest: Manifest) -> None:
@@ -314,6 +320,7 @@ class OrderedReader:
         else:
             self._asked.popleft()
             self._line.answered()
+            self._gathering.received(take.piece.record.nbytes, take.piece.record.count)
             self._received_rows += len(take.rows)
             self.filled += take.filled
             self._emit()

@@ -1,8 +1,8 @@
 """What a shared reader asks for next: how many requests, of which partitions, how many entries, how long they may wait.
 
-Pure: sending, and what comes, is ``reader``'s. A process that is woken for nothing finds its caches cold, and with many
-members each waits most of the time: who found less than it asked for sends one request that waits, and for about as long
-as entries usually take to come.
+Pure: sending, and what comes, is ``reader``'s. A process that is woken among many finds its caches cold: so who found
+less than it asked for sends one request that waits about as long as is usual, and one of many members rests before it,
+until a few entries are its share (decision 23).
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ SHORTEST_MS = 10
 """At first so long, then longer the longer nothing comes. (A server looks ten times a second whose time is over.)"""
 USUAL_TIMES = 2
 """Or at first so many times as long as is usual."""
+GROUP_ASKS_S = 0.003
+"""Of a group's members that wait, one asks so often: no entry lies there longer because they rest in between."""
+TAKEN_AT_ONCE = 3
+"""A member rests no longer than until so many entries are its share."""
 
 
 class Request(NamedTuple):
@@ -49,6 +53,12 @@ class Asking:
         """Whether the last answer with entries brought all there were."""
         self._waited_s = self._usual_s = 0.0
         """Waited since the last entry came; what was usual until then."""
+        self._has_rested = False
+        """Whether entries should have come by now: if none have, the epoch may have ended."""
+        self._each_s = 0.0
+        """From one entry to the next, as of late."""
+        self._came_s: float | None = None
+        """When the last of them came."""
 
     @property
     def is_waiting(self) -> bool:
@@ -73,8 +83,8 @@ class Asking:
         """An entry of so many bytes."""
         self._entry_bytes += (nbytes - self._entry_bytes) * (0.2 if self._entry_bytes else 1.0)
 
-    def answered(self, request: Request, entries: int, waited_s: float) -> None:
-        """One request brought so many entries, and was waited for so long."""
+    def answered(self, request: Request, entries: int, waited_s: float, now_s: float) -> None:
+        """One request brought so many entries now, and was waited for so long."""
         self._waited_s += waited_s
         if not entries:
             self._empty += 1
@@ -82,12 +92,26 @@ class Asking:
         self._empty, self._is_drained = 0, entries < request.most or self._empty > 0
         self._usual_s += (self._waited_s - self._usual_s) * 0.2
         self._waited_s = 0.0
+        if self._came_s is not None:
+            self._each_s += ((now_s - self._came_s) / entries - self._each_s) * 0.2
+        self._came_s = now_s
+
+    def rest_s(self, members: int) -> float:
+        """How long to rest before the next request, as one of so many members that share what comes.
+
+        Each entry wakes one of those that wait, and a process that is woken among many finds its caches cold: so each
+        takes a few entries at a time. Who is alone, may find more at once, or has none to expect by then does not rest.
+        """
+        longest_s = min(members * GROUP_ASKS_S, BLOCK_MS / 1000)
+        is_alone = members == 1 or self._partitions > 1
+        self._has_rested = not is_alone and self._is_drained and self._each_s < longest_s
+        return min(longest_s, TAKEN_AT_ONCE * self._each_s) if self._has_rested else 0.0
 
     def next_requests(self, under_way: int, *, is_ended: bool) -> list[Request]:
         """What to send now, one partition after the other; of an epoch that ``is_ended`` nothing is waited for.
 
         An idle reader sends one request, or with several partitions a sweep over them, and waits for all its answers;
-        so does a reader of one partition that was given all there was.
+        so does a reader of one partition that was given all there was. After a rest nothing is waited for.
         """
         size, round_of = self._partitions, max(self._partitions, AHEAD)
         is_slow = self.is_idle or (size == 1 and self._is_drained)
@@ -99,9 +123,10 @@ class Asking:
         requests = []
         for _ in range(most - under_way):
             is_last = (is_slow and size == 1) or self._turn % round_of == round_of - 1
-            block_ms = None if is_ended else self._patience_ms(is_last=is_last)
+            block_ms = None if is_ended or self._has_rested else self._patience_ms(is_last=is_last)
             requests.append(Request(self._turn % size, count, block_ms))
             self._turn += 1
+        self._has_rested = False
         return requests
 
     def _count(self) -> int:

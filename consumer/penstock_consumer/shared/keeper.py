@@ -12,14 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock_common.stream.entries import Keys, Pending, claim, list_held, list_overdue
-from penstock_common.stream.groups.roster import Membership, beat, load_roster
+from penstock_common.stream.groups.roster import Membership, beat
 from penstock_common.stream.link.commands import Client
-from penstock_common.stream.manifest import ABANDONED, retained_epochs
+from penstock_common.stream.manifest import ABANDONED
+from penstock_common.stream.removal.outlook import look_around
 from penstock_common.waiting import Notify
 from penstock_consumer.membership.parts import said_of
 from penstock_consumer.membership.pulse import BEATS_PER_LEASE, Pulse
 from penstock_consumer.pipeline.batch import Lease
 from penstock_consumer.shared.holdings import Holdings
+from penstock_consumer.shared.others import count_living
 from penstock_consumer.shared.reclaim import Key, Sighting, plan_reclaim
 
 LOOKS_PER_LEASE = 12
@@ -64,6 +66,8 @@ class Keeper(Pulse):
         self._seen: dict[Key, Sighting] = {}
         self._lock = threading.Lock()
         self.claims: deque[Claimed] = deque()
+        self.members = 1
+        """Of the group, those that live, when last looked."""
         self._began_s = self._renewed_s = self._looked_s = clock()
 
     @property
@@ -148,8 +152,9 @@ class Keeper(Pulse):
         An abandoned one takes no acknowledgements any more and owes nothing to anyone: what is pending of it may well
         be settled, and would be handed out again and again.
         """
-        states = retained_epochs(self._client, self._who.stream)
-        roster = load_roster(self._client, self._who.stream.partitions[0])
+        outlook = look_around(self._client, self._who.stream, self._who.stream.partitions[0])
+        states, roster = outlook.states, outlook.roster
+        self.members = count_living(roster, self._who.group)
         record = roster.groups.get(self._who.group)
         epochs = [
             epoch

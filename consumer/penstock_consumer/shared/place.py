@@ -23,9 +23,10 @@ from penstock_common.stream.groups.roster import (
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.link.outbox import Outbox
-from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
+from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.ranges import format_ranges, parse_ranges
+from penstock_common.stream.removal.outlook import look_around
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_common.waiting import Notify, to_stderr
 from penstock_consumer.pipeline.batch import Batch
@@ -33,6 +34,7 @@ from penstock_consumer.settling.circle import find_circle, is_stuck
 from penstock_consumer.settling.holds import hold_of
 from penstock_consumer.settling.overdue import Jam
 from penstock_consumer.shared.holdings import Holdings, plan_acknowledgement
+from penstock_consumer.shared.others import count_living
 
 ALIVE_MS = 30_000
 """A member that renewed within a lease may be living: its group is not reset under it."""
@@ -47,6 +49,8 @@ class Place:
     holdings: Holdings = field(default_factory=Holdings)
     first: int = 0
     """First epoch the group reads."""
+    members: int = 1
+    """Of the group, those that lived when an epoch was last looked for."""
     unclosed: set[int] = field(default_factory=set)
     """Epochs iterated here that were not fully settled yet: others held some of them."""
 
@@ -108,16 +112,17 @@ class Place:
 
         Raises GroupFinished once every planned epoch was read.
         """
-        known = load_roster(self.client, self.stream.partitions[0])
+        outlook = look_around(self.client, self.stream, self.stream.partitions[-1])  # the last to hear of a new epoch
+        known, last = outlook.first, outlook.roster
+        self.members = count_living(known, self.who.group)
         closed = {epoch for group, epoch in known.closed if group == self.who.group}
         self._half_open = None
-        for epoch, state in retained_epochs(self.client, self.stream).items():
+        for epoch, state in outlook.states.items():
             if epoch < self.first or epoch <= after or epoch in closed:
                 continue
-            roster = load_roster(self.client, self.stream.partitions[-1])  # the last that hears of a new epoch
-            if epoch in roster.epochs:
+            if epoch in last.epochs:
                 return epoch
-            if state != ABANDONED and epoch not in roster.retiring:
+            if state != ABANDONED and epoch not in last.retiring:
                 self._half_open = epoch
                 return None  # read now, it would look like one that was released
         following, final, _ = read_counters(self.client, self.stream)
@@ -158,6 +163,10 @@ class Place:
             )
         which = "has no other epoch" if begun else "has no epoch yet"
         return f"stream {self.stream.name!r} {which} for group {self.who.group!r}: `penstock produce` makes one"
+
+    def learn(self, manifest: Manifest) -> None:
+        """What is known already of an epoch that is to be read."""
+        self._known[manifest.epoch] = manifest
 
     def acknowledge(self, batch: Batch) -> None:
         """Settles a batch that was trained on."""

@@ -58,6 +58,7 @@ class EpochReader:
         self._silent: set[str] = set()
         """Members whose entries are waited for, once nothing else is left."""
         self._manifest = load_manifest(place.client, place.stream, epoch)
+        place.learn(self._manifest)
         self._assembler = self._assembler_of(epoch)
         self._received: list[Received] = []
         self._burials = Burials(place, notify)
@@ -112,7 +113,10 @@ class EpochReader:
             if not self._asked:
                 continue
             self.queue.meter.to("producers" if asking.is_waiting else "server")
-            if self._take_answer() or not asking.ends_sweep or self._asked:
+            if self._take_answer():
+                self._rest()
+                continue
+            if not asking.ends_sweep or self._asked:
                 continue
             # every partition answered "nothing", to requests made after the manifest was read
             if self._manifest.is_ended and self._is_over():
@@ -138,6 +142,12 @@ class EpochReader:
             f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s. Is a producer "
             f"running (`penstock inspect {name}`)? If none will: `penstock epochs close {name} {self.epoch}`"
         )
+
+    def _rest(self) -> None:
+        """Has a few entries come together, where other members ask meanwhile."""
+        if not self._asked and not self._manifest.is_ended and (rest_s := self._asking.rest_s(self.keeper.members)):
+            self.queue.meter.to("producers")
+            time.sleep(rest_s)
 
     def _ask(self) -> None:
         """Sends what is to be asked for now."""
@@ -181,7 +191,7 @@ class EpochReader:
         self._emit(self._assembler)
         if broken is not None:
             raise broken  # no answer: what it would have been is not "nothing"
-        self._asking.answered(request, len(taken), waited_s)
+        self._asking.answered(request, len(taken), waited_s, time.monotonic())
         self._line.answered()
         return len(taken)
 

@@ -1,0 +1,55 @@
+"""How many steps a rank waits for together, as a pure rule."""
+
+from __future__ import annotations
+
+from penstock_consumer.ordered.gathering import BUDGET_SHARE, STEPS_AT_ONCE, WITHIN_S, Gathering
+
+STEP, SAMPLE_BYTES = 1000, 1000
+STEP_BYTES = STEP * SAMPLE_BYTES
+
+
+def rank_of(world: int, each_s: float, budget_bytes: int = 1 << 30) -> Gathering:
+    """One that has seen ten steps, one after the other."""
+    gathering = Gathering(world, STEP, budget_bytes)
+    gathering.received(10 * SAMPLE_BYTES, 10)
+    for number in range(10):
+        gathering.reached(number * STEP, number * each_s)
+    return gathering
+
+
+def test_a_rank_among_others_waits_for_a_few_steps_together() -> None:
+    """Each step wakes all ranks, and a process that is woken among many finds its caches cold."""
+    assert rank_of(8, each_s=0.001).steps() == STEPS_AT_ONCE
+
+
+def test_no_step_waits_for_others_for_more_than_a_tenth_of_a_second() -> None:
+    """Training that waits for its producers is to go on with what there is."""
+    assert rank_of(8, each_s=0.9 * WITHIN_S / 2).steps() == 2
+    assert rank_of(8, each_s=1.1 * WITHIN_S / 2).steps() == 1
+    assert rank_of(8, each_s=60.0).steps() == 1
+
+
+def test_steps_that_wait_are_a_small_part_of_the_budget() -> None:
+    """Its writers are to go on meanwhile: else all would wait for room, and each step for a time to run out."""
+    assert rank_of(8, each_s=0.001, budget_bytes=2 * BUDGET_SHARE * STEP_BYTES).steps() == 2
+    assert rank_of(8, each_s=0.001, budget_bytes=2 * BUDGET_SHARE * STEP_BYTES - 1).steps() == 1
+    assert rank_of(8, each_s=0.001, budget_bytes=1).steps() == 1
+
+
+def test_a_rank_alone_or_one_that_knows_nothing_yet_waits_for_one_step() -> None:
+    """Its caches are warm; and what comes first is waited for by a whole training."""
+    assert rank_of(1, each_s=0.001).steps() == 1
+    new = Gathering(8, STEP, 1 << 30)
+    assert new.steps() == 1
+    new.received(10 * SAMPLE_BYTES, 10)
+    new.reached(0, 0.0)
+    assert new.steps() == 1
+
+
+def test_a_flow_that_slows_down_is_noticed_at_once() -> None:
+    """A time that ran out with one step less than hoped for is not to be followed by another."""
+    gathering = rank_of(8, each_s=0.001)
+    gathering.reached(9 * STEP, 0.02)  # nothing new
+    assert gathering.steps() == STEPS_AT_ONCE
+    gathering.reached(10 * STEP, 0.3)
+    assert gathering.steps() == 1
