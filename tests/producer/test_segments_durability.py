@@ -16,6 +16,7 @@ from penstock_consumer.replaying.replay import Replay
 from penstock_producer.keeping import recycling
 from penstock_producer.writing.commit import Committer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, sample, writer_of
+from tests.producer.test_durability import every_server
 
 
 @pytest.fixture
@@ -88,24 +89,30 @@ def test_a_server_that_may_forget_what_was_removed_gets_its_files_kept(
         assert recycling.recycle(writer.client, writer.stream).kept == 1
 
 
+@every_server
 def test_a_restarted_server_finds_what_its_append_only_file_and_the_folder_hold(
-    tmp_path: Path, fresh_server: Callable[..., EmbeddedServer]
+    tmp_path: Path, fresh_server: Callable[..., EmbeddedServer], executable: Path
 ) -> None:
-    """The host went down in an epoch: the writer goes on behind what is committed, readers read it all."""
-    settings: dict[str, Any] = {
-        "appendonly": True,
-        "directory": tmp_path / "server",
-        "extra": {"appendfsync": "always"},
-    }
-    server = fresh_server(**settings)
-    writer = writer_of(server.url, spec=SPEC, payload=f"segments:{tmp_path / 'disk'}", block_bytes=10 * SAMPLE_BYTES)
+    """The server went down in an epoch: the writer goes on behind what is committed, readers read it all.
+
+    With durability ``fsync`` where the server has WAITAOF: files and entries are told to be on the disk for real here.
+    """
+    settings: dict[str, Any] = {"appendonly": True, "directory": tmp_path / "server"}
+    server = fresh_server(executable, **settings, extra={"appendfsync": "everysec"})
+    with redis.Redis(port=server.port) as client:
+        level = "fsync" if "waitaof" in client.command() else "memory"
+        if level == "memory":
+            client.config_set("appendfsync", "always")
+    writer = writer_of(
+        server.url, spec=SPEC, payload=f"segments:{tmp_path / 'disk'}", block_bytes=10 * SAMPLE_BYTES, durability=level
+    )
     shard = writer.epoch(0, sizes=[300]).shard(0)
     for number in range(150):
         shard.write(sample(number))
     shard.settle()
     server.kill()
     del shard, writer
-    again = fresh_server(**settings)
+    again = fresh_server(executable, **settings, extra={"appendfsync": "always"})
     with writer_of(again.url) as writer, writer.epoch(0, sizes=[300]).shard(0) as shard:
         assert shard.position == 150
         for number in range(150, 300):
