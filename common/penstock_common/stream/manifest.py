@@ -16,7 +16,17 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import EpochAbandoned, EpochNotFound, StreamConflict
 from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
-from penstock_common.stream.link.commands import Arg, Client, Run, decoded, is_script_error, readable, run_script
+from penstock_common.stream.link.commands import (
+    Arg,
+    Call,
+    Client,
+    Run,
+    decoded,
+    is_script_error,
+    readable,
+    run_script,
+    run_scripts,
+)
 from penstock_common.stream.lua.epochs import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH, UNMAKE_EPOCH
 from penstock_common.stream.lua.streams import BEGIN_MANIFEST, RESERVE_EPOCH
 from penstock_common.stream.streams import Stream, announce, deleted, is_released, read_counters, require_there
@@ -196,15 +206,16 @@ def _register(client: Client, stream: Stream, manifest: Manifest) -> None:
     """
     epoch = manifest.epoch
     made = [[p.roster, p.state(epoch), p.entries(epoch)] for p in stream.partitions]
-    is_whole = all(run_script(client, OPEN_EPOCH, names, [epoch, manifest.id]) for names in made)
+    calls: list[Call] = [(names, [epoch, manifest.id]) for names in made]
+    is_whole = all(run_scripts(client, OPEN_EPOCH, calls))
     flat = [stream.keys.manifest(epoch), stream.keys.epochs, *(name for names in made for name in names)]
     require_there(client, stream, flat)
     found = find_manifest(client, stream, epoch)
     is_there = found is not None and found.id == manifest.id
     if is_whole and is_there:
         return
-    for names in made if not is_there else ():  # else the release is under way, and sweeps up all of it
-        run_script(client, UNMAKE_EPOCH, names, [epoch, manifest.id])
+    if not is_there:  # else the release is under way, and sweeps up all of it
+        run_scripts(client, UNMAKE_EPOCH, calls)
     raise _was_released(client, stream, epoch)
 
 

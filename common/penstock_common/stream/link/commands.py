@@ -21,6 +21,9 @@ T = TypeVar("T")
 Key = str
 Arg = str | bytes | int
 
+Call: TypeAlias = tuple[Sequence[Key], Sequence[Arg]]
+"""A script's keys and arguments."""
+
 Run: TypeAlias = Callable[[str, Sequence[Key], Iterable[Arg]], Any]
 """Runs a script with keys and arguments, somewhere."""
 
@@ -30,6 +33,7 @@ are bytes: so the client is Any, and each reply's type is said where it is read.
 
 _CANNOT_READ = re.compile(r"user_script:\s*\d+: (Expected |attempt to |bad argument )")
 """How Lua, and its cjson, complain of a value: not what a command inside a script answered."""
+_NUMBER = re.compile(r"Command # (\d+) ")
 
 
 @cache
@@ -50,12 +54,42 @@ def run_script(client: Client, script: str, keys: Sequence[Key], args: Iterable[
         except NoScriptError:
             return client.eval(script, len(keys), *keys, *given)
     except ResponseError as error:
-        if _CANNOT_READ.search(str(error)) is None:
-            raise
-        raise DamagedKey(
-            f"{' or '.join(keys[:3])} holds what Penstock did not write ({ascii(str(error))[:120]}): somebody else "
-            "did; docs/redis-keys.md says what belongs there"
-        ) from None
+        raise _explained(error, keys) from None
+
+
+def run_scripts(client: Client, script: str, calls: Sequence[Call]) -> list[Any]:
+    """The same once for each of these keys and arguments, in one round trip; all may run, some of them twice.
+
+    Raises the first of their errors, when all have run.
+    """
+    if len(calls) == 1:
+        return [run_script(client, script, *calls[0])]
+    try:
+        try:
+            return _run_all(client, script, calls)
+        except NoScriptError:
+            client.script_load(script)
+            return _run_all(client, script, calls)
+    except ResponseError as error:
+        number = _NUMBER.match(str(error))  # redis-py says which command of a pipeline it was
+        raise _explained(error, calls[int(number[1]) - 1][0] if number else ()) from None
+
+
+def _run_all(client: Client, script: str, calls: Sequence[Call]) -> list[Any]:
+    with client.pipeline(transaction=False) as pipe:
+        for keys, args in calls:
+            pipe.evalsha(sha_of(script).decode(), len(keys), *keys, *args)
+        return list(pipe.execute())
+
+
+def _explained(error: ResponseError, keys: Sequence[Key]) -> Exception:
+    """The error of a script with these keys, or, where it could not make sense of what they hold, that."""
+    if _CANNOT_READ.search(str(error)) is None:
+        return error
+    return DamagedKey(
+        f"{' or '.join(keys[:3])} holds what Penstock did not write ({ascii(str(error))[:120]}): somebody else "
+        "did; docs/redis-keys.md says what belongs there"
+    )
 
 
 def run_script_on(channel: Channel, client: Client, script: str, keys: Sequence[Key], args: Iterable[Arg]) -> Any:

@@ -5,14 +5,16 @@ Which epochs may go is the producer's retention plan; the operator's `penstock d
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from redis.exceptions import WatchError
 
-from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client, run_script
+from penstock_common.stream.link.commands import Call, Client, run_script, run_scripts
 from penstock_common.stream.lua.epochs import RETIRE
-from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
+from penstock_common.stream.manifest import begun_shards, find_manifest
 from penstock_common.stream.ranges import add_to_ranges
+from penstock_common.stream.removal.outlook import look_at_rosters
 from penstock_common.stream.streams import Stream
 
 CHUNK = 512
@@ -23,11 +25,9 @@ def release_epoch(client: Client, stream: Stream, epoch: int, generation: str = 
     manifest = find_manifest(client, stream, epoch)
     if manifest is None:
         return False
-    for partition in stream.partitions:
-        if not retire_epoch(client, partition, epoch, manifest.id, generation):
-            return False
-        generation = ""  # the first partition's word is enough; a half retired epoch must go on
-    unlink_epoch(client, stream, epoch, manifest.id)
+    if not retire_epoch(client, stream.partitions[0], epoch, manifest.id, generation):
+        return False
+    unlink_epoch(client, stream, epoch, manifest.id)  # its word is enough: a half retired epoch must go on
     return True
 
 
@@ -41,15 +41,23 @@ def unlink_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str) -
     """Second step of a release, also for one that was begun by someone who died, in whichever partition he was."""
     manifest = find_manifest(client, stream, epoch)
     ours = manifest if manifest is not None and manifest.id == manifest_id else None
-    for partition in stream.partitions:
-        retire_epoch(client, partition, epoch, manifest_id)
-        _unlink(client, _keys_of(client, stream, partition, epoch, ours))
+    calls: list[Call] = [([p.roster, p.state(epoch)], ["", epoch, manifest_id]) for p in stream.partitions]
+    run_scripts(client, RETIRE, calls)
+    shards = begun_shards(client, stream, ours) if ours is not None else range(0)
+    _, told = look_at_rosters(client, stream)
+    with client.pipeline(transaction=False) as pipe:
+        for partition, reply in zip(stream.partitions, told, strict=True):
+            groups = [name[2:].decode() for name in reply if name[:2] == b"g:"]
+            _unlink(pipe, _keys_of(stream, partition, epoch, groups, shards))
+        pipe.execute()
     if ours is not None:
         _remember_released(client, stream, epoch)
         client.hdel(stream.keys.epochs, str(epoch))
-        _unlink(client, [stream.keys.manifest(epoch)])
-    for partition in stream.partitions:
-        client.hdel(partition.roster, f"x:{epoch}")
+        client.unlink(stream.keys.manifest(epoch))
+    with client.pipeline(transaction=False) as pipe:
+        for partition in stream.partitions:
+            pipe.hdel(partition.roster, f"x:{epoch}")
+        pipe.execute()
 
 
 def _remember_released(client: Client, stream: Stream, epoch: int) -> None:
@@ -75,10 +83,8 @@ def _add_released(client: Client, stream: Stream, epoch: int) -> None:
 
 
 def _keys_of(
-    client: Client, stream: Stream, partition: PartitionKeys, epoch: int, manifest: Manifest | None
+    stream: Stream, partition: PartitionKeys, epoch: int, groups: Sequence[str], shards: Iterable[int]
 ) -> list[str]:
-    groups = list(load_roster(client, partition).groups)
-    shards = begun_shards(client, stream, manifest) if manifest else range(0)
     keys = [partition.entries(epoch), partition.segments(epoch), partition.quarantine(epoch)]
     for shard in shards:
         if stream.partition_of(shard) == partition:
@@ -89,6 +95,6 @@ def _keys_of(
     return [*keys, partition.state(epoch)]
 
 
-def _unlink(client: Client, keys: list[str]) -> None:
+def _unlink(pipe: Client, keys: list[str]) -> None:
     for start in range(0, len(keys), CHUNK):
-        client.unlink(*keys[start : start + CHUNK])
+        pipe.unlink(*keys[start : start + CHUNK])
