@@ -182,8 +182,10 @@ class BlockBuilder:
         try:
             for name, column, dtype, shape, tensor in self._arrays:
                 value = sample[name]
-                is_exact = type(value) is ndarray and value.dtype == dtype and value.shape == shape
-                column[row] = value if is_exact else tensor.canonical(value)
+                if type(value) is ndarray and value.dtype == dtype and value.shape == shape:
+                    column[row] = value
+                else:
+                    column[row] = tensor.canonical(value)
             for name, column, number, low, high, tensor in self._scalars:
                 value = sample[name]
                 kind = type(value)

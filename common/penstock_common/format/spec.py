@@ -113,11 +113,16 @@ class Spec:
     """The tensors of every sample of a stream, in wire order."""
 
     tensors: tuple[TensorSpec, ...]
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Tensor names in wire order."""
 
     def __post_init__(self) -> None:
-        names = [tensor.name for tensor in self.tensors]
+        names = tuple([tensor.name for tensor in self.tensors])
         if not 1 <= len(names) <= MAX_TENSORS or len(set(names)) != len(names):
-            raise BadSpec(f"a spec has 1 to {MAX_TENSORS} tensors of different names, found {len(names)}: {names[:8]}")
+            raise BadSpec(
+                f"a spec has 1 to {MAX_TENSORS} tensors of different names, found {len(names)}: {list(names[:8])}"
+            )
+        object.__setattr__(self, "names", names)  # worked out once: every block asks
 
     @classmethod
     def of(cls, spec: SpecLike) -> Spec:
@@ -142,11 +147,6 @@ class Spec:
             if tensor.name == name:
                 return tensor
         raise KeyError(name)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Tensor names in wire order."""
-        return tuple(tensor.name for tensor in self.tensors)
 
     def as_json(self) -> dict[str, list[Any]]:
         """JSON form, as stored in the stream's meta."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, cast
 
 from redis.exceptions import OutOfMemoryError, ResponseError
@@ -124,22 +125,25 @@ def commit_commands(
     ``fields`` are its entry's, none for a block of holes only; ``bad`` tells, as JSON, what is known of its holes;
     ``segment`` is where the payload lies, if not in the entry: this registers it.
     """
-    epoch = manifest.epoch
-    keys = [partition.entries(epoch), partition.index(epoch, shard), partition.roster, partition.state(epoch),
-            partition.quarantine(epoch)]  # fmt: skip
-    if segment:
-        keys.append(partition.segments(epoch))
+    keys = _commit_keys(partition, manifest.epoch, shard)[: 6 if segment else 5]
     holes = json.dumps(block.holes, separators=(",", ":")) if block.holes else "[]"
-    numbers = f"{epoch} {block.end} {block.first} {block.count} {block.nbytes}".split()
-    noted = [text for offset, why in (bad or {}).items() for text in (f"{shard}:{offset}", why)]
-    told = [str(len(keys)), *keys, manifest.live_state, *numbers, holes, segment, *noted]
+    numbers = b"%d %d %d %d %d" % (manifest.epoch, block.end, block.first, block.count, block.nbytes)
+    noted = [text.encode() for offset, why in (bad or {}).items() for text in (f"{shard}:{offset}", why)]
+    told = [manifest.live_state.encode(), *numbers.split(), holes.encode(), segment.encode(), *noted]
     appended = [part for field in fields for part in field]
     return [
         (b"MULTI",),
-        *([(b"XADD", keys[0].encode(), b"NOMKSTREAM", b"*", *appended)] if appended else []),
-        (b"EVAL", _COMMIT, *[text.encode() for text in told]),
+        *([(b"XADD", keys[0], b"NOMKSTREAM", b"*", *appended)] if appended else []),
+        (b"EVAL", _COMMIT, b"%d" % len(keys), *keys, *told),
         (b"EXEC",),
     ]
+
+
+@lru_cache(maxsize=1024)  # every block of a shard names the same
+def _commit_keys(partition: PartitionKeys, epoch: int, shard: int) -> tuple[bytes, ...]:
+    keys = (partition.entries(epoch), partition.index(epoch, shard), partition.roster, partition.state(epoch),
+            partition.quarantine(epoch), partition.segments(epoch))  # fmt: skip
+    return tuple([key.encode() for key in keys])
 
 
 def index_records(

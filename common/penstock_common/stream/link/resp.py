@@ -291,7 +291,8 @@ class Reader:
 
 def _number(text: bytearray, most: int | None = None) -> int:
     # int() would also take spaces, underscores, signs and zeros: a length that nobody announced
-    if not _NUMBER.fullmatch(text):
+    is_plain = text.isdigit() and text[0] != 0x30 and len(text) < 19  # nearly every one
+    if not is_plain and not _NUMBER.fullmatch(text):
         raise InvalidResponse(f"expected a number, found {bytes(text[:80])!r}")
     number = int(text)
     if most is not None and not -1 <= number <= most:
