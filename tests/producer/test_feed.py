@@ -12,8 +12,10 @@ from penstock_common.errors import BudgetFull
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_consumer.loader import Loader
-from penstock_producer.writing.writer import Writer
+from penstock_producer.writing import writer as feeding
+from penstock_producer.writing.writer import SEAL_CHECK, Writer
 from tests.contracts.feed import (
+    SAMPLE_BYTES,
     SPEC,
     loader_of,
     numbers,
@@ -61,6 +63,34 @@ class TestFeed:
         states = [load_manifest(any_client, stream, epoch).state for epoch in (0, 1, 2)]
         assert states == ["produced"] * 3
         assert sum(stored(any_client, "t", epoch).total() for epoch in range(30)) == 64 * 64
+
+    def test_the_server_is_asked_for_a_seal_once_a_block_at_most(
+        self, any_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Small rows are written faster than a server answers: asked for every 64 of them, it took most of the time."""
+        asked: list[int] = []
+
+        def is_sealed(*_: object) -> bool:
+            asked.append(1)
+            return False
+
+        monkeypatch.setattr(feeding, "is_sealed", is_sealed)
+        with writer_of(any_url, spec=SPEC, block_bytes=1000 * SAMPLE_BYTES, budget_bytes=10 << 20) as writer:
+            for number in range(10_500):
+                writer.write(sample(number))
+        assert 5 <= len(asked) <= 10
+
+    def test_a_seal_is_seen_within_64_samples_of_large_blocks_too(self, any_url: str, any_client: Client) -> None:
+        """Else an epoch stays open, and trainers wait in it, for as long as one of its writers goes on."""
+        with writer_of(any_url, spec=SPEC) as writer:
+            for number in range(SEAL_CHECK):
+                writer.write(sample(number))
+            writer.flush()
+            any_client.hset(writer.stream.keys.manifest(0), "sealed", "1")
+            for number in range(SEAL_CHECK, 2 * SEAL_CHECK + 1):
+                writer.write(sample(number))
+            assert writer._feed_epoch == 1
+        assert load_manifest(any_client, open_stream(any_client, "t"), 0).state == "produced"
 
     def test_what_is_written_can_be_read_before_the_feed_ends(self, any_url: str) -> None:
         """A feed may never end; `flush` says when trainers can have what was written."""

@@ -44,7 +44,7 @@ SPREAD_SAMPLES = 1 << 12
 FEED_SHARE = 1 / 8
 """An endless feed starts a new epoch when this part of the budget is written, so that old ones can go."""
 SEAL_CHECK = 64
-"""How many samples of a feed are written between looks whether another writer sealed the epoch."""
+"""Samples of a feed, or a block if that is more, between looks whether another writer sealed the epoch."""
 
 
 class Writer:
@@ -107,7 +107,11 @@ class Writer:
         self._feed_epoch = 0
         self._ended_bytes = 0
         self._feed_count = 0
-        """Samples written to the feed since it was last asked whether its epoch is sealed."""
+        """Samples written to the feed since it was last asked whether its epoch is sealed, and not without reason."""
+        self._stretch_bytes = 0.0
+        """Payload after which the feed's epoch ends."""
+        self._looked_at = 0
+        """Where its shard was committed up to then."""
 
     def _stored_durability(self, name: str) -> Durability:
         found = find_stream(self._client, name)
@@ -170,15 +174,16 @@ class Writer:
                 self.make_safe()
 
             self._feed = self._shard_writer(manifest, shard, None, finish)
+            self._stretch_bytes, self._looked_at = self.stream.partition_budget * FEED_SHARE, 0
         return self._feed
 
     def _is_stretch_over(self, feed: ShardWriter) -> bool:
-        if feed.position >= SHARD_SAMPLES - MAX_STEP or feed.bytes_written > self.stream.partition_budget * FEED_SHARE:
+        if feed.position >= SHARD_SAMPLES - MAX_STEP or feed.bytes_written > self._stretch_bytes:
             return True
         if self._feed_count < SEAL_CHECK:
             return False
-        self._feed_count = 0
-        return is_sealed(self._client, self.stream, self._feed_epoch)
+        self._feed_count, looked_at, self._looked_at = 0, self._looked_at, feed.committed
+        return feed.committed > looked_at and is_sealed(self._client, self.stream, self._feed_epoch)
 
     def _end_feed(self) -> None:
         if self._feed is not None:
