@@ -19,6 +19,7 @@ from penstock_common.format.dtypes import BOOL, BYTES, numpy_dtype
 from penstock_common.format.limits import MAX_HOLES
 from penstock_common.format.ref import aligned
 from penstock_common.format.spec import Spec, TensorSpec
+from penstock_common.format.values import is_masked
 
 
 @dataclass(slots=True)
@@ -297,7 +298,7 @@ def _count_of(tensor: TensorSpec, value: Any) -> int:
             # each element read back from such an array has lost its trailing zero bytes
             raise SpecMismatch(tensor.name, f"a numpy array of {value.dtype}", "a list of bytes")
         return len(value)
-    if not is_array or value.ndim == 0 or isinstance(value, np.ma.MaskedArray):
+    if not is_array or value.ndim == 0 or is_masked(value):
         raise SpecMismatch(
             tensor.name, f"a {type(value).__name__}", f"a numpy array of {tensor.dtype} [n, *{tensor.shape}]"
         )
