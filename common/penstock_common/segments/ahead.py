@@ -1,7 +1,8 @@
 """Asking a disk ahead: what will be read soon is fetched by the kernel while what came before is worked on.
 
-By a thread of its own: finding pages for what comes costs the one who asks as much time as reading it afterwards, and
-the kernel's own reading ahead is done by the reader, a few hundred kilobytes at a time on most disks.
+By a thread of its own: finding pages for what comes costs the one who asks as much time as reading it afterwards, to
+open a file is to wait behind all that was asked for, and the kernel's own reading ahead is a few hundred kilobytes on
+most disks.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
+
+from penstock_common.format.ref import PAGE
 
 ASK_BYTES = 1 << 20
 """Asked for in one call: of more a kernel takes only as much as the disk reads at once, and forgets the rest."""
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Ahead:
@@ -20,30 +25,27 @@ class Ahead:
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
 
-    def fetch(self, fd: int, start: int, end: int) -> None:
-        """Bytes ``[start, end)`` of an open file, soon; where the kernel cannot, reading them says why."""
+    def fetch(self, path: Path, start: int, end: int) -> None:
+        """Bytes ``[start, end)`` of a file, and its head, soon; where the kernel cannot, reading them says why."""
         if start >= end:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "penstock-ahead")
-        try:
-            own = os.dup(fd)  # the file may be closed, and its number be another's, before its turn comes
-        except OSError:
-            return
-        try:
-            self._thread.submit(_fetch, own, start, end)
-        except RuntimeError:  # no thread can be started, or the process ends
-            os.close(own)
+        with suppress(RuntimeError):  # no thread can be started, or the process ends
+            self._thread.submit(_fetch, path, start, end)
 
     def close(self) -> None:
-        """Ends the thread, after what was named."""
+        """Ends the thread, and forgets what it has not asked for yet."""
         if self._thread is not None:
-            self._thread.shutdown(wait=False)
+            self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None
 
 
-def _fetch(fd: int, start: int, end: int) -> None:
+def _fetch(path: Path, start: int, end: int) -> None:
     with suppress(OSError):
-        for at in range(start, end, ASK_BYTES):
-            os.posix_fadvise(fd, at, min(ASK_BYTES, end - at), os.POSIX_FADV_WILLNEED)
-    os.close(fd)
+        fd = os.open(path, _FLAGS)
+        try:
+            for at, until in ((0, PAGE), *((at, min(at + ASK_BYTES, end)) for at in range(start, end, ASK_BYTES))):
+                os.posix_fadvise(fd, at, until - at, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)

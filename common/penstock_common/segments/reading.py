@@ -11,8 +11,8 @@ import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -59,13 +59,14 @@ class SegmentReader:
         """The descriptor is the array's, and open as long as that is here."""
         self._open: OrderedDict[str, _Source] = OrderedDict()
         weakref.finalize(self, _close_all, self._open)
-        self._ahead = Ahead()
+        self._ahead, self._is_told = Ahead(), False
+        """Who says what comes next needs no guess."""
 
     def require(self) -> None:
         """Raises SegmentsUnseen unless this process sees the folder."""
         self._folder.require()
 
-    @property
+    @cached_property
     def lies_in_memory(self) -> bool:
         """Whether there is no disk to be asked ahead."""
         return lies_in_memory(self._folder.path)
@@ -97,21 +98,19 @@ class SegmentReader:
 
     def expect(self, ref: Ref) -> None:
         """Has the kernel fetch what will be read soon, for who reads out of order; where it cannot, reading says so."""
-        with suppress(PenstockError):
-            source = self._source(ref.file)
-            if source.mapped is None:
-                self._ahead.fetch(source.segment.fd, ref.at, ref.end)
-                source.asked = source.segment.nbytes  # whoever says what comes next needs no guess
+        if not self.lies_in_memory:
+            self._is_told = True
+            self._ahead.fetch(self._folder.path / ref.file, ref.at, ref.end)
 
     def _ask(self, source: _Source, ref: Ref) -> None:
         """Has the kernel fetch what follows, where a file is read from one end to the other."""
         is_next = 0 <= ref.at - source.read <= MAX_HEADER_BYTES
         source.read = ref.end
-        if not is_next:
+        if not is_next or self._is_told:
             return
         start, end = max(source.asked, ref.end), min(source.segment.nbytes, ref.end + AHEAD_BYTES)
         if end - start >= min(STEP_BYTES, source.segment.nbytes - start):
-            self._ahead.fetch(source.segment.fd, start, end)
+            self._ahead.fetch(self._folder.path / source.segment.name, start, end)
             source.asked = max(source.asked, end)
 
     def look(self, ref: Ref) -> None:

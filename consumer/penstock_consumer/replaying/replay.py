@@ -117,7 +117,7 @@ class Replay(Passes):
         look = None if segments is None or segments.lies_in_memory else Look(self.spec, segments)
         ahead = _Ahead(line, self.stream, self.epoch, records, AHEAD if segments is None else AHEAD_HEADERS, look)
         while True:
-            while not queue.wait_for_room(ahead.nbytes if segments is None else 0, 0.2):
+            while not queue.wait_for_room(ahead.nbytes if segments is None else ahead.next_nbytes, 0.2):
                 pass
             received.clear()
             if (fetched := ahead.fetch(receiver, queue.meter)) is None:
@@ -181,6 +181,11 @@ class _Ahead:
     def nbytes(self) -> int:
         """Bytes of all blocks under way."""
         return sum(record.nbytes for (_, record), is_due in self._asked if is_due)
+
+    @property
+    def next_nbytes(self) -> int:
+        """Bytes of the next block under way: all that an entry without a payload brings."""
+        return next((record.nbytes for (_, record), is_due in self._asked if is_due), 0)
 
     def fetch(self, receiver: Receiver, meter: Meter) -> tuple[Record, bool] | None:
         """The next entry, into the receiver; its record, and whether it is still there. None after the last."""

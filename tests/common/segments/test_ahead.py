@@ -72,31 +72,35 @@ def eventually(is_so: Callable[[], bool]) -> bool:
 def test_all_of_what_is_asked_for_comes_however_much_it_is(tmp_path: Path) -> None:
     """A kernel takes only as much of one call as the disk reads at once."""
     fd, ahead = cold_file(tmp_path / "cold", MANY_BYTES), Ahead()
-    ahead.fetch(fd, 0, MANY_BYTES)
+    ahead.fetch(tmp_path / "cold", 0, MANY_BYTES)
     assert eventually(lambda: cached(fd) > 0.999)
     ahead.close()
     os.close(fd)
 
 
-def test_a_file_may_be_closed_as_soon_as_it_was_asked_for(tmp_path: Path) -> None:
-    """Its number may be another file's by then; no descriptor stays behind."""
+def test_no_file_stays_open_that_was_asked_for(tmp_path: Path) -> None:
+    """A folder may be unmounted, and a file be used again, once nobody reads it."""
     ahead = Ahead()
     for number in range(50):
-        fd = cold_file(tmp_path / f"{number}", 1 << 20)
-        ahead.fetch(fd, 0, 1 << 20)
-        os.close(fd)
-    ahead.close()
-    assert eventually(lambda: not opened(tmp_path))
+        os.close(cold_file(tmp_path / f"{number}", 1 << 20))
+        ahead.fetch(tmp_path / f"{number}", 0, 1 << 20)
     fd = os.open(tmp_path / "49", os.O_RDWR)
     assert eventually(lambda: cached(fd) > 0.999)
     os.close(fd)
-
-
-def test_what_was_closed_may_be_asked_again(tmp_path: Path) -> None:
-    """A reader that was closed and goes on is a reader."""
-    fd, ahead = cold_file(tmp_path / "cold", 1 << 20), Ahead()
+    assert eventually(lambda: not opened(tmp_path))
     ahead.close()
-    ahead.fetch(fd, 0, 1 << 20)
+
+
+def test_what_cannot_be_asked_for_harms_nobody(tmp_path: Path) -> None:
+    """It is a favour: whoever reads it then is told what is amiss."""
+    ahead = Ahead()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("cold")
+    for name in ("gone", "pipe", "link"):
+        ahead.fetch(tmp_path / name, 0, 1 << 20)
+    ahead.close()
+    fd = cold_file(tmp_path / "cold", 1 << 20)
+    ahead.fetch(tmp_path / "cold", 0, 1 << 20)  # one that was closed and goes on
     assert eventually(lambda: cached(fd) > 0.999)
     ahead.close()
     os.close(fd)
