@@ -148,6 +148,11 @@ class TestTranslated:
             (foreign.TimeoutError("Timeout reading from socket"), ServerUnavailable),
             (foreign.BusyLoadingError("Redis is loading the dataset in memory"), ServerUnavailable),
             (foreign.InvalidResponse("Protocol Error: b'HTTP'"), ServerUnavailable),
+            (foreign.ResponseError("BUSY Redis is busy running a script."), ServerUnavailable),
+            (
+                foreign.ResponseError("Command # 1 (TIME) of pipeline caused error: BUSY Redis is busy."),
+                ServerUnavailable,
+            ),
             (foreign.AuthenticationError("Authentication required."), Unauthorized),
             (foreign.NoPermissionError("this user has no permissions"), Unauthorized),
             (foreign.ReadOnlyError("You can't write against a read only replica."), ServerUnsuitable),

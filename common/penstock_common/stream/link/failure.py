@@ -25,6 +25,8 @@ from penstock_common.errors import (
 
 START_ONE = "start one with `penstock server`, or set PENSTOCK_URL"
 FULL = "max number of clients"
+_OF_PIPELINE = re.compile(r"\ACommand # \d+ \(.*?\) of pipeline caused error: ")
+"""What redis-py puts before it."""
 _CLOSED = re.compile("while reading|while writing|closed|reset|Broken pipe")
 
 
@@ -180,5 +182,5 @@ def broke_off(error: BaseException | None) -> bool:
 
 
 def _text(error: BaseException) -> str:
-    """One line, whatever the exception carries."""
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    """One line, whatever the exception carries; of a pipeline's what the server said, not to which command."""
+    return _OF_PIPELINE.sub("", " ".join(str(error).split()), count=1).rstrip(".") or type(error).__name__
