@@ -40,8 +40,11 @@ def _is_memory(device: int) -> bool:
 
 
 def lies_in_memory(path: Path) -> bool:
-    """Whether a folder that is there is one of a memory file system."""
-    return _is_memory(path.stat().st_dev)
+    """Whether a folder is one of a memory file system; one that is gone is none, and who reads from it is told so."""
+    try:
+        return _is_memory(path.stat().st_dev)
+    except OSError:
+        return False
 
 
 class Maps:

@@ -60,7 +60,7 @@ class SegmentReader:
         self._open: OrderedDict[str, _Source] = OrderedDict()
         weakref.finalize(self, _close_all, self._open)
         self._ahead, self._is_told = Ahead(), False
-        """Who says what comes next needs no guess."""
+        """Whether somebody says what is read next, so that nothing is guessed."""
 
     def require(self) -> None:
         """Raises SegmentsUnseen unless this process sees the folder."""
