@@ -6,6 +6,7 @@ The look goes by redis-py and the header alone, not by the code under test.
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -129,3 +130,23 @@ def replayed(url: str, epoch: int = 0, batch_size: int = 64) -> list[int]:
     """The numbers of an epoch in canonical order."""
     with Replay("t", url=url, epoch=epoch, batch_size=batch_size) as replay:
         return numbers(replay)
+
+
+@contextmanager
+def connections_cut(client: Client, *, spared: str, every_s: float = 0.01) -> Iterator[None]:
+    """Meanwhile each client of the server loses its connection again and again, but this one and those named so."""
+    done = threading.Event()
+
+    def cut() -> None:
+        while not done.wait(every_s):
+            for info in client.client_list():
+                if info["cmd"] not in ("client", "client|list") and info["name"] != spared:
+                    client.client_kill_filter(_id=info["id"])
+
+    cutter = threading.Thread(target=cut, daemon=True)
+    cutter.start()
+    try:
+        yield
+    finally:
+        done.set()
+        cutter.join()

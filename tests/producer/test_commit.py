@@ -18,6 +18,7 @@ from tests.contracts.feed import (
     SAMPLE_BYTES,
     SPEC,
     accounted_bytes,
+    connections_cut,
     index_spans,
     is_contiguous,
     numbers,
@@ -116,26 +117,14 @@ def test_a_connection_cut_again_and_again_loses_and_doubles_nothing(
 ) -> None:
     """The answer to an append may be lost with the connection: the writer must look before it sends again."""
     said: list[str] = []
-    done = threading.Event()
-
-    def cut() -> None:
-        while not done.wait(0.01):
-            for info in client.client_list():
-                if info["cmd"] not in ("client", "client|list") and info["name"] != "control":
-                    client.client_kill_filter(_id=info["id"])
-
     with writer_of(url, fast=fast, notify=said.append) as writer:
         epoch = writer.epoch(0, sizes=[SIZE])
         writer.client.client_setname("control")
-        cutter = threading.Thread(target=cut, daemon=True)
-        with epoch.shard(0) as shard:
-            cutter.start()
+        with epoch.shard(0) as shard, connections_cut(client, spared="control"):
             for number in range(SIZE):
                 shard.write(sample(number))
                 time.sleep(0.0005)
             shard.settle()
-            done.set()
-            cutter.join()
     assert any("connection broke while writing" in line for line in said)
     require_exactly_once(url, client)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -19,7 +18,7 @@ from penstock_consumer.replaying.replay import Replay
 from penstock_producer.writing import sealing
 from penstock_producer.writing.commit import Committer, Sent
 from penstock_producer.writing.writer import Writer
-from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, sample
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, connections_cut, numbers, open_stream, sample
 
 BLOCK = 400
 """Samples; a segment takes three blocks."""
@@ -106,26 +105,14 @@ def test_only_segments_are_sealed_of_which_every_block_is_committed(
 
 def test_an_answer_that_is_lost_is_asked_for_again(url: str, client: Client, tmp_path: Path) -> None:
     """Connections are cut all the time: at the end nothing is lost, and every segment is known to be full."""
-    done = threading.Event()
-
-    def cut() -> None:
-        while not done.wait(0.01):
-            for info in client.client_list():
-                if info["cmd"] not in ("client", "client|list") and info["name"] != "control":
-                    client.client_kill_filter(_id=info["id"])
-
-    cutter = threading.Thread(target=cut, daemon=True)
     with writer_in(tmp_path, url) as writer:
         epoch = writer.epoch(0, sizes=[60 * BLOCK])
         writer.client.client_setname("control")
-        with epoch.shard(0) as shard:
-            cutter.start()
+        with epoch.shard(0) as shard, connections_cut(client, spared="control"):
             for number in range(60 * BLOCK):
                 shard.write(sample(number))
                 time.sleep(0.005 * (number % 100 == 0))
             shard.settle()
-            done.set()
-            cutter.join()
         states = sealed(client, writer.stream)
         assert len(states) >= 15
         assert all(states.values())
