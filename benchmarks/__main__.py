@@ -24,13 +24,13 @@ from pathlib import Path
 
 from benchmarks import fanout, targets, transport
 from benchmarks.allowance import Allowance
-from benchmarks.cases import CASES, IMAGE, ONE_BY_ONE, Case
+from benchmarks.cases import CASES, IMAGE, ONE_BY_ONE, Case, asked_for
 from benchmarks.machine import describe_machine, describe_more, progress
 from benchmarks.plots import draw
 from benchmarks.results import Results, compared
 from benchmarks.sides import BASELINE, BROADCAST, INLINE, ONE_READER, OURS, SEGMENTS, Side, here
 from benchmarks.spread import Spread
-from penstock.cli import byte_size
+from penstock.cli import byte_size, whole_number
 
 __all__ = ["describe_machine", "main", "progress"]
 
@@ -55,13 +55,13 @@ class Plan:
     trainers_seconds: float | None
     """The same of trainers; None: the longer, the more there are."""
     cases: list[Case]
+    fanned: list[Case]
+    """To each of several trainers."""
     sides: list[Side]
     broadcast: list[Side]
     trainers: dict[float, Sequence[int]]
     """CPU seconds that a sample costs -> how many trainers."""
     parts: Sequence[str]
-    budget: int | None
-    """Bytes; None: what each payload has by itself."""
     is_quick: bool
     is_clean: bool
     """A side's processes are started for each round, also where they could stay."""
@@ -86,7 +86,7 @@ class Plan:
         found = [len(self.sides) * (once if self.is_lasting(case) else again) for case in self.cases]
         found = found if "transport" in self.parts else []
         if "trainers" in self.parts:
-            for cost in self.trainers:
+            for cost in list(self.trainers) * len(self.fanned):
                 pairs = [(side.package == "tensorflow" and not cost, count) for side, count in self.pairs(cost)]
                 # importing TensorFlow is a core's for 5 s
                 a_round = sum(
@@ -138,6 +138,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--size", default="", help="payloads whose name contains this, such as '150 kB'")
     parser.add_argument(
+        "--payload",
+        action="append",
+        default=[],
+        metavar="SAMPLE",
+        help="a payload of your own: bytes a sample, as 64kb, or dtype:shape, as float32:3,96,96; repeatable",
+    )
+    parser.add_argument("--batch", type=whole_number(1), help="samples in a batch of --payload (default: some 10 MB)")
+    parser.add_argument("--rows", action="store_true", help="write --payload many samples at once, by write_batch")
+    parser.add_argument(
         "--side", action="append", help="sides whose name contains this, such as 'tensorcom'; repeatable"
     )
     parser.add_argument(
@@ -161,22 +170,39 @@ def _planned(args: argparse.Namespace) -> Plan:
     def wanted(sides: tuple[Side, ...]) -> list[Side]:
         return [side for side in here(sides) if not args.side or any(part in side.name for part in args.side)]
 
+    def with_room(cases: list[Case]) -> list[Case]:
+        return [replace(case, room_bytes=args.budget or case.room_bytes) for case in cases]
+
     cases = [case for case in CASES if args.size in case.name and (args.size or not quick or case.name in QUICK)]
+    if args.payload:
+        cases = [_case(text, args) for text in args.payload]
+    if not cases:
+        raise SystemExit(f"no payload {args.size!r}: there are {', '.join(case.name for case in CASES)}, or --payload")
+    for part in args.side or ():
+        if not any(part in side.name for side in (*one, *many)):
+            raise SystemExit(f"no side {part!r}: there are {', '.join({side.name: 0 for side in (*one, *many)})}")
     return Plan(
         minutes=args.minutes or (QUICK_MINUTES if quick else MINUTES),
         rounds=args.rounds or (5 if quick else 3),
         trainers_rounds=args.rounds or (1 if quick else 2),
         seconds=args.seconds or (0.5 if quick else 1.0),
         trainers_seconds=args.seconds,
-        cases=[replace(case, room_bytes=args.budget or case.room_bytes) for case in cases],
+        cases=with_room(cases),
+        fanned=with_room(cases if args.payload else [IMAGE]),
         sides=wanted(one),
         broadcast=wanted(many),
         trainers={0.0: (1, 8)} if quick else {0.0: fanout.TRAINERS, fanout.MAKE_S: MAKING},
         parts=args.parts or (PARTS[:2] if quick else PARTS),
-        budget=args.budget,
         is_quick=quick,
         is_clean=args.clean,
     )
+
+
+def _case(text: str, args: argparse.Namespace) -> Case:
+    try:
+        return asked_for(text, args.batch, args.rows)
+    except (argparse.ArgumentTypeError, TypeError, ValueError):
+        raise SystemExit(f"--payload {text}: not bytes a sample, as 64kb, or dtype:shape, as float32:3,96,96") from None
 
 
 def _budgets(cases: Sequence[Case]) -> str:
@@ -201,14 +227,12 @@ def _run(plan: Plan, found: Results, keep: Callable[[], None]) -> None:
         finally:
             if measured.rounds or measured.failed:
                 print(transport.shown(measured, plan.sides), flush=True)
-    for cost, counts in plan.trainers.items() if "trainers" in plan.parts else ():
-        fanned = fanout.Fanned(cost)
+    parts = [(case, *one) for case in plan.fanned for one in plan.trainers.items()]
+    for case, cost, counts in parts if "trainers" in plan.parts else ():
+        fanned = fanout.Fanned(cost, case=case)
         found.fanned.append(fanned)
-        case = replace(IMAGE, room_bytes=plan.budget or IMAGE.room_bytes)
         try:
-            fanout.measure(
-                fanned, case, plan.pairs(cost), plan.trainers_rounds, plan.seconds_of, allowance.piece(), keep
-            )
+            fanout.measure(fanned, plan.pairs(cost), plan.trainers_rounds, plan.seconds_of, allowance.piece(), keep)
         finally:
             if fanned.rounds or fanned.failed:
                 print(fanout.shown(fanned, plan.broadcast, counts), flush=True)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from benchmarks.transports.protocol import ROWS
+from penstock.cli import byte_size
 from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES
+
+BATCH_BYTES = 10_000_000
+"""Of a payload that is asked for by its size alone, about: as that of 150 kB has."""
+MOST_ROWS = 1024
+"""A batch of small ones, as of those of 256 B."""
+SMALL_BYTES = 64 << 10
+"""Up to here a sample is small: it has the room of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +59,25 @@ CASES = (
     Case("10 MB", (10, 1000, 1000), "uint8", batch=4, room_bytes=DEFAULT_BUDGET_BYTES),
     Case("100 MB", (100, 1000, 1000), "uint8", batch=2, room_bytes=DEFAULT_BUDGET_BYTES),
 )
+
+
+def asked_for(text: str, batch: int | None = None, by_batch: bool = False) -> Case:
+    """The payload that ``text`` names: bytes a sample (``64kb``), or its dtype and shape (``float32:3,96,96``).
+
+    ``batch``: samples; None: as many as are some 10 MB.
+
+    Raises:
+        argparse.ArgumentTypeError, TypeError or ValueError: It names neither, or nothing that tensors hold.
+    """
+    dtype, colon, sizes = text.partition(":")
+    if colon:
+        shape = tuple(int(one) for one in sizes.split(",")) if sizes else ()
+    else:
+        dtype, shape = "uint8", (byte_size(text),)
+    case = Case(text, shape, np.dtype(dtype).name, batch=1, by_batch=by_batch)
+    if np.dtype(dtype).hasobject or case.sample_bytes < 1 or min(shape, default=1) < 1 or (batch or 1) < 1:
+        raise ValueError(text)
+    return replace(
+        case, batch=batch or max(2, min(MOST_ROWS, BATCH_BYTES // case.sample_bytes)),
+        room_bytes=case.room_bytes if case.sample_bytes <= SMALL_BYTES else DEFAULT_BUDGET_BYTES,
+    )  # fmt: skip

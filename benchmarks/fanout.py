@@ -31,10 +31,11 @@ class Fanned:
     """Side and trainers -> its rounds; those of one number are neighbours."""
     failed: dict[tuple[str, int], str] = field(default_factory=dict)
     """The same -> why it has none, or no more."""
+    case: Case = IMAGE
 
 
 def measure(
-    found: Fanned, case: Case, pairs: Sequence[tuple[Side, int]], rounds: int, seconds_of: Callable[[int], float],
+    found: Fanned, pairs: Sequence[tuple[Side, int]], rounds: int, seconds_of: Callable[[int], float],
     piece: Piece, keep: Callable[[], None],
 ) -> None:  # fmt: skip
     """Each round all pairs of a side and a number of trainers; as ``transport.measure``.
@@ -52,7 +53,7 @@ def measure(
             if key in found.failed:
                 continue
             try:
-                one = run_round(side, case, seconds_of(count), count, found.make_s)
+                one = run_round(side, found.case, seconds_of(count), count, found.make_s)
                 found.rounds.setdefault(key, []).append(one)
             except Exception as error:  # as in transport
                 found.failed[key] = why(error)
@@ -68,7 +69,7 @@ def shown(found: Fanned, sides: Sequence[Side], trainers: Sequence[int]) -> str:
     names = {name for name, _ in (*found.rounds, *found.failed)}
     rows = [_row(found, side.name, trainers) for side in sides if side.name in names]
     count = max(map(len, found.rounds.values()), default=0)
-    text = f"### Everything to each trainer: {IMAGE.name}, {cost}; samples/s of all together"
+    text = f"### Everything to each trainer: {found.case.name}, {cost}; samples/s of all together"
     return f"{text}; {count} round{'s' * (count != 1)}\n\n{table(head, rows)}\n"
 
 

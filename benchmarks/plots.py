@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+from benchmarks.cases import IMAGE
 from benchmarks.results import rounds_of
 from benchmarks.rounds import Round
 from benchmarks.sides import BROADCAST, ONE_READER, PLAIN
@@ -143,10 +145,13 @@ def _trainers(fanned: dict[str, Any], folder: Path) -> list[Path]:
         rate = median(taken, lambda each: each.samples_per_s)
         curves.setdefault(name, []).append((counts.index(one["trainers"]), rate))
         lost[name] = max(lost.get(name, 0.0), median(taken, lambda each: each.lost))
-    title = "150 kB samples, everything to each trainer" + (", 1 ms of Python a sample" if fanned["make_s"] else "")
+    payload = fanned.get("payload", IMAGE.name)
+    title = f"{payload} samples, everything to each trainer{', 1 ms of Python a sample' if fanned['make_s'] else ''}"
+    stem = "trainers" + "-making" * bool(fanned["make_s"])
+    stem += f"-{re.sub(r'[^a-z0-9]+', '-', payload)}" if payload != IMAGE.name else ""
     most = max((rate for curve in curves.values() for _, rate in curve), default=1.0)
     return _drawn(
-        folder / ("trainers-making.svg" if fanned["make_s"] else "trainers.svg"), title, "trainers",
+        folder / f"{stem}.svg", title, "trainers",
         list(map(str, counts)), from_zero("samples/s in sum", most), _named(curves, lost),
     )  # fmt: skip
 

@@ -41,6 +41,7 @@ class Results:
             "transport": [asdict(one) for one in self.transport],
             "trainers": [
                 {
+                    "payload": one.case.name,
                     "make_s": one.make_s,
                     "rounds": [
                         {"side": side, "trainers": count, "rounds": [asdict(each) for each in rounds]}

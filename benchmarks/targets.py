@@ -57,7 +57,9 @@ def targets(transport: Sequence[Measured], fanned: Sequence[Fanned], tfdata: Spr
     if tfdata is not None:
         found.append(Target("tf.data dataset of batches, to the numpy path", 0.9, False, tfdata))
     found += [target for plane in (INLINE, SEGMENTS) for target in _flat(plane, transport)]
-    return found + [target for one in fanned if not one.make_s for target in _fanned(one)]
+    return found + [
+        target for one in fanned if one.case.name == IMAGE.name and not one.make_s for target in _fanned(one)
+    ]
 
 
 def shown(found: Sequence[Target]) -> str:

@@ -15,7 +15,7 @@ import pytest
 from benchmarks import plots, rounds, targets, transport
 from benchmarks.__main__ import main
 from benchmarks.allowance import Allowance
-from benchmarks.cases import BY_BATCH, IMAGE, Case
+from benchmarks.cases import BY_BATCH, IMAGE, Case, asked_for
 from benchmarks.fanout import Fanned
 from benchmarks.fanout import shown as fanned_shown
 from benchmarks.results import Results, compared
@@ -237,3 +237,59 @@ def test_the_command_writes_tables_figures_and_a_comparison(
     assert [cell.strip() for cell in last[1:3]] == [SMALL.name, INLINE]
     assert last[4].strip() == "2.00x"
     assert "to plain redis-py" in capsys.readouterr().out
+
+
+def test_anybody_may_measure_payloads_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claims are judged by other shapes than those they were made with."""
+    monkeypatch.setattr("benchmarks.fanout.TRAINERS", (2,))
+    monkeypatch.setattr("benchmarks.__main__.MAKING", (2,))
+    file = tmp_path / "own.json"
+    how = [
+        "--batch",
+        "16",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.05",
+        "--side",
+        INLINE,
+        "--budget",
+        "8mb",
+        "--json",
+        str(file),
+    ]
+    assert main(["transport", "--payload", "float32:3,8,8", "--payload", "20kb", "--rows", *how]) == 0
+    written, told = json.loads(file.read_text()), capsys.readouterr().out
+    assert "### float32:3,8,8: 768 bytes a sample, batches of 16" in told
+    assert [one["case"]["shape"] for one in written["transport"]] == [[3, 8, 8], [20480]]
+    assert main(["trainers", "--payload", "float32:3,8,8", "--plots", str(tmp_path), *how]) == 0
+    written = json.loads(file.read_text())
+    assert {one["payload"] for one in written["trainers"]} == {"float32:3,8,8"}
+    assert all(taken["rounds"][0]["got"] for one in written["trainers"] for taken in one["rounds"])
+    assert (tmp_path / "trainers-float32-3-8-8.svg").exists()
+    assert written["targets"] == []
+
+
+@pytest.mark.parametrize("text", ["nothing", "float32:3,x", "object:3", "float32:0", "0", "strange:3", "float32:-1,-1"])
+def test_a_payload_that_nothing_could_carry_is_refused_by_name(text: str) -> None:
+    """Not by a trace, and not in the middle of a run."""
+    with pytest.raises(SystemExit, match=text):
+        main(["transport", "--payload", text])
+
+
+def test_a_run_of_nothing_is_an_error() -> None:
+    """A payload or a side that is misspelled would otherwise be an empty run that looks well."""
+    with pytest.raises(SystemExit, match="151 kB"):
+        main(["transport", "--size", "151 kB"])
+    with pytest.raises(SystemExit, match="rabbit"):
+        main(["transport", "--side", "rabbit"])
+
+
+def test_a_batch_of_a_payload_of_ones_own_is_neither_a_sample_nor_the_whole_memory() -> None:
+    """About as many bytes as those of 150 kB; rows as many as a training takes."""
+    assert asked_for("4").batch == 1024
+    assert asked_for("150kb").batch == 65
+    assert asked_for("500mb").batch == 2
+    assert asked_for("uint8:7", 3).batch == 3
