@@ -20,7 +20,7 @@ class Results:
     environment: dict[str, str]
     transport: list[transport.Measured] = field(default_factory=list)
     fanned: list[fanout.Fanned] = field(default_factory=list)
-    tfdata: Spread | str | None = None
+    tfdata: dict[str, Spread] | str = field(default_factory=dict)
     """Or why there is none."""
 
     @property
@@ -32,7 +32,7 @@ class Results:
 
     def targets(self) -> list[targets.Target]:
         """Those that there are figures for."""
-        return targets.targets(self.transport, self.fanned, self.tfdata if isinstance(self.tfdata, Spread) else None)
+        return targets.targets(self.transport, self.fanned, {} if isinstance(self.tfdata, str) else self.tfdata)
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
@@ -51,7 +51,9 @@ class Results:
                 }
                 for one in self.fanned
             ],
-            "tf.data": asdict(self.tfdata) if isinstance(self.tfdata, Spread) else self.tfdata,
+            "tf.data": found
+            if isinstance(found := self.tfdata, str)
+            else {what: asdict(one) for what, one in found.items()},
             "targets": [one.plain() for one in self.targets()],
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -50,12 +50,11 @@ class Target:
         return asdict(self) | {"is_met": self.is_met}
 
 
-def targets(transport: Sequence[Measured], fanned: Sequence[Fanned], tfdata: Spread | None) -> list[Target]:
+def targets(transport: Sequence[Measured], fanned: Sequence[Fanned], tfdata: Mapping[str, Spread]) -> list[Target]:
     """Those that the run has figures for."""
     by_case = {one.case.name: one.rounds for one in transport}
     found = [*_images(by_case.get(IMAGE.name, {})), *_rows(by_case)]
-    if tfdata is not None:
-        found.append(Target("tf.data dataset of batches, to the numpy path", 0.9, False, tfdata))
+    found += [Target(f"tf.data dataset, {what}, to the numpy path", 0.9, False, one) for what, one in tfdata.items()]
     found += [target for plane in (INLINE, SEGMENTS) for target in _flat(plane, transport)]
     return found + [
         target for one in fanned if one.case.name == IMAGE.name and not one.make_s for target in _fanned(one)

@@ -162,7 +162,7 @@ def test_targets_are_reached_or_not_by_the_median_of_the_run() -> None:
     sizes = [replace(IMAGE, name="4 kB"), IMAGE]
     all_of_it = [transport.Measured(case, {INLINE: ours, SEGMENTS: ours, PLAIN: theirs}) for case in sizes]
     fanned = Fanned(0.0, {(SEGMENTS, 8): [took(0.25)], (INLINE, 1): [took(1)]})
-    found = {one.what: one for one in targets.targets(all_of_it, [fanned], None)}
+    found = {one.what: one for one in targets.targets(all_of_it, [fanned], {})}
     plain = found["150 kB, inline, to plain redis-py + hiredis (floor 1.8)"]
     assert plain.is_met
     assert plain.found.low == pytest.approx(1.7)
