@@ -109,6 +109,7 @@ class Child:
         self._popen = subprocess.Popen(
             [python_of(side.environment), "-m", f"benchmarks.transports.{side.module}"], cwd=ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": side.path} if side.path else None,
         )  # fmt: skip
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -178,6 +179,8 @@ class Stage:
     writers: list[Child]
     readers: list[Child]
     servers: list[int]
+    place: str
+    """Where they meet: the server's URL, or a folder."""
 
     def turn(self, case: Case, samples: int) -> Round:
         """Everybody at once."""
@@ -222,16 +225,17 @@ def warmed_up(
     kept: Path | None = None,
 ) -> Callable[[], Round]:  # fmt: skip
     """Processes that are ready for turns, as many as are called for, until ``stack`` is closed."""
-    stage = _set_up(stack, side, case, readers, make_s, kept)
-    return partial(stage.turn, case, _samples(stage, case, seconds))
+    stage = set_up(stack, side, case, readers, make_s, kept)
+    return partial(stage.turn, case, warm_up(stage, case, seconds))
 
 
-def _samples(stage: Stage, case: Case, seconds: float) -> int:
+def warm_up(stage: Stage, case: Case, seconds: float) -> int:
     """Longer and longer turns, until the room was filled or cannot be in time; the samples that take that time.
 
     Memory that is touched for the first time costs as much as several copies; a stream keeps what there is room for.
     """
     samples, missing = 2 * case.unit, FILLED * case.room_bytes
+    stage.turn(case, samples)  # says nothing of the rate: what is imported late is imported now
     most = max(2, int(case.most_bytes / case.sample_bytes / case.unit)) * case.unit
     began, most_s = time.monotonic(), MOST_WARM_UP_S * max(1.0, case.room_bytes / (256 << 20))
     while True:
@@ -246,8 +250,10 @@ def _samples(stage: Stage, case: Case, seconds: float) -> int:
             return samples
 
 
-def _set_up(stack: ExitStack, side: Side, case: Case, readers: int, make_s: float, kept: Path | None) -> Stage:
-    """All of them ready."""
+def set_up(
+    stack: ExitStack, side: Side, case: Case, readers: int = 1, make_s: float = 0.0, kept: Path | None = None
+) -> Stage:
+    """All of them ready, until ``stack`` is closed."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
     place, servers, extra = str(kept or folder), [], {"address": f"127.0.0.1:{_free_port()}"}
     if side.has_server:
@@ -277,7 +283,7 @@ def _set_up(stack: ExitStack, side: Side, case: Case, readers: int, make_s: floa
     reading = [started("read") for _ in range(readers)]
     begin(writers, "write")
     begin(reading, "read")
-    return Stage(writers, reading, servers)
+    return Stage(writers, reading, servers, place)
 
 
 def _free_port() -> int:

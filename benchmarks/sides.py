@@ -29,6 +29,8 @@ class Side:
     """A process of its own that writes, or serves; else readers have workers."""
     package: str = ""
     """Whose version is printed."""
+    path: str = ""
+    """Folders to import from first, as PYTHONPATH: another commit's packages."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Case -> why it cannot carry that."""
 

@@ -37,7 +37,8 @@ def write(load: Load, turns: Turns) -> None:
 def read(load: Load, turns: Turns) -> None:
     """Each turn is an epoch."""
     group = f"group{load.reader}"
-    with Loader(STREAM, group=group, batch_size=load.batch, url=load.place, views=load.mode == VIEWS) as loader:
+    settings: dict[str, Any] = {"views": True} if load.mode == VIEWS else {}  # earlier commits have no views
+    with Loader(STREAM, group=group, batch_size=load.batch, url=load.place, **settings) as loader:
         for _ in turns:
             for batch in loader:
                 turns.got(batch["x"])

@@ -1,0 +1,213 @@
+"""``python -m benchmarks.between BEFORE [AFTER]``: what changed from one commit to another, or to this tree as it lies.
+
+The packages of a commit are taken out of git into a temporary folder, and this tree's benchmark runs on them: both are
+measured by the same lines, on the same payloads, in rounds that take turns, processes and servers apart. What is told
+is after to before, of CPU s/GB of all, writer, reader and server, and of the rate: the median of neighbouring rounds,
+with the lowest and the highest. A single change is ``COMMIT^ COMMIT``. ``--growth AXIS`` compares what a sample costs
+at each size of an axis of ``python -m benchmarks.growth`` instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import rounds, transport
+from benchmarks.cases import CASES, IMAGE, Case
+from benchmarks.machine import describe_machine, progress
+from benchmarks.rounds import Failed, Round, Stage, set_up, warm_up
+from benchmarks.sides import IN_PLACE, OURS, Side, here
+from benchmarks.spread import Spread, spread, table
+from penstock.cli import byte_size
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("common", "producer", "consumer", "front")
+HERE = "this tree"
+CPU: dict[str, Callable[[Round], float]] = {
+    "CPU of all": lambda one: one.cpu_s,
+    "writer": lambda one: one.writer_cpu_s,
+    "reader": lambda one: one.reader_cpu_s,
+    "writer and reader": lambda one: one.writer_cpu_s + one.reader_cpu_s,
+    "server": lambda one: one.server_cpu_s,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; 1 if one of the commits could not be measured, 130 if it was interrupted."""
+    args = _parser().parse_args(arguments)
+    names = named(args.before), named(args.after) if args.after else HERE
+    print(", ".join(f"{name} {value}" for name, value in describe_machine().items()))
+    print(f"before: {names[0]}\nafter: {names[1]}\n", flush=True)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        paths = [
+            packages(commit, Path(folder) / str(number)) for number, commit in enumerate((args.before, args.after))
+        ]
+        try:
+            found, is_whole = (_growth if args.growth else _transport)(args, paths)
+        except KeyboardInterrupt:
+            return 130
+    if args.json:
+        args.json.write_text(json.dumps({"before": names[0], "after": names[1], **found}, indent=1))
+        print(f"figures of every round: {args.json}")
+    return int(not is_whole)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.between", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("before", help="a commit, as git spells it: 61450fe, HEAD~3, v0.1.0")
+    parser.add_argument("after", nargs="?", help="another one (default: this tree, with what is not committed)")
+    parser.add_argument("--size", action="append", help=f"payloads whose name contains this (default {IMAGE.name!r})")
+    parser.add_argument(
+        "--side", action="append", help="sides whose name contains this, inline, segments (default: both) or views"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="of each side (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each side in a round (default: %(default)s)")
+    parser.add_argument(
+        "--budget", type=byte_size, metavar="SIZE", help="payload between writer and reader (default 1gb, small: 256mb)"
+    )
+    parser.add_argument("--growth", metavar="AXIS", help="compare an axis of python -m benchmarks.growth: members, ...")
+    parser.add_argument("--json", type=Path, help="write every figure of every round to this file")
+    return parser
+
+
+def named(commit: str) -> str:
+    """Its number and first line. Exits with what git says of one that is not there."""
+    done = _git("log", "-1", "--format=%h %s", commit, "--")
+    if done.returncode:
+        raise SystemExit(f"there is no commit {commit}: {done.stderr.decode().strip()}")
+    return done.stdout.decode().strip()
+
+
+def packages(commit: str | None, folder: Path) -> str:
+    """PYTHONPATH of a commit's packages, taken out into ``folder``; of None, of this tree's."""
+    if commit is None:
+        return _path(ROOT)
+    done = _git("archive", commit, *PACKAGES)
+    if done.returncode:
+        raise SystemExit(f"{commit} has not the packages {', '.join(PACKAGES)}: {done.stderr.decode().strip()}")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return _path(folder)
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=False)
+
+
+def _path(root: Path) -> str:
+    return os.pathsep.join(str(root / name) for name in PACKAGES)
+
+
+def _transport(args: argparse.Namespace, paths: list[str]) -> tuple[dict[str, Any], bool]:
+    wanted = args.side or [""]
+    every = here(OURS) + (here((IN_PLACE,)) if any("views" in part for part in wanted) else [])  # early commits lack it
+    sides = [side for side in every if any(part in side.name for part in wanted)]
+    sizes = args.size or [IMAGE.name]
+    cases = [case for case in CASES if any(size in case.name for size in sizes)]
+    cases = [replace(case, room_bytes=args.budget or case.room_bytes) for case in cases]
+    if not sides or not cases:
+        raise SystemExit(f"no side or no payload has such a name; payloads: {', '.join(case.name for case in CASES)}")
+    found = []
+    for case in cases:
+        for side in sides:  # one at a time: only the two that are compared take turns
+            one = measure(case, side, paths, args.rounds, args.seconds)
+            print(shown(one, side), flush=True)
+            found.append(one)
+    return {"transport": [asdict(one) for one in found]}, not any(one.failed for one in found)
+
+
+def measure(case: Case, side: Side, paths: Sequence[str], count: int, seconds: float) -> transport.Measured:
+    """Rounds of ``before`` and ``after`` in turn, each of as many samples; or why one of them has none."""
+    found = transport.Measured(case)
+    stages: dict[str, Stage] = {}
+    samples = 0
+    with ExitStack() as stack:
+        for number in range(-1, count):
+            for name in ("before", "after") if number % 2 else ("after", "before"):
+                progress(f"{case.name}, {side.name}, round {number + 1} of {count}: {name}")
+                try:
+                    if number < 0:
+                        stages[name] = set_up(stack, replace(side, path=paths[name == "after"]), case)
+                        samples = max(samples, warm_up(stages[name], case, seconds))
+                    else:
+                        found.rounds.setdefault(name, []).append(stages[name].turn(case, samples))
+                except Failed as error:
+                    found.failed[name] = transport.why(error)
+                    return found
+    progress("")
+    return found
+
+
+def shown(found: transport.Measured, side: Side) -> str:
+    """A table of ratios; or why there is none."""
+    text = f"### {found.case.name}, {side.name}: {found.count} rounds\n\n"
+    if found.failed:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in found.failed.items())
+        return f"{text}not measured; a commit must have what benchmarks/transports/ours.py calls. {reasons}\n"
+    before, after = found.rounds["before"], found.rounds["after"]
+    rows = []
+    for what, of in CPU.items():
+        values = [[of(one) / gigabytes(one) for one in rounds] for rounds in (before, after)]
+        rows.append([f"CPU s/GB, {what}".replace("CPU s/GB, CPU", "CPU s/GB"), *_cells(*values)])
+    rates = [[one.gb_per_s for one in rounds] for rounds in (before, after)]
+    return text + table(("", "before", "after", "after to before"), [*rows, ["GB/s", *_cells(*rates)]]) + "\n"
+
+
+def gigabytes(one: Round) -> float:
+    """That readers got."""
+    return one.got * one.sample_bytes / 1e9
+
+
+def _cells(before: Sequence[float], after: Sequence[float]) -> list[str]:
+    return [spread(before).shown(""), spread(after).shown(""), _ratio(before, after).shown()]
+
+
+def _ratio(before: Sequence[float], after: Sequence[float]) -> Spread:
+    return spread(new / old for old, new in zip(before, after, strict=False))
+
+
+def _growth(args: argparse.Namespace, paths: list[str]) -> tuple[dict[str, Any], bool]:
+    """Rounds of an axis by the two in turn, each in a process of its own."""
+    taken: list[list[dict[str, float]]] = [[], []]
+    for number in range(args.rounds):
+        for which in (1, 0) if number % 2 else (0, 1):
+            progress(f"{args.growth}, round {number + 1} of {args.rounds}: {('before', 'after')[which]}")
+            taken[which].append(_axis(args.growth, paths[which]))
+    progress("")
+    rows = [[name, *_cells(*([one[name] for one in rounds] for rounds in taken))] for name in taken[0][0]]
+    head = "CPU us/sample of all", "before", "after", "after to before"
+    print(f"### {args.growth}: {args.rounds} rounds\n\n" + table(head, rows) + "\n", flush=True)
+    return {"growth": {"before": taken[0], "after": taken[1]}}, True
+
+
+def _axis(axis: str, path: str) -> dict[str, float]:
+    """Size -> CPU of all processes a sample, or a second that is waited. Exits with the last words of what fails."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        file = Path(folder) / "growth.json"
+        command = [sys.executable, "-m", "benchmarks.growth", "--only", axis, "--rounds", "1", "--json", str(file)]
+        environment = {**os.environ, "PYTHONPATH": path}
+        done = subprocess.run(command, cwd=rounds.ROOT, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            words = "".join(done.stderr.strip().splitlines()[-1:])
+            raise SystemExit(f"one of the commits has not what benchmarks/growth_rounds.py calls: {words}")
+        axes = json.loads(file.read_text())["axes"]
+    return {name: size["median"]["all"] for axis in axes for name, size in axis["sizes"].items()}
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(main())

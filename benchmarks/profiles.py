@@ -1,0 +1,189 @@
+"""``python -m benchmarks.profiles``: what writer, reader and server spend, and on what, of the transport's own rounds.
+
+The same processes as in ``python -m benchmarks transport``: a filled budget, guarantees on. They take three turns: one
+with nothing beside them, for CPU s/GB and for the server's own count of its commands; one for py-spy, which tells
+Python lines by module, of the time that a process holds the interpreter's lock; and one for perf, which tells all of
+a process's CPU by kernel, interpreter, copies and checksums. A sampler slows what it looks at, so only shares come from
+its turn. Where a tool is missing it is said, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from benchmarks import sampling
+from benchmarks.cases import BY_BATCH, CASES, IMAGE, Case
+from benchmarks.machine import describe_machine, progress
+from benchmarks.rounds import Stage, set_up, warm_up
+from benchmarks.sides import IN_PLACE, OURS, Side, here
+from benchmarks.spread import table
+
+SIZES = (BY_BATCH.name, IMAGE.name, "10 MB")
+PLANES = here(OURS)
+LEAST_SHARE = 2.0
+"""Percent: what is less is told together."""
+LEAST_MICROSECONDS = 1.0
+"""For an entry, of a command of the server."""
+ROLES = ("writer", "reader", "server")
+
+Shares = dict[str, dict[str, float]]
+"""Process -> what -> percent."""
+
+
+@dataclass
+class Profile:
+    """Of one side and payload."""
+
+    case: str
+    side: str
+    cpu_s_per_gb: dict[str, float]
+    """Process -> figure."""
+    entries: int
+    commands: dict[str, tuple[float, float]]
+    """Command -> calls for an entry, microseconds for an entry, by the server's own count."""
+    python: Shares = field(default_factory=dict)
+    purposes: Shares = field(default_factory=dict)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; 130 if it was interrupted."""
+    args = _parser().parse_args(arguments)
+    wanted = args.size or SIZES
+    cases = [case for case in CASES if any(size in case.name for size in wanted)]
+    sides = (
+        [side for side in here((*OURS, IN_PLACE)) if any(part in side.name for part in args.side)]
+        if args.side
+        else PLANES
+    )
+    if not cases or not sides:
+        raise SystemExit(f"no side or no payload has such a name; payloads: {', '.join(case.name for case in CASES)}")
+    environment = describe_machine()
+    print(", ".join(f"{name} {value}" for name, value in environment.items()) + "\n", flush=True)
+    found: list[Profile] = []
+    try:
+        for case in cases:
+            for side in sides:
+                found.append(taken(side, case, args.seconds))
+                print(shown(found[-1]), flush=True)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        if args.json:
+            args.json.write_text(
+                json.dumps({"environment": environment, "profiles": [asdict(one) for one in found]}, indent=1)
+            )
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.profiles", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--size", action="append", help=f"payloads whose name contains this (default {', '.join(map(repr, SIZES))})"
+    )
+    parser.add_argument("--side", action="append", help="sides whose name contains this: inline, segments, views")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each turn, about (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write every figure to this file, small shares too")
+    return parser
+
+
+def taken(side: Side, case: Case, seconds: float) -> Profile:
+    """One of them."""
+    with ExitStack() as stack:
+        progress(f"{case.name}, {side.name}: warming up")
+        stage = set_up(stack, side, case)
+        samples = warm_up(stage, case, seconds)
+        progress(f"{case.name}, {side.name}: {seconds:g} s each of nothing, py-spy and perf")
+        found = _counted(stage, side, case, samples)
+        pids = dict(zip(ROLES, (stage.writers[0].pid, stage.readers[0].pid, stage.servers[0]), strict=True))
+        clients = {role: pids[role] for role in ROLES[:2]}
+        turn: Callable[[], object] = lambda: stage.turn(case, samples)  # noqa: E731
+        found.python = _sampled(sampling.python_lines, clients, turn)
+        found.purposes = _sampled(sampling.symbols, pids, turn)
+    progress("")
+    return found
+
+
+def _counted(stage: Stage, side: Side, case: Case, samples: int) -> Profile:
+    """A turn with nothing beside it."""
+    with redis.Redis.from_url(stage.place) as client:
+        client.config_resetstat()
+        one = stage.turn(case, samples)
+        told: dict[str, Any] = client.info("commandstats")
+    gigabytes = one.got * one.sample_bytes / 1e9
+    seconds = dict(zip(ROLES, (one.writer_cpu_s, one.reader_cpu_s, one.server_cpu_s), strict=True))
+    entries = int(told["cmdstat_xadd"]["calls"])
+    commands = {
+        name.removeprefix("cmdstat_"): (stats["calls"] / entries, stats["usec"] / entries)
+        for name, stats in told.items()
+    }
+    return Profile(case.name, side.name, {role: used / gigabytes for role, used in seconds.items()}, entries, commands)
+
+
+def _sampled(
+    sampler: Callable[[Sequence[int]], AbstractContextManager[dict[int, Counter[str]]]], pids: dict[str, int],
+    turn: Callable[[], object],
+) -> Shares:  # fmt: skip
+    """Of a turn under a sampler; nothing where it cannot be used, which is told."""
+    try:
+        with sampler(list(pids.values())) as counts:
+            turn()
+    except sampling.Unsampled as reason:
+        print(f"left out: {reason}", file=sys.stderr, flush=True)
+        return {}
+    return {role: sampling.shares(counts.get(pid, Counter())) for role, pid in pids.items()}
+
+
+def shown(found: Profile) -> str:
+    """As Markdown."""
+    cpu = ", ".join(f"{role} {figure:.2f}" for role, figure in found.cpu_s_per_gb.items())
+    parts = [f"### {found.case}, {found.side}\n\nCPU s/GB: {cpu}; {found.entries:,} entries."]
+    if found.purposes:
+        parts.append("All CPU, in percent (perf):\n\n" + _table(found.purposes, ROLES))
+    if found.python:
+        parts.append("Python, in percent of the lines that held its lock (py-spy):\n\n" + _lists(found.python))
+    rows = [
+        [name.replace("|", " "), f"{calls:.2f}", f"{microseconds:.1f}"]
+        for name, (calls, microseconds) in sorted(found.commands.items(), key=lambda item: -item[1][1])
+        if microseconds >= LEAST_MICROSECONDS
+    ]
+    head = "command of the server", "calls for an entry", "microseconds for an entry, with what it calls"
+    return "\n\n".join([*parts, table(head, rows)]) + "\n"
+
+
+def _table(shares: Shares, roles: Sequence[str]) -> str:
+    """A row for each purpose that is large in any process."""
+    order = sorted({what for one in shares.values() for what in one})
+    rows = [[what, *(f"{shares[role].get(what, 0.0):.0f}" for role in roles)] for what in order]
+    large = [row for row, what in zip(rows, order, strict=True) if _most(shares, what) >= LEAST_SHARE]
+    return table(("", *roles), large)
+
+
+def _most(shares: Shares, what: str) -> float:
+    return max(one.get(what, 0.0) for one in shares.values())
+
+
+def _lists(shares: Shares) -> str:
+    """A line for each process: its modules, the largest first."""
+    lines = []
+    for role, found in shares.items():
+        large = [f"`{name}` {share:.0f}" for name, share in found.items() if share >= LEAST_SHARE]
+        lines.append(f"- {role}: {', '.join(large)}, others {sum(s for s in found.values() if s < LEAST_SHARE):.0f}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(main())

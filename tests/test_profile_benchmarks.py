@@ -1,0 +1,178 @@
+"""Where CPU goes, one commit beside another, and the least that moving bytes costs: sums, and tiny real rounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from benchmarks import between, limits, profiles, sampling
+from benchmarks.cases import Case
+from benchmarks.sides import INLINE
+
+SMALL = Case("4 kB", (1024,), "float32", batch=64, room_bytes=8 << 20, most_bytes=4_000_000)
+RAW = """\
+main (train.py:3);Writer.write (penstock_producer/writing/writer.py:10);add (penstock_common/format/block.py:187) 3
+main (train.py:3);Writer.write (penstock_producer/writing/writer.py:11) 1
+main (train.py:3);send (redis/connection.py:9) 2
+main (train.py:3);wait (threading.py:331) 4
+"""
+SCRIPT = """\
+   17  ffffffff81a1b2c3 copy_user_generic_string ([kernel.kallsyms])
+   17  ffffffff81a1b2c4 clear_page_erms ([kernel.kallsyms])
+   17  ffffffff81a1b2c5 tcp_sendmsg_locked ([kernel.kallsyms])
+   17      7f00aa112233 _PyEval_EvalFrameDefault (/usr/lib/libpython3.11.so.1.0)
+   17      7f00aa112234 __memmove_avx_unaligned_erms (/usr/lib/x86_64-linux-gnu/libc.so.6)
+   17      7f00aa112235 XXH3_64bits_update (/venv/xxhash/_xxhash.cpython-311-x86_64-linux-gnu.so)
+   21      55d0aa112236 processCommand (/usr/bin/redis-check-rdb)
+   21      7f00aa112237 je_arena_bin (/usr/lib/x86_64-linux-gnu/libjemalloc.so.2)
+not a sample
+"""
+
+
+def test_python_lines_are_counted_by_our_module_and_by_others_library() -> None:
+    """A share that stands at the wrong module sends its reader to the wrong file."""
+    found = sampling.by_module(RAW)
+    assert found == {
+        "penstock_common.format.block": 3,
+        "penstock_producer.writing.writer": 1,
+        "redis-py": 2,
+        "Python's library": 4,
+    }
+    assert next(iter(sampling.shares(found).items())) == ("Python's library", 40)
+
+
+def test_all_else_is_counted_by_what_it_is_for_process_by_process() -> None:
+    """What the kernel copies is no more Python's than what xxh3 hashes."""
+    found = sampling.by_purpose(SCRIPT)
+    assert set(found[17]) == {
+        "kernel: copying", "kernel: pages", "kernel: the rest", "interpreter", "libc: copying", "xxh3",
+    }  # fmt: skip
+    assert found[21] == {"server's own code": 1, "allocator": 1}
+
+
+@pytest.mark.parametrize("sampler", [sampling.python_lines, sampling.symbols])
+def test_a_process_that_computes_is_seen_to_compute(
+    sampler: Callable[[list[int]], AbstractContextManager[dict[int, Counter[str]]]],
+) -> None:
+    """A sampler that finds nothing shows nothing of where time goes."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            with sampler([busy.pid]) as found:
+                time.sleep(0.2)
+        except sampling.Unsampled as reason:
+            pytest.skip(str(reason))
+        finally:
+            busy.kill()
+    assert found[busy.pid].total() > 0
+
+
+def test_who_may_not_look_at_other_processes_is_told_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container nothing may be traced, and `Permission denied` alone sends nobody anywhere."""
+    refusing = tmp_path / "py-spy"
+    refusing.write_text("#!/bin/sh\necho Permission Denied >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    monkeypatch.setattr(sampling, "tool", lambda name: str(refusing))
+    monkeypatch.setattr(sampling, "START_S", sampling.END_S)
+    with (
+        pytest.raises(sampling.Unsampled, match=r"(?s)Permission Denied.*ptrace_scope.*SYS_PTRACE"),
+        sampling.python_lines([1]),
+    ):
+        pass
+
+
+def test_without_tools_a_profile_says_what_is_left_out_and_tells_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPU of each process and the server's own count need nothing installed."""
+    monkeypatch.setattr(profiles, "CASES", [SMALL])
+    monkeypatch.setattr(sampling, "tool", lambda name: None)
+    path = tmp_path / "figures.json"
+    assert profiles.main(["--size", "4 kB", "--side", "inline", "--seconds", "0.05", "--json", str(path)]) == 0
+    told, left_out = capsys.readouterr()
+    assert "pip install py-spy" in left_out
+    assert "apt-get install linux-perf" in left_out
+    assert "| xadd " in told
+    (found,) = json.loads(path.read_text())["profiles"]
+    assert found["side"] == INLINE
+    assert found["commands"]["xadd"][0] == 1  # call for each entry
+    assert all(figure > 0 for figure in found["cpu_s_per_gb"].values())
+    with pytest.raises(SystemExit, match="has such a name"):
+        profiles.main(["--size", "no such"])
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of two commits: our packages as they are, and without a Writer."""
+    folder = tmp_path / "repository"
+    for name in between.PACKAGES:
+        shutil.copytree(between.ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(between, "ROOT", folder)
+    writer = folder / "producer" / "penstock_producer" / "writing" / "writer.py"
+    whole = writer.read_text()
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    for text in (whole, "Reader = None\n"):
+        writer.write_text(text)
+        for command in (("init", "-q"), ("add", "."), ("commit", "-q", "--no-verify", "-m", "one of them")):
+            subprocess.run(["git", *who, *command], cwd=folder, check=True, env={**os.environ, "GIT_CONFIG_GLOBAL": ""})
+    writer.write_text(whole)
+    return folder
+
+
+@pytest.mark.usefixtures("repository")
+def test_a_commit_is_measured_beside_this_tree_as_it_lies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compared is what is said: the last commit here has no Writer, and the tree has one again."""
+    monkeypatch.setattr(between, "CASES", [SMALL])
+    path = tmp_path / "figures.json"
+    what = ["--size", "4 kB", "--side", "inline", "--rounds", "2", "--seconds", "0.05"]
+    assert between.main(["HEAD~1", *what, "--json", str(path)]) == 0
+    (found,) = json.loads(path.read_text())["transport"]
+    before, after = found["rounds"]["before"], found["rounds"]["after"]
+    assert len(before) == len(after) == 2
+    assert {one["samples"] for one in before} == {one["samples"] for one in after}
+    assert "| GB/s " in capsys.readouterr().out
+    assert between.main(["HEAD", *what]) == 1
+    assert "before: Penstock inline, write ended: ImportError: cannot import name 'Writer'" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("repository")
+def test_a_commit_that_is_not_there_is_named() -> None:
+    """A misspelt commit must not be measured as something else."""
+    with pytest.raises(SystemExit, match="there is no commit nowhere"):
+        between.main(["nowhere"])
+
+
+@pytest.mark.usefixtures("repository")
+def test_growth_of_a_commit_that_cannot_grow_says_why() -> None:
+    """Its last words come from a process of its own."""
+    with pytest.raises(SystemExit, match=r"growth_rounds.py calls: .*Writer"):
+        between.main(["HEAD", "--growth", "waiting", "--rounds", "1"])
+
+
+def test_a_target_below_what_moving_bytes_costs_is_called_out_of_reach() -> None:
+    """Nobody should look for the last tenth in Python when sockets take it."""
+    assert "does not leave room" in limits.verdict({limits.LEAST: [0.41, 0.5], limits.PENSTOCK: [0.82, 1.0]})
+    told = limits.verdict({limits.LEAST: [0.2], limits.PENSTOCK: [0.5]})
+    assert "leaves room" in told
+    assert "2.50x" in told
+
+
+def test_what_moving_bytes_costs_is_the_sum_of_its_parts() -> None:
+    """A sum of other parts would move the target."""
+    found = limits.bare()
+    parts = found[limits.SENDER] + found[limits.RECEIVER] + found[limits.COPY] + 2 * found[limits.CHECKSUM]
+    assert found[limits.LEAST] == pytest.approx(parts)
+    assert min(found.values()) > 0
