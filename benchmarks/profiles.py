@@ -49,6 +49,8 @@ class Profile:
     side: str
     cpu_s_per_gb: dict[str, float]
     """Process -> figure."""
+    faults_per_gb: dict[str, float]
+    """Writer and reader -> pages that the kernel had to give."""
     entries: int
     commands: dict[str, tuple[float, float]]
     """Command -> calls for an entry, microseconds for an entry, by the server's own count."""
@@ -129,7 +131,9 @@ def _counted(stage: Stage, side: Side, case: Case, samples: int) -> Profile:
         name.removeprefix("cmdstat_"): (stats["calls"] / entries, stats["usec"] / entries)
         for name, stats in told.items()
     }
-    return Profile(case.name, side.name, {role: used / gigabytes for role, used in seconds.items()}, entries, commands)
+    faults = {"writer": one.writer_faults / gigabytes, "reader": one.reader_faults / gigabytes}
+    cpu = {role: used / gigabytes for role, used in seconds.items()}
+    return Profile(case.name, side.name, cpu, faults, entries, commands)
 
 
 def _sampled(
@@ -149,7 +153,10 @@ def _sampled(
 def shown(found: Profile) -> str:
     """As Markdown."""
     cpu = ", ".join(f"{role} {figure:.2f}" for role, figure in found.cpu_s_per_gb.items())
-    parts = [f"### {found.case}, {found.side}\n\nCPU s/GB: {cpu}; {found.entries:,} entries."]
+    faults = ", ".join(f"{role} {count:,.0f}" for role, count in found.faults_per_gb.items())
+    parts = [
+        f"### {found.case}, {found.side}\n\nCPU s/GB: {cpu}; page faults a GB: {faults}; {found.entries:,} entries."
+    ]
     if found.purposes:
         parts.append("All CPU, in percent (perf):\n\n" + _table(found.purposes, ROLES))
     if found.python:
