@@ -31,6 +31,7 @@ from tests.contracts.feed import (
     SPEC,
     entries,
     loader_of,
+    no_connection_left,
     numbers,
     open_stream,
     produce,
@@ -277,19 +278,12 @@ class TestMembers:
     def test_a_closed_loader_leaves_no_thread_and_no_connection(self, any_url: str, any_client: Client) -> None:
         """Notebooks make dozens of loaders in one process."""
         produce(any_url, "t", 400, block_samples=2)
-        gc.collect()
-        before, connected = our_threads(), {info["id"] for info in any_client.client_list()}
-        for policy in ("on_next", "manual"):
-            with loader_of(any_url, policy, acknowledge=policy, prefetch_bytes=100) as loader:
-                next(iter(loader))
-        assert our_threads() == before
-        deadline = time.monotonic() + 5
-        while (left := [one for one in any_client.client_list() if one["id"] not in connected]) and (
-            time.monotonic() < deadline
-        ):
-            gc.collect()
-            time.sleep(0.01)
-        assert left == []
+        before = our_threads()
+        with no_connection_left(any_client):
+            for policy in ("on_next", "manual"):
+                with loader_of(any_url, policy, acknowledge=policy, prefetch_bytes=100) as loader:
+                    next(iter(loader))
+            assert our_threads() == before
 
     def test_a_loader_nobody_closed_ends_with_its_last_reference(self, any_url: str) -> None:
         """Few people close what they iterate."""

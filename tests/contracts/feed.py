@@ -5,8 +5,10 @@ The look goes by redis-py and the header alone, not by the code under test.
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -150,3 +152,18 @@ def connections_cut(client: Client, *, spared: str, every_s: float = 0.01) -> It
     finally:
         done.set()
         cutter.join()
+
+
+@contextmanager
+def no_connection_left(client: Client, within_s: float = 5.0) -> Iterator[None]:
+    """What connects to the server meanwhile is gone soon after; processes of other tests may still be there."""
+    before = {info["id"] for info in client.client_list()}
+    yield
+    deadline = time.monotonic() + within_s
+    while True:
+        gc.collect()
+        left = [info for info in client.client_list() if info["id"] not in before]
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    assert left == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from tests.contracts.feed import (
     entries,
     index_spans,
     is_contiguous,
+    no_connection_left,
     numbers,
     open_stream,
     payload_bytes,
@@ -355,8 +355,5 @@ def test_the_bytes_on_the_roster_are_those_in_the_entries(url: str, client: Clie
 
 def test_a_writer_that_is_closed_leaves_no_connection(any_url: str, any_client: Client) -> None:
     """Workers open thousands of shards in their life."""
-    produce(any_url, "t", 10, epochs=3)
-    deadline = time.monotonic() + 5
-    while any_client.info("clients")["connected_clients"] > 1 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert any_client.info("clients")["connected_clients"] == 1
+    with no_connection_left(any_client):
+        produce(any_url, "t", 10, epochs=3)
