@@ -28,9 +28,9 @@ from benchmarks import rounds, transport
 from benchmarks.cases import CASES, IMAGE, Case
 from benchmarks.machine import describe_machine, progress
 from benchmarks.rounds import Failed, Round, Stage, set_up, warm_up
-from benchmarks.sides import IN_PLACE, OURS, Side, here
+from benchmarks.sides import Side, ours
 from benchmarks.spread import Spread, spread, table
-from penstock.cli import byte_size
+from penstock.cli import byte_size, whole_number
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("common", "producer", "consumer", "front")
@@ -72,9 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("after", nargs="?", help="another one (default: this tree, with what is not committed)")
     parser.add_argument("--size", action="append", help=f"payloads whose name contains this (default {IMAGE.name!r})")
     parser.add_argument(
-        "--side", action="append", help="sides whose name contains this, inline, segments (default: both) or views"
+        "--side",
+        action="append",
+        default=[],
+        help="sides whose name contains this, inline, segments (default: both) or views",
     )
-    parser.add_argument("--rounds", type=int, default=5, help="of each side (default: %(default)s)")
+    parser.add_argument("--rounds", type=whole_number(1), default=5, help="of each side (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each side in a round (default: %(default)s)")
     parser.add_argument(
         "--budget", type=byte_size, metavar="SIZE", help="payload between writer and reader (default 1gb, small: 256mb)"
@@ -113,9 +116,7 @@ def _path(root: Path) -> str:
 
 
 def _transport(args: argparse.Namespace, paths: list[str]) -> tuple[dict[str, Any], bool]:
-    wanted = args.side or [""]
-    every = here(OURS) + (here((IN_PLACE,)) if any("views" in part for part in wanted) else [])  # early commits lack it
-    sides = [side for side in every if any(part in side.name for part in wanted)]
+    sides = ours(args.side)
     sizes = args.size or [IMAGE.name]
     cases = [case for case in CASES if any(size in case.name for size in sizes)]
     cases = [replace(case, room_bytes=args.budget or case.room_bytes) for case in cases]

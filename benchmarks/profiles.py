@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,10 @@ from benchmarks import sampling
 from benchmarks.cases import BY_BATCH, CASES, IMAGE, Case
 from benchmarks.machine import describe_machine, progress
 from benchmarks.rounds import Stage, set_up, warm_up
-from benchmarks.sides import IN_PLACE, OURS, Side, here
+from benchmarks.sides import Side, ours
 from benchmarks.spread import table
 
 SIZES = (BY_BATCH.name, IMAGE.name, "10 MB")
-PLANES = here(OURS)
 LEAST_SHARE = 2.0
 """Percent: what is less is told together."""
 LEAST_MICROSECONDS = 1.0
@@ -63,11 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     wanted = args.size or SIZES
     cases = [case for case in CASES if any(size in case.name for size in wanted)]
-    sides = (
-        [side for side in here((*OURS, IN_PLACE)) if any(part in side.name for part in args.side)]
-        if args.side
-        else PLANES
-    )
+    sides = ours(args.side)
     if not cases or not sides:
         raise SystemExit(f"no side or no payload has such a name; payloads: {', '.join(case.name for case in CASES)}")
     environment = describe_machine()
@@ -95,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--size", action="append", help=f"payloads whose name contains this (default {', '.join(map(repr, SIZES))})"
     )
-    parser.add_argument("--side", action="append", help="sides whose name contains this: inline, segments, views")
+    parser.add_argument(
+        "--side", action="append", default=[], help="sides whose name contains this: inline, segments, views"
+    )
     parser.add_argument("--seconds", type=float, default=4.0, help="of each turn, about (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write every figure to this file, small shares too")
     return parser
@@ -111,7 +109,7 @@ def taken(side: Side, case: Case, seconds: float) -> Profile:
         found = _counted(stage, side, case, samples)
         pids = dict(zip(ROLES, (stage.writers[0].pid, stage.readers[0].pid, stage.servers[0]), strict=True))
         clients = {role: pids[role] for role in ROLES[:2]}
-        turn: Callable[[], object] = lambda: stage.turn(case, samples)  # noqa: E731
+        turn = partial(stage.turn, case, samples)
         found.python = _sampled(sampling.python_lines, clients, turn)
         found.purposes = _sampled(sampling.symbols, pids, turn)
     progress("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,6 +71,12 @@ BROADCAST = (
     Side("torch DataLoaders", "torch_loader", "torch", has_writer=False, package="torch"),
 )
 """Those that give everything to each of several trainers."""
+
+
+def ours(parts: Sequence[str]) -> list[Side]:
+    """Penstock's own whose name contains one of these, all if there is none; views only where they are asked for."""
+    every = here((*OURS, IN_PLACE) if any("views" in part for part in parts) else OURS)
+    return [side for side in every if not parts or any(part in side.name for part in parts)]
 
 
 def here(sides: tuple[Side, ...]) -> list[Side]:
