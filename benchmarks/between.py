@@ -43,6 +43,9 @@ CPU: dict[str, Callable[[Round], float]] = {
     "server": lambda one: one.server_cpu_s,
 }
 
+Sizes = dict[str, tuple[float, float]]
+"""Size of an axis -> CPU of all processes a sample, or a second that is waited; the same to the axis's smallest."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 1 if one of the commits could not be measured, 130 if it was interrupted."""
@@ -183,20 +186,35 @@ def _ratio(before: Sequence[float], after: Sequence[float]) -> Spread:
 
 def _growth(args: argparse.Namespace, paths: list[str]) -> tuple[dict[str, Any], bool]:
     """Rounds of an axis by the two in turn, each in a process of its own."""
-    taken: list[list[dict[str, float]]] = [[], []]
+    taken: list[list[Sizes]] = [[], []]
     for number in range(args.rounds):
         for which in (1, 0) if number % 2 else (0, 1):
             progress(f"{args.growth}, round {number + 1} of {args.rounds}: {('before', 'after')[which]}")
             taken[which].append(_axis(args.growth, paths[which]))
     progress("")
-    rows = [[name, *_cells(*([one[name] for one in rounds] for rounds in taken))] for name in taken[0][0]]
-    head = "CPU us/sample of all", "before", "after", "after to before"
-    print(f"### {args.growth}: {args.rounds} rounds\n\n" + table(head, rows) + "\n", flush=True)
+    print(f"### {args.growth}: {args.rounds} rounds\n\n{grown(*taken)}\n", flush=True)
     return {"growth": {"before": taken[0], "after": taken[1]}}, True
 
 
-def _axis(axis: str, path: str) -> dict[str, float]:
-    """Size -> CPU of all processes a sample, or a second that is waited. Exits with the last words of what fails."""
+def grown(before: Sequence[Sizes], after: Sequence[Sizes]) -> str:
+    """A table of each size, from rounds."""
+    rows = []
+    for name in before[0]:
+        cpu, relative = ([[one[name][what] for one in rounds] for rounds in (before, after)] for what in (0, 1))
+        rows.append([name, *_cells(*cpu), *(spread(values).shown() for values in relative)])
+    head = (
+        "CPU us/sample of all",
+        "before",
+        "after",
+        "after to before",
+        "before, to the smallest",
+        "after, to the smallest",
+    )
+    return table(head, rows)
+
+
+def _axis(axis: str, path: str) -> Sizes:
+    """A round. Exits with the last words of what fails."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         file = Path(folder) / "growth.json"
         command = [sys.executable, "-m", "benchmarks.growth", "--only", axis, "--rounds", "1", "--json", str(file)]
@@ -206,7 +224,8 @@ def _axis(axis: str, path: str) -> dict[str, float]:
             words = "".join(done.stderr.strip().splitlines()[-1:])
             raise SystemExit(f"one of the commits has not what benchmarks/growth_rounds.py calls: {words}")
         axes = json.loads(file.read_text())["axes"]
-    return {name: size["median"]["all"] for axis in axes for name, size in axis["sizes"].items()}
+    sizes = [item for one in axes for item in one["sizes"].items()]
+    return {name: (size["median"]["all"], size["ratio"]["median"]) for name, size in sizes}
 
 
 if __name__ == "__main__":

@@ -162,6 +162,13 @@ def test_growth_of_a_commit_that_cannot_grow_says_why() -> None:
         between.main(["HEAD", "--growth", "waiting", "--rounds", "1"])
 
 
+def test_growth_is_compared_by_size_and_beside_the_smallest() -> None:
+    """A commit that makes everything cheaper makes nothing flatter."""
+    rounds = [{"1 member": (4.0, 1.0), "32 members": (8.0, 2.0)}], [{"1 member": (2.0, 1.0), "32 members": (4.0, 2.0)}]
+    last = [cell.strip() for cell in between.grown(*rounds).splitlines()[-1].strip("|").split("|")]
+    assert last == ["32 members", "8.00", "4.00", "0.50x", "2.00x", "2.00x"]
+
+
 def test_a_target_below_what_moving_bytes_costs_is_called_out_of_reach() -> None:
     """Nobody should look for the last tenth in Python when sockets take it."""
     assert "does not leave room" in limits.verdict({limits.LEAST: [0.41, 0.5], limits.PENSTOCK: [0.82, 1.0]})
