@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks import between, limits, profiles, sampling
 from benchmarks.cases import Case
+from benchmarks.cpu import running_seconds
 from benchmarks.sides import INLINE
 
 SMALL = Case("4 kB", (1024,), "float32", batch=64, room_bytes=8 << 20, most_bytes=4_000_000)
@@ -68,7 +69,9 @@ def test_a_process_that_computes_is_seen_to_compute(
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
             with sampler([busy.pid]) as found:
-                time.sleep(0.2)
+                until = running_seconds([busy.pid]) + 1  # of its own CPU: cores may be busy with others
+                while running_seconds([busy.pid]) < until:
+                    time.sleep(0.01)
         except sampling.Unsampled as reason:
             pytest.skip(str(reason))
         finally:
