@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -14,8 +15,12 @@ from penstock_common.errors import EpochIncomplete
 from penstock_common.stream.entries import Record
 from penstock_common.stream.index_pages import Indexes, Pages
 from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.connection import open_channel
+from penstock_common.stream.manifest import load_manifest
 from penstock_consumer.ordered.canonical import Piece
 from penstock_consumer.ordered.known import Known
+from penstock_consumer.ordered.walk import Walk, shards_in_order
+from penstock_producer.writing.writer import EpochWriter
 from tests.contracts.feed import open_stream
 from tests.contracts.ordered import expected, interleaved, plan, planned_writer, rank_of, read_ranks, write_shards
 
@@ -80,6 +85,66 @@ def test_steps_over_many_small_shards_are_followed_while_they_are_written(url: s
         thread.join()
     steps = -(-total // 32)
     assert interleaved(ranks) == expected(total, bad, 0, 32 * steps)
+
+
+class Waiting:
+    """A walk through a planned epoch of four shards of eight samples, and the places at which it has waited."""
+
+    def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        stream = open_stream(client, "t")
+        manifest = load_manifest(client, stream, 0)
+        self._client, self._await_more = client, Indexes.await_more
+        self.at: list[tuple[int, int]] = []
+        """Shard, and the offset beyond which there is to be something."""
+        self.walk = Walk(client, stream, manifest, shards_in_order(client, stream, manifest), 0)
+        monkeypatch.setattr(Indexes, "await_more", lambda *given: self._noted(*given))
+
+    def _noted(self, indexes: Indexes, channel: Any, shard: int, after: int, *rest: Any) -> Pages:
+        self.at.append((shard, after))
+        return self._await_more(indexes, channel, shard, after, *rest)
+
+    def until(self, position: int) -> bool:
+        """Whether there was news."""
+        with closing(open_channel(self._client)) as channel:
+            return self.walk.wait(channel, 20_000, position, [])
+
+
+@contextmanager
+def four_shards(url: str) -> Iterator[EpochWriter]:
+    """An epoch of which nothing is written yet."""
+    with planned_writer(url, block_samples=2) as writer:
+        yield writer.epoch(sizes=[8] * 4)
+
+
+def test_a_step_over_several_shards_wakes_a_rank_once(
+    url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wake-up among many finds cold caches, and the end of a shard on the way there gives nobody a batch."""
+    with four_shards(url) as epoch:
+        waiting = Waiting(client, monkeypatch)
+        thread = threading.Thread(target=write_shards, args=(epoch, range(4), [8] * 4, frozenset()))
+        thread.start()
+        assert waiting.until(30)
+        thread.join()
+    assert waiting.walk.end >= 30
+    assert waiting.at == [(3, 5)]
+
+
+def test_shards_that_are_written_in_any_order_are_waited_for_one_after_the_other(
+    url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several producers: to wait at a shard that is there already would be to ask all the time, or to sleep."""
+    with four_shards(url) as epoch:
+        waiting = Waiting(client, monkeypatch)
+        write_shards(epoch, [3], [8] * 4, frozenset())
+        assert not waiting.until(32)
+        write_shards(epoch, [1, 2], [8] * 4, frozenset())
+        assert not waiting.until(32)
+        assert waiting.walk.end == 0
+        write_shards(epoch, [0], [8] * 4, frozenset())
+        assert waiting.until(32)
+    assert waiting.walk.end == 32
+    assert waiting.at == [(3, 7), (2, 7), (0, 7)]
 
 
 def test_a_rank_whose_batches_lie_in_a_gap_names_it(any_url: str, any_client: Client) -> None:

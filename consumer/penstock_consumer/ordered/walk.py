@@ -54,6 +54,8 @@ class Walk:
         self.now(manifest, begun)
         self._shard, self._end = self._place_of(position)
         """Up to this offset of this shard all is known to be committed."""
+        self._ahead: dict[int, int] = {}
+        """Shard behind that one -> how far it was when last looked: several may be written at once."""
         self._go_on()
 
     def now(self, manifest: Manifest, begun: range) -> None:
@@ -95,13 +97,14 @@ class Walk:
         stop = min(stop, self._begun.stop, self._shard + SHARDS_AT_ONCE)
         before, shards = (self._shard, self._end), range(self._shard, stop)
         for shard, end in zip(shards, self._indexes.read([], shards).ends, strict=True):
-            if shard == self._shard:
-                self._committed(shard, end)
+            self._committed(shard, end)
         return (self._shard, self._end) > before
 
     def _committed(self, shard: int, end: int) -> None:
         """The records of a shard follow each other without gap: one that ends there says that all before it is."""
-        if shard == self._shard and end > self._end:
+        if shard > self._shard:
+            self._ahead[shard] = max(end, self._ahead.get(shard, 0))
+        elif shard == self._shard and end > self._end:
             self._end = end
             self._go_on()
 
@@ -110,24 +113,43 @@ class Walk:
         while (size := self._size(self._shard)) is not None and self._end >= size:
             if self._shard + 1 >= min(self._begun.stop, len(self._starts)):
                 return
-            self._shard, self._end = self._shard + 1, self._end - size
+            self._shard += 1
+            self._end = max(self._end - size, self._ahead.pop(self._shard, 0))
 
     def wait(self, channel: Channel, block_ms: int, position: int, ranges: Iterable[Positions]) -> bool:
-        """Waits until all below a position is committed, or the rest of a shard before it; whether there is any news.
+        """Waits until all below a position is committed, or so much of a later shard; whether there is any news.
 
-        Not for each record on the way there: the more ranks there are, the more of them are in one step. The records of
-        these ranges come along, on a ``channel`` on which nothing else is under way.
+        Not for each record or shard on the way there: the more ranks there are, the more of them are in one step. The
+        records of these ranges come along, on a ``channel`` on which nothing else is under way.
         """
         self._go_on()
-        shard, before, size = self._shard, self.end, self._size(self._shard)
-        wanted = position - self._starts[shard] if shard < len(self._starts) else 0
-        after = max(self._end, (wanted if size is None else min(wanted, size)) - 1)
-        wants = self._unknown(ranges)
-        found = self._indexes.await_more(channel, shard, after, block_ms, wants, [shard])
-        self._committed(shard, max(found.ends))
-        self._has_looked = shard == self._shard
+        before, wants = self.end, self._unknown(ranges)
+        awaited, after = self._awaited(position)
+        shards = range(self._shard, min(awaited + 2, max(self._begun.stop, awaited + 1)))  # and where it goes on
+        found = self._indexes.await_more(channel, awaited, after, block_ms, wants, shards)
+        for shard, end in zip((awaited, *shards), found.ends, strict=True):
+            self._committed(shard, end)
+        self._has_looked = self._shard < shards.stop
         self._take(wants, found.records)
         return self.end > before
+
+    def _awaited(self, position: int) -> tuple[int, int]:
+        """(shard, offset): the last shard that is not known to be as far as it must be, and beyond what to wait for."""
+        if not self._starts:
+            return self._shard, 0
+        last, offset = self._place_of(position - 1)
+        if last >= self._shard + SHARDS_AT_ONCE:
+            last, offset = self._shard, self._last_of(self._shard)
+        for shard in range(last, self._shard, -1):
+            if self._ahead.get(shard, 0) <= offset:
+                return shard, offset
+            offset = self._last_of(shard - 1)
+        size = self._size(self._shard)
+        return self._shard, max(self._end, offset if size is None else min(offset, size - 1))
+
+    def _last_of(self, shard: int) -> int:
+        """The last offset of a shard that has a size; -1 where it has no samples."""
+        return (self._size(shard) or 0) - 1
 
     def where(self) -> str:
         """What comes next, in words."""
