@@ -3,9 +3,11 @@
 One thing grows at a time: samples, partitions, members, groups, shards, retained epochs, ranks of an ordered group.
 What is told is CPU time of all processes (writer, members, server) for each sample that was handed out, so that other
 work on the machine's cores decides little, against the smallest size of the same round; rounds of one axis take turns.
-Members are processes, forked from one that has imported everything, one training loop each; they join before the clock
-starts and leave after it stops, which is told apart. ``waiting`` is what it costs to be there while nothing comes;
-``wakeups`` what waking costs with no Penstock at all: a plain redis-py GET among 32 processes.
+Members are processes, forked from one that has imported everything, one training loop each; they join and read a
+smaller epoch before the clock starts, and leave after it stops: so what is compared is what goes on costing as long as
+a training lasts. What a process costs once is told apart, with that epoch's samples. ``waiting`` is what it costs to be
+there while nothing comes; ``wakeups`` what waking costs with no Penstock at all: a plain redis-py GET among 32
+processes.
 """
 
 from __future__ import annotations
@@ -137,7 +139,7 @@ def print_head(is_waiting: bool) -> None:
     if is_waiting:
         print("\n| waiting | members, CPU ms/s each | server | relative | commands/s each |\n|---|---|---|---|---|")
     else:
-        print("\n| | writer, us/sample | members | server | all | relative | commands/1,000 | join + leave, ms each |")
+        print("\n| | writer, us/sample | members | server | all | relative | commands/1,000 | once for a member, ms |")
         print("|---|---|---|---|---|---|---|---|")
 
 

@@ -1,6 +1,7 @@
 """One round of growth: a fresh server, one writer process and one process a member; CPU of all, calls of the server.
 
-What is small stays small on purpose: samples of 1 kB in blocks of 256 kB, so that the protocol is seen.
+What is small stays small on purpose: samples of 1 kB in blocks of 256 kB, so that the protocol is seen. What a process
+does once (fresh memory, connections, code run for the first time) it does in an epoch before the clock starts.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import redis
@@ -24,6 +25,10 @@ BUDGET_BYTES = 256 << 20
 """Below what a round writes: entries are trimmed while it lasts, as in a long run."""
 OLD_SAMPLES = 64
 """In each epoch that is retained before the one that is measured."""
+WARM_SHARE = 4
+"""The epoch before has this part of the samples, 1 / 4, in as many shards."""
+WARM_PATIENCE_S = 20.0
+"""A member that was handed nothing of it, for others were faster, goes on into the one that is measured."""
 PATIENCE_S = 170.0
 
 
@@ -38,7 +43,7 @@ class Size:
     """Of each group; of an ordered one the ranks."""
     shards: int = 32
     retained: int = 1
-    """Epochs, with the one that is measured."""
+    """Epochs, with the one that is measured, and without the one in which processes warm up."""
     is_ordered: bool = False
 
     @property
@@ -49,14 +54,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one round took, the joining and leaving of members counted apart."""
+    """What one round took, the joining, warming up and leaving of members counted apart."""
 
     seconds: float
     writer_cpu_s: float
     readers_cpu_s: float
     server_cpu_s: float
     joining_cpu_s: float
-    """Of all members, to join before and to leave after."""
+    """Of all members, to join and to read the epoch before, and to leave after."""
     calls: int
     """Commands that clients sent."""
     commands: dict[str, int] = field(default_factory=dict)
@@ -64,21 +69,25 @@ class Cost:
 
 
 def run_round(size: Size) -> Cost:
-    """Everybody has joined when the clock starts, and nobody has left when it ends."""
+    """Everybody has joined and read an epoch when the clock starts, and nobody has left when it ends."""
     with EmbeddedServer() as server:
         _prepare(server.url, size)
         context = _context()
         start, results = context.Barrier(size.groups * size.members + 2), context.Queue()
-        leave = context.Event()
-        processes = [context.Process(target=_write, args=(server.url, size, start, results, leave), daemon=True)]
+        warm, go, leave = context.Semaphore(0), context.Event(), context.Event()
+        processes = [context.Process(target=_write, args=(server.url, size, start, go, results, leave), daemon=True)]
         for group in range(size.groups):
             for member in range(size.members):
-                arguments = (server.url, size, group, member, start, results, leave)
+                arguments = (server.url, size, group, member, start, warm, results, leave)
                 processes.append(context.Process(target=_read, args=arguments, daemon=True))
         for process in processes:
             process.start()
         start.wait(PATIENCE_S)
+        until = time.monotonic() + WARM_PATIENCE_S
+        for _ in range(size.groups * size.members):
+            warm.acquire(timeout=max(0.0, until - time.monotonic()))
         began, before = time.perf_counter(), _look(server.url)
+        go.set()
         found = [results.get(timeout=PATIENCE_S) for _ in processes]
         seconds, after = time.perf_counter() - began, _look(server.url)
         leave.set()
@@ -100,8 +109,9 @@ def run_waiting(size: Size, seconds: float = 5.0) -> Cost:
         context = _context()
         start, nothing, never = context.Barrier(size.groups * size.members + 2), context.Queue(), context.Event()
         writer = context.Process(target=_hold, args=(server.url, size, start, never), daemon=True)
+        shared = (start, context.Semaphore(0), nothing, never)
         members = [
-            context.Process(target=_read, args=(server.url, size, group, member, start, nothing, never), daemon=True)
+            context.Process(target=_read, args=(server.url, size, group, member, *shared), daemon=True)
             for group in range(size.groups)
             for member in range(size.members)
         ]
@@ -172,20 +182,27 @@ def _sizes(size: Size) -> list[int]:
     return [size.samples * (n + 1) // size.shards - size.samples * n // size.shards for n in range(size.shards)]
 
 
-def _write(url: str, size: Size, start: Any, results: Any, leave: Any) -> None:
+def _write(url: str, size: Size, start: Any, go: Any, results: Any, leave: Any) -> None:
     from penstock_producer.writing.writer import Writer
 
-    rows, sizes = _rows(), _sizes(size)
-    with Writer(STREAM, url=url, notify=_silent) as writer, writer.epoch(sizes=sizes) as epoch:
+    with Writer(STREAM, url=url, notify=_silent) as writer:
         start.wait(PATIENCE_S)
+        rows = _rows()
+        _write_epoch(writer, _sizes(replace(size, samples=size.samples // WARM_SHARE)), rows)
+        go.wait(PATIENCE_S)
         before = _own_cpu()
+        _write_epoch(writer, _sizes(size), rows)
+        results.put(("write", _own_cpu() - before, 0))
+        leave.wait(PATIENCE_S)
+    results.put(("written", 0.0, 0))
+
+
+def _write_epoch(writer: Any, sizes: list[int], rows: Any) -> None:
+    with writer.epoch(sizes=sizes) as epoch:
         for number, length in enumerate(sizes):
             with epoch.shard(number) as shard:
                 for at in range(0, length, BATCH):
                     shard.write_batch({"x": rows[: length - at]})
-        results.put(("write", _own_cpu() - before, 0))
-        leave.wait(PATIENCE_S)
-    results.put(("written", 0.0, 0))
 
 
 def _hold(url: str, size: Size, start: Any, never: Any) -> None:
@@ -196,19 +213,23 @@ def _hold(url: str, size: Size, start: Any, never: Any) -> None:
         never.wait()
 
 
-def _read(url: str, size: Size, group: int, member: int, start: Any, results: Any, leave: Any) -> None:
-    before = _own_cpu()
+def _read(
+    url: str, size: Size, group: int, member: int, start: Any, warm: Any, results: Any, leave: Any
+) -> None:  # fmt: skip
+    born = _own_cpu()
     loader = _loader(url, size, group, member)
-    joining = _own_cpu() - before
     start.wait(PATIENCE_S)
-    before = _own_cpu()
-    for _ in loader:
-        pass
-    results.put(("read", _own_cpu() - before, loader.stats().samples))
+    epoch = -1
+    while epoch < size.retained:  # the one that is measured: those before it have the numbers below
+        before = _own_cpu()
+        for batch in loader:
+            epoch = batch.epoch
+        warm.release()
+    measured = _own_cpu() - before
+    results.put(("read", measured, loader.stats().samples))
     leave.wait(PATIENCE_S)
-    before = _own_cpu()
     loader.close()
-    results.put(("left", joining + _own_cpu() - before, 0))
+    results.put(("left", _own_cpu() - born - measured, 0))
 
 
 def _own_cpu() -> float:
