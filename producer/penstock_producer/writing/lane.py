@@ -26,6 +26,9 @@ from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, find_st
 
 SEGMENT_BYTES = 64 << 20
 """Large enough that making and sealing one costs nothing per byte, small enough that they turn over in a budget."""
+LARGE_BYTES = 32 << 20
+"""A block of this size has a file of its own. A budget holds but few of them, and one that is not free in time is made
+anew, which takes longer than all else: finding its pages."""
 RECORD_BYTES, HEAD_BYTES = 2048, PAGE
 """More than a record has beside its payload, and a file before its first one, in all but strange cases."""
 HOLES_BYTES = 1024
@@ -99,7 +102,8 @@ def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:
     record = max(stream.block_bytes, sum(known)) + RECORD_BYTES
     # whole blocks: the end of a file that no block fits into is room lost
     room = min(SEGMENT_BYTES, int(stream.partition_budget * BUDGET_SHARE)) - HEAD_BYTES
-    most = max(2, room // record) * record + HEAD_BYTES
+    # two blocks at least, unless they are so large that a file for each costs nothing: it is free again sooner
+    most = max(2 if record < LARGE_BYTES else 1, room // record) * record + HEAD_BYTES
     if manifest.sizes is None or stream.spec is None or any(tensor.is_ragged for tensor in stream.spec):
         return most
     payload = manifest.shard_size(shard) * sum(tensor.sample_bytes for tensor in stream.spec)
