@@ -5,9 +5,10 @@ Values are copied in, so the caller may reuse its arrays at once. Bytes on the w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any
 
 import numpy as np
@@ -83,12 +84,12 @@ Place = Callable[[int], "NDArray[np.uint8] | None"]
 be filled and handed on with the block; None where there is none."""
 
 
-def sizes_of(spec: Spec, count: int) -> tuple[int, ...]:
+def sizes_of(spec: Iterable[TensorSpec], count: int) -> tuple[int, ...]:
     """Bytes of each fixed-size tensor of so many samples."""
     return tuple([count * tensor.sample_bytes for tensor in spec])
 
 
-def columns_in(spec: Spec, count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
+def columns_in(spec: Iterable[TensorSpec], count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
     """Columns of fixed-size tensors ``[count, *shape]``, one after the other in memory that begins aligned."""
     columns, at = [], 0
     for tensor in spec:
@@ -107,6 +108,33 @@ def moved_together(spec: Spec, planned: int, count: int, memory: NDArray[np.uint
     return columns
 
 
+SMALL_BYTES = 1 << 16
+"""Samples up to this size are put into a map byte by byte, for half of what an assignment costs in numpy, which lets
+other threads run while it copies larger ones."""
+_CELLS = "bBhHiIlLqQfd"
+"""Types of numpy that a view of memory knows as well."""
+
+
+def place_in_map(array: NDArray[Any]) -> tuple[mmap, int] | None:
+    """The map in whose memory a contiguous array lies, and the offset of its first byte; None of any other."""
+    base: Any = array
+    while isinstance(base, ndarray):
+        base = base.base
+    base = base.obj if isinstance(base, memoryview) else base
+    if not isinstance(base, mmap):
+        return None
+    return base, array.ctypes.data - np.frombuffer(base, dtype=np.uint8).ctypes.data
+
+
+class NoneLeft(Exception):
+    """No sample may be added now."""
+
+
+def _cells_of(column: NDArray[Any]) -> Any:
+    """What a column of numbers is assigned to one by one: a view of its memory, which costs half of what it does."""
+    return column.data if column.dtype.char in _CELLS else column
+
+
 class BlockBuilder:
     """Gathers samples of a spec until a block is as large as wished.
 
@@ -118,47 +146,65 @@ class BlockBuilder:
         """``place``, if it has memory for a block's fixed-size tensors, is where they are gathered instead."""
         self._spec, self._width = spec, len(spec.tensors)
         self._target_bytes = target_bytes
-        self._fixed_bytes = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
+        self._fixed_spec = [tensor for tensor in spec if not tensor.is_ragged]
+        self._fixed_bytes = sum(tensor.sample_bytes for tensor in self._fixed_spec)
         # at least one sample, and no more than bring the block to its target
         self.capacity = max(1, min(max_samples, target_bytes // max(self._fixed_bytes, 1)))
         self._count = 0
         # ragged samples are kept one by one and joined at the end: only then are their sizes known
         self._ragged: list[tuple[TensorSpec, list[NDArray[Any]]]] = [(t, []) for t in spec if t.is_ragged]
         self._ragged_bytes = 0
-        self._sets = [self._fresh_arrays(), self._fresh_arrays()]
+        self._sets = [self._fresh_columns(), self._fresh_columns()]
         self._use(self._sets[0])
         self._place = None if self._ragged else place
         self._memory: NDArray[np.uint8] | None = None
         """Where the block is gathered, if not in arrays of its own."""
-        self._planned = self.left = self.capacity
-        """Samples after which the block is full; and those that may come at all, if the owner knows that they are
-        fewer: a block that is made in place takes no more room."""
+        self._planned = self.capacity
+        """Samples that the columns have room for: a block that is made in place takes no more than it may need."""
+        self._stop = self.left = self.capacity
+        """Samples after which the block is full; and those that may come at all, which the owner may know to be fewer:
+        asked before a block's first."""
 
-    def _fresh_arrays(self) -> list[NDArray[Any]]:
-        return [
-            np.empty((self.capacity, *(dim or 0 for dim in tensor.shape)), numpy_dtype(tensor.dtype))
-            for tensor in self._spec
-            if not tensor.is_ragged
-        ]
+    def _fresh_columns(self) -> list[NDArray[Any]]:
+        nbytes = sum(aligned(size) for size in sizes_of(self._fixed_spec, self.capacity))
+        memory = mmap(-1, max(1, nbytes), flags=MAP_PRIVATE | MAP_ANONYMOUS)
+        return columns_in(self._fixed_spec, self.capacity, np.frombuffer(memory, dtype=np.uint8))
 
-    def _use(self, arrays: list[NDArray[Any]]) -> None:
+    def _use(self, columns: list[NDArray[Any]]) -> None:
         # numpy would broadcast, convert and wrap around on assignment, so add() lets only these straight in:
         # arrays of the exact dtype and shape, and of a 0-d tensor Python numbers within its bounds
-        tensors = [tensor for tensor in self._spec if not tensor.is_ragged]
-        self._fixed = list(zip(tensors, arrays, strict=True))
-        self._arrays = [(t.name, array, array.dtype, array.shape[1:], t) for t, array in self._fixed if t.shape]
-        self._scalars: list[tuple[str, NDArray[Any], type | None, float, float, TensorSpec]] = [
-            (t.name, array, *_bounds(array.dtype), t) for t, array in self._fixed if not t.shape
-        ]
+        self._fixed = list(zip(self._fixed_spec, columns, strict=True))
+        small: list[tuple[str, np.dtype[Any], tuple[int, ...], Any, int, int]] = []
+        arrays: list[tuple[str, np.dtype[Any], tuple[int, ...], NDArray[Any], TensorSpec]] = []
+        scalars: list[tuple[str, Any, type | None, float, float]] = []
+        for tensor, column in self._fixed:
+            like = column.dtype, column.shape[1:]
+            if not tensor.shape:
+                scalars.append((tensor.name, _cells_of(column), *_bounds(column.dtype)))
+            elif tensor.sample_bytes <= SMALL_BYTES and (place := place_in_map(column)) is not None:
+                small.append((tensor.name, *like, *place, tensor.sample_bytes))
+            else:
+                arrays.append((tensor.name, *like, column, tensor))
+        self._small, self._arrays, self._scalars = small, arrays, scalars
+        self._has_large = bool(arrays or self._ragged)
+        self._has_others = bool(scalars or self._has_large)
 
     def _begin(self) -> None:
         """Before the first sample of a block."""
+        if not self.left:
+            raise NoneLeft
         if self._place is not None and self._memory is None:
             planned = min(self.capacity, self.left)
             self._memory = self._place(planned)
             self._planned = self.capacity if self._memory is None else planned
         if self._memory is not None:
             self._use(columns_in(self._spec, self._planned, self._memory))
+        self._stop = min(self._planned, self.left)
+
+    def shorten(self, left: int) -> None:
+        """Only so many samples may come yet, in this block and all that follow."""
+        self.left = left
+        self._stop = min(self._stop, self._count + left)
 
     def __len__(self) -> int:
         return self._count
@@ -166,14 +212,12 @@ class BlockBuilder:
     @property
     def is_full(self) -> bool:
         """Whether the block has reached its size."""
-        if self._count >= self._planned:
-            return True
-        return self._ragged_bytes > 0 and self._ragged_bytes + self._count * self._fixed_bytes >= self._target_bytes
+        return self._count >= self._stop
 
-    def add(self, sample: Mapping[str, Any]) -> bool:
+    def add(self, sample: Mapping[str, Any]) -> bool:  # noqa: C901 - a call more is a tenth of what a small sample costs
         """Copies one sample in; whether the block is full then.
 
-        Raises SpecMismatch or TooLarge and leaves the block as it was if it does not fit.
+        Raises SpecMismatch or TooLarge and leaves the block as it was if it does not fit; NoneLeft.
         """
         row = self._count
         if not row:
@@ -181,36 +225,57 @@ class BlockBuilder:
         if len(sample) != self._width:
             self._spec.check_names(sample)
         try:
-            for name, column, dtype, shape, tensor in self._arrays:
+            for name, dtype, shape, memory, at, size in self._small:
                 value = sample[name]
-                if type(value) is ndarray and value.dtype == dtype and value.shape == shape:
-                    column[row] = value
-                else:
-                    column[row] = tensor.canonical(value)
-            for name, column, number, low, high, tensor in self._scalars:
-                value = sample[name]
-                kind = type(value)
-                is_exact = kind is number and low <= value <= high
-                column[row] = value if is_exact else _scalar(tensor, value, column.dtype)
-            if self._ragged:
-                self._keep([tensor.canonical(sample[tensor.name]) for tensor, _ in self._ragged], sample)
+                if type(value) is ndarray and value.dtype is dtype and value.shape == shape:
+                    begin = at + row * size
+                    try:
+                        memory[begin : begin + size] = value
+                        continue
+                    except (ValueError, BufferError):  # not contiguous
+                        pass
+                self._assign(name, row, value)
+            if self._has_others:
+                for name, cells, number, low, high in self._scalars:
+                    value = sample[name]
+                    kind = type(value)
+                    if kind is number and low <= value <= high:
+                        cells[row] = value
+                    else:
+                        self._assign(name, row, value)
+                if self._has_large:
+                    self._add_large(row, sample)
         except KeyError:
             self._spec.check_names(sample)
             raise
         self._count = row = row + 1
-        return row >= self._planned or (self._ragged_bytes > 0 and self.is_full)
+        return row >= self._stop
 
-    def _keep(self, values: list[NDArray[Any]], sample: Mapping[str, Any]) -> None:
+    def _assign(self, name: str, row: int, value: Any) -> None:
+        for tensor, column in self._fixed:
+            if tensor.name == name:
+                column[row] = _exact(tensor, value, column.dtype, column.shape[1:])
+
+    def _add_large(self, row: int, sample: Mapping[str, Any]) -> None:
+        """Arrays that are large, or of no size known before."""
+        for name, dtype, shape, column, tensor in self._arrays:
+            column[row] = _exact(tensor, sample[name], dtype, shape)
+        if self._ragged:
+            self._keep(row, [tensor.canonical(sample[tensor.name]) for tensor, _ in self._ragged], sample)
+
+    def _keep(self, row: int, values: list[NDArray[Any]], sample: Mapping[str, Any]) -> None:
         for (tensor, parts), value in zip(self._ragged, values, strict=True):
             own = value if type(sample[tensor.name]) is bytes else value.copy()  # bytes cannot change under us
             parts.append(own)
             self._ragged_bytes += own.nbytes + 8 * tensor.wire_ndim
+        if self._ragged_bytes + (row + 1) * self._fixed_bytes >= self._target_bytes:
+            self._stop = row + 1
 
     def add_rows(self, rows: Mapping[str, Any], start: int, stop: int) -> int:
         """Copies rows ``[start, stop)`` of columns that were checked with `check_rows`; returns how many fitted."""
         if not self._count:
             self._begin()
-        taken = min(stop - start, self._planned - self._count)
+        taken = min(stop - start, self._stop - self._count)
         if self._ragged:
             taken = self._add_ragged_rows(rows, start, taken)
         for tensor, column in self._fixed:
@@ -220,10 +285,11 @@ class BlockBuilder:
 
     def _add_ragged_rows(self, rows: Mapping[str, Any], start: int, most: int) -> int:
         for taken in range(most):
-            if self._ragged_bytes + (self._count + taken) * self._fixed_bytes >= self._target_bytes:
+            if self._count + taken >= self._stop:
                 return taken
             row = {tensor.name: rows[tensor.name][start + taken] for tensor, _ in self._ragged}
-            self._keep([tensor.canonical(row[tensor.name]) for tensor, _ in self._ragged], row)
+            values = [tensor.canonical(row[tensor.name]) for tensor, _ in self._ragged]
+            self._keep(self._count + taken, values, row)
         return most
 
     def finish(self, first: int, holes: Sequence[int] = ()) -> Block:
@@ -241,7 +307,7 @@ class BlockBuilder:
             self._memory, self._planned = None, self.capacity
             self._sets.reverse()
         self._use(self._sets[0])
-        self._count = self._ragged_bytes = 0
+        self._count, self._ragged_bytes, self._stop = 0, 0, self.capacity
         self._ragged = [(tensor, []) for tensor, _ in self._ragged]
         return block
 
@@ -258,9 +324,9 @@ def _bounds(dtype: np.dtype[Any]) -> tuple[type | None, float, float]:
     return None, 0, 0
 
 
-def _scalar(tensor: TensorSpec, value: Any, dtype: np.dtype[Any]) -> Any:
-    """A value of a 0-d tensor that is no Python number within its bounds; raises SpecMismatch."""
-    if (type(value) is ndarray or isinstance(value, np.generic)) and value.dtype == dtype and not value.shape:
+def _exact(tensor: TensorSpec, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    """A value that fits as it is, or else made to; raises SpecMismatch."""
+    if (type(value) is ndarray or isinstance(value, np.generic)) and value.dtype == dtype and value.shape == shape:
         return value
     return tensor.canonical(value)
 

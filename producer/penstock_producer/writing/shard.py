@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock_common.errors import PenstockError, ShardMismatch
-from penstock_common.format.block import Block, BlockBuilder, check_rows, columns_in
+from penstock_common.format.block import Block, BlockBuilder, NoneLeft, check_rows, columns_in
 from penstock_common.format.limits import MAX_HOLES, MAX_SHARD_SAMPLES
 from penstock_common.format.spec import Spec
 from penstock_producer.writing.commit import Committer
@@ -34,31 +34,39 @@ class ShardWriter:
         block_bytes: int,
         shard: int,
         size: int | None,
+        most: int = MAX_SHARD_SAMPLES,
         finish: Callable[[int], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``most``: of samples, where no ``size`` is planned."""
         self._committer = committer
         self._spec = spec
         self._builder = BlockBuilder(spec, block_bytes, MAX_BLOCK_SAMPLES, committer.place)
+        self._add = self._builder.add
         self._shard = shard
         self._size = size
-        self._limit = MAX_SHARD_SAMPLES if size is None else size
+        self._limit = most if size is None else size
+        self.is_over = committer.position >= self._limit
+        """Whether no more samples may come."""
         self._finish = finish
         self._clock = clock
-        self._first = self.position = committer.position
-        """Of the block being gathered; and offset of the next sample: after a restart, where to go on."""
-        self._builder.left = self._limit - self.position
+        self._first = committer.position
+        """Of the block being gathered."""
+        self._builder.left = self._limit - self._first
         self._bad: dict[int, str] = {}
         self._uncommitted: deque[tuple[Block, dict[int, str]]] = deque()
         """Ended, and refused by a committer that found no room or no server: kept, or the shard would have a gap."""
         self._due = clock() + LINGER_S
         """When the block being gathered is sent though it is not full."""
-        self._open_to = self._limit
-        """Offsets below it may be written at once; 0 while samples are reserved, or could not be committed."""
         self._reserved = 0
         """Samples that are being made in place."""
         self.bytes_written = 0
         """Payload bytes handed to the committer by this writer."""
+
+    @property
+    def position(self) -> int:
+        """Offset of the next sample: after a restart, where to go on."""
+        return self._first + len(self._builder) + len(self._bad)
 
     @property
     def committed(self) -> int:
@@ -70,23 +78,21 @@ class ShardWriter:
 
         Raises SpecMismatch naming tensor, found and expected, ShardMismatch beyond the planned size.
         """
-        if self.position >= self._open_to:
+        try:
+            is_full = self._add(sample)
+        except NoneLeft:
             self._make_way(1)
-        is_full = self._builder.add(sample)
-        self.position += 1
+            is_full = self._add(sample)
         if is_full or self._clock() >= self._due:
             self.flush()
 
     def write_batch(self, rows: Mapping[str, Any]) -> None:
         """Adds n samples, name -> ``[n, *shape]`` (ragged and bytes: a sequence of n)."""
         count = check_rows(self._spec, rows)
-        if self.position + count > self._open_to:
-            self._make_way(count)
+        self._make_way(count)
         start = 0
         while start < count:
-            taken = self._builder.add_rows(rows, start, count)
-            self.position += taken
-            start += taken
+            start += self._builder.add_rows(rows, start, count)
             if self._builder.is_full:
                 self.flush()
         if self._clock() >= self._due:
@@ -109,13 +115,13 @@ class ShardWriter:
         arrays = dict(zip(self._spec.names, columns, strict=True))
 
         def end(block: Block, is_wanted: bool) -> None:
-            self._reserved, self._open_to = 0, self._limit
+            self._reserved, self._builder.left = 0, self._limit - self.position
             if is_wanted:
                 self.write_block(block, {})
             else:
                 self._committer.drop_reserved(block)
 
-        self._reserved, self._open_to = count, 0
+        self._reserved, self._builder.left = count, 0
         return Reservation(self._spec, self.position, arrays, end)
 
     def _require_free(self) -> None:
@@ -136,18 +142,17 @@ class ShardWriter:
             )
         if block.end > self._limit:
             self._refuse_more()
-        self._first = self.position = block.end
+        self._first = block.end
         self.bytes_written += block.nbytes
         self._uncommitted.append((block, dict(bad)))
         self.flush()
 
     def quarantine(self, reason: str) -> None:
         """Records that the next sample could not be made: its offset becomes a hole, settled for every group."""
-        if self.position >= self._open_to:
-            self._make_way(1)
+        self._make_way(1)
         self._bad[self.position] = reason
-        self.position += 1
-        if len(self._bad) >= MAX_HOLES:
+        self._builder.shorten(self._limit - self.position)
+        if len(self._bad) >= MAX_HOLES or self._builder.is_full:
             self.flush()
 
     def flush(self) -> None:
@@ -157,16 +162,14 @@ class ShardWriter:
         """
         if self.position > self._first:
             block = self._builder.finish(self._first, list(self._bad))
-            bad, self._bad = self._bad, {}
+            bad, self._bad, self._first = self._bad, {}, block.end
             self.bytes_written += block.nbytes
-            self._first = self.position
             self._uncommitted.append((block, bad))
-        self._open_to = 0
+        self.is_over, self._builder.left = self._first >= self._limit, 0
         while self._uncommitted:
             self._committer.commit(*self._uncommitted[0])
             self._uncommitted.popleft()
-        self._open_to = 0 if self._reserved else self._limit
-        self._builder.left = self._limit - self.position
+        self._builder.left = 0 if self._reserved else self._limit - self._first
         self._due = self._clock() + LINGER_S
 
     def settle(self) -> None:
@@ -200,7 +203,8 @@ class ShardWriter:
         """What a flush could not send goes first: a block's arrays are used again two blocks later."""
         if self.position + count > self._limit or self._reserved:
             self._refuse_more()
-        self.flush()
+        if self._uncommitted:
+            self.flush()
 
     def _refuse_more(self) -> None:
         self._require_free()

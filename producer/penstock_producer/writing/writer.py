@@ -104,8 +104,7 @@ class Writer:
         """Asked while a shard opened from now on waits for room: true ends the wait with BudgetFull."""
         self._lasting = Lasting(self._client, self.stream, notify)
         self._feed: ShardWriter | None = None
-        self._feed_epoch = 0
-        self._ended_bytes = 0
+        self._feed_epoch = self._ended_bytes = 0
         self._feed_count = 0
         """Samples written to the feed since it was last asked whether its epoch is sealed, and not without reason."""
         self._stretch_bytes = 0.0
@@ -134,7 +133,10 @@ class Writer:
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Adds a sample to the stream's endless feed (see `EpochWriter.write`), exactly once in this writer's life."""
-        self._feeding(sample).write(sample)
+        feed = self._feed
+        if feed is None or self._feed_count >= SEAL_CHECK or feed.bytes_written > self._stretch_bytes:
+            feed = self._feeding(sample)
+        feed.write(sample)
         self._feed_count += 1
 
     def write_batch(self, rows: Mapping[str, Any]) -> None:
@@ -173,7 +175,7 @@ class Writer:
                 finish_feed_shard(self._client, self.stream, manifest, shard, size)
                 self.make_safe()
 
-            self._feed = self._shard_writer(manifest, shard, None, finish)
+            self._feed = self._shard_writer(manifest, shard, None, SHARD_SAMPLES, finish)
             self._stretch_bytes, self._looked_at = self.stream.partition_budget * FEED_SHARE, 0
         return self._feed
 
@@ -205,8 +207,8 @@ class Writer:
         assert self.stream.spec is not None
         return self.stream.spec
 
-    def open_shard(self, manifest: Manifest, shard: int) -> ShardWriter:
-        """The writer of one shard, at its progress; the stream must have a spec."""
+    def open_shard(self, manifest: Manifest, shard: int, most: int = SHARD_SAMPLES) -> ShardWriter:
+        """The writer of one shard, at its progress; the stream must have a spec. ``most``: unless a size is planned."""
         size = None if manifest.sizes is None else manifest.shard_size(shard)
         if manifest.sizes is None:
             reserve_shard(self._client, self.stream, manifest.epoch, shard)
@@ -216,9 +218,9 @@ class Writer:
             self._lasting.turns.end(manifest.epoch, shard)
             self.make_safe()
 
-        return self._shard_writer(manifest, shard, size, finish)
+        return self._shard_writer(manifest, shard, size, most, finish)
 
-    def _shard_writer(self, manifest: Manifest, shard: int, size: int | None, finish: Any) -> ShardWriter:
+    def _shard_writer(self, manifest: Manifest, shard: int, size: int | None, most: int, finish: Any) -> ShardWriter:
         assert self.stream.spec is not None
         committer = Committer(
             self._client, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
@@ -226,7 +228,7 @@ class Writer:
         )  # fmt: skip
         block_bytes = min(self.stream.block_bytes, largest_block(self.stream.partition_budget))
         return ShardWriter(
-            committer, self.stream.spec, block_bytes=block_bytes, shard=shard, size=size,
+            committer, self.stream.spec, block_bytes=block_bytes, shard=shard, size=size, most=most,
             finish=lambda size: finish(committer, size),
         )  # fmt: skip
 
@@ -304,7 +306,7 @@ class EpochWriter:
     def write(self, sample: Mapping[str, Any]) -> None:
         """Adds a sample: name -> array, scalar or bytes, as the spec says. Raises SpecMismatch and writes nothing."""
         current = self._current
-        if current is None or current.position >= self._shard_limit:
+        if current is None or current.is_over:
             current = self._next_shard(sample)
         current.write(sample)
 
@@ -313,7 +315,7 @@ class EpochWriter:
         count = len(next(iter(rows.values()))) if rows else 0
         start = 0
         while start < count:
-            if self._current is None or self._current.position >= self._shard_limit:
+            if self._current is None or self._current.is_over:
                 self._next_shard({name: values[start] for name, values in rows.items()})
             assert self._current is not None
             stop = min(count, start + self._shard_limit - self._current.position)
@@ -323,21 +325,20 @@ class EpochWriter:
 
     def reserve(self, count: int) -> Reservation:
         """Arrays for the next ``count`` samples, to be filled in place; see `ShardWriter.reserve`. Needs a spec."""
-        if self._current is None or self._current.position + count > self._shard_limit:
-            if self._writer.stream.spec is None:
-                raise PenstockError("reserve() makes arrays of the stream's spec, and it has none yet: give spec=")
-            self._next_shard({})
-        assert self._current is not None
-        return self._current.reserve(count)
+        return self._shard_for(count, "reserve() makes arrays of the stream's spec, and it has none yet").reserve(count)
 
     def quarantine(self, reason: str) -> None:
         """Records in the sample's place that it could not be made, and why."""
-        if self._current is None or self._current.position >= self._shard_limit:
-            if self._writer.stream.spec is None:
-                raise PenstockError("the first sample of a stream without spec cannot be a bad one: give spec=")
-            self._next_shard({})
-        assert self._current is not None
-        self._current.quarantine(reason)
+        why = "the first sample of a stream without spec cannot be a bad one"
+        self._shard_for(1, why).quarantine(reason)
+
+    def _shard_for(self, count: int, why: str) -> ShardWriter:
+        """Where the next ``count`` samples belong. Raises PenstockError, saying ``why``, while there is no spec."""
+        if self._current is not None and self._current.position + count <= self._shard_limit:
+            return self._current
+        if self._writer.stream.spec is None:
+            raise PenstockError(f"{why}: give spec=")
+        return self._next_shard({})
 
     def _next_shard(self, sample: Mapping[str, Any]) -> ShardWriter:
         if self._manifest.sizes is not None:
@@ -345,7 +346,7 @@ class EpochWriter:
         if self._writer.stream.spec is None:
             self._writer.require_spec(sample)
         self._end_shard()
-        self._current = self._writer.open_shard(self._manifest, len(self._sizes))
+        self._current = self._writer.open_shard(self._manifest, len(self._sizes), self._shard_limit)
         return self._current
 
     def _end_shard(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from penstock_common.errors import SpecMismatch, TooLarge
 from penstock_common.format import wire
-from penstock_common.format.block import Block, BlockBuilder, Column, check_rows
+from penstock_common.format.block import Block, BlockBuilder, Column, NoneLeft, check_rows
+from penstock_common.format.dtypes import NAMES, numpy_dtype
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import decode, encode, ragged_rows
 
@@ -225,3 +227,60 @@ def test_a_header_too_large_to_inline_shapes_leaves_them_to_a_field() -> None:
     fields = encode(builder.finish(0), **IDENTITY)
     assert len(fields) == 1 + 2 * 256
     assert decode(fields, spec)[0].count == 64
+
+
+@pytest.mark.parametrize("place", [None, lambda count: np.zeros(1 << 16, "u1")], ids=["own memory", "memory given"])
+def test_small_arrays_of_any_layout_and_dtype_are_packed_as_they_read(place: Any) -> None:
+    """Their bytes are copied without numpy where that is the same; where it is not, numpy does it."""
+    tensors = {name: (name, (2, 3)) for name in NAMES if name != "bytes"}
+    spec, rows = Spec.of({**tensors, "none": ("uint8", (0, 3)), "y": ("int64", ())}), []
+    builder = BlockBuilder(spec, 1 << 14, 10, place)
+    for number in range(3):
+        numbers = np.arange(6).reshape(2, 3) + number
+        row: dict[str, Any] = {name: np.array(numbers, numpy_dtype(name)) for name in tensors}
+        row["int64"] = np.asfortranarray(row["int64"])
+        row |= {"none": np.zeros((0, 3), "u1"), "y": number, "float32": np.array(numbers, ">f4")}
+        row["int16"] = np.repeat(np.array(numbers, "i2"), 2, axis=1)[:, ::2]
+        row["uint8"].flags.writeable = False
+        rows.append(row)
+        builder.add(row)
+    for column in builder.finish(0).columns:
+        assert [value.tolist() for value in column.values] == [np.asarray(r[column.spec.name]).tolist() for r in rows]
+
+
+def test_an_array_of_as_many_bytes_and_another_shape_is_refused() -> None:
+    """Bytes that are copied know no shape."""
+    builder = BlockBuilder(Spec.of({"x": ("float32", (2, 3))}), 100, 10)
+    for x in (np.ones((3, 2), "f4"), np.ones(6, "f4"), np.ones((2, 3), "i4"), np.ones((1, 2, 3), "f4")):
+        with pytest.raises(SpecMismatch, match="tensor 'x'"):
+            builder.add({"x": x})
+    with pytest.raises(SpecMismatch, match="masked"):
+        builder.add({"x": np.ma.masked_array(np.ones((2, 3), "f4"))})
+    assert not len(builder)
+
+
+def test_a_process_forked_meanwhile_writes_into_a_block_of_its_own() -> None:
+    """Memory that is mapped may be shared by processes: a worker's samples would appear in its parent's block."""
+    builder = BlockBuilder(PAIR, 1000, 10)
+    builder.add({"x": np.ones(2, "f4"), "y": 1})
+    pid = os.fork()
+    if not pid:
+        builder.add({"x": np.full(2, 7, "f4"), "y": 7})
+        builder.finish(0).columns[0].values[:] = 7
+        os._exit(0)
+    os.waitpid(pid, 0)
+    builder.add({"x": np.zeros(2, "f4"), "y": 2})
+    assert builder.finish(0).columns[0].values.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_no_sample_is_taken_when_none_is_left() -> None:
+    """A shard that is full, or has something reserved, must not begin another block."""
+    builder = BlockBuilder(PAIR, 1000, 10)
+    builder.left = 2
+    assert not builder.add({"x": np.ones(2, "f4"), "y": 1})
+    builder.shorten(1)
+    assert builder.add({"x": np.ones(2, "f4"), "y": 1})
+    builder.finish(0)
+    builder.left = 0
+    with pytest.raises(NoneLeft):
+        builder.add({"x": np.ones(2, "f4"), "y": 1})
