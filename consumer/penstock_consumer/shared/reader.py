@@ -65,8 +65,7 @@ class EpochReader:
         self._segments = reader_of(place.stream, gives_views=views)
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
         self._line = Line(place.client, queue, notify, fast)
-        self._asking = Asking(len(self._partitions), queue.budget_bytes, place.stream.budget_bytes)
-        self._asked = deque[Request]()
+        self._asking, self._asked = Asking(len(self._partitions), queue.budget_bytes), deque[Request]()
         self._arrivals, queue.when_less = Arrivals(place.client), arena.trim
 
     def run(self) -> None:
@@ -126,7 +125,6 @@ class EpochReader:
             self._arrivals.compare()
             if self._manifest.is_ended:
                 asking.restart()
-            self._rest()
 
     def why_waiting(self, seconds: float) -> str:
         """Why there is no batch, said to the training loop's user."""
