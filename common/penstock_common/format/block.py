@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from penstock_common.errors import SpecMismatch
+from penstock_common.format import scratch
 from penstock_common.format.dtypes import BOOL, BYTES, numpy_dtype
 from penstock_common.format.limits import MAX_HOLES
 from penstock_common.format.ref import aligned
@@ -167,8 +168,8 @@ class BlockBuilder:
 
     def _fresh_columns(self) -> list[NDArray[Any]]:
         nbytes = sum(aligned(size) for size in sizes_of(self._fixed_spec, self.capacity))
-        memory = mmap(-1, max(1, nbytes), flags=MAP_PRIVATE | MAP_ANONYMOUS)
-        return columns_in(self._fixed_spec, self.capacity, np.frombuffer(memory, dtype=np.uint8))
+        memory = np.frombuffer(scratch.BLOCKS.take(max(1, nbytes)), dtype=np.uint8)
+        return columns_in(self._fixed_spec, self.capacity, memory)
 
     def _use(self, columns: list[NDArray[Any]]) -> None:
         # numpy would broadcast, convert and wrap around on assignment, so add() lets only these straight in:

@@ -1,0 +1,91 @@
+"""Memory of blocks: used again by the next, and never by two at once."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.format import scratch
+from penstock_common.format.block import BlockBuilder
+from penstock_common.format.scratch import Scratch
+from penstock_common.format.spec import Spec
+
+PAGE = 4096
+
+
+def array(of: Scratch, nbytes: int) -> NDArray[np.uint8]:
+    """All of one map."""
+    return np.frombuffer(of.take(nbytes), dtype=np.uint8)
+
+
+def address(values: NDArray[np.uint8]) -> int:
+    """Of its first byte."""
+    return values.ctypes.data
+
+
+def test_what_nobody_refers_to_any_more_is_used_again() -> None:
+    """A page that is found for the first time costs as much as copying it twice."""
+    maps = Scratch()
+    first = array(maps, PAGE)
+    place = address(first)
+    del first
+    assert address(array(maps, PAGE)) == place
+
+
+def test_memory_of_which_a_single_view_is_left_is_nobody_elses() -> None:
+    """A block on its way to the server is a few views of it."""
+    maps = Scratch()
+    view = array(maps, PAGE)[100:200]
+    place = address(view) - 100
+    assert address(array(maps, PAGE)) != place
+    del view
+    assert address(array(maps, PAGE)) == place
+
+
+def test_no_more_is_kept_than_is_allowed() -> None:
+    """Streams of other specs come and go in a worker's life."""
+    maps = Scratch(kept_bytes=8 * PAGE)
+    for size in range(1, 30):
+        array(maps, size * PAGE)
+        assert maps.kept_bytes <= 8 * PAGE
+
+
+def test_two_threads_never_gather_in_the_same_memory() -> None:
+    """Shards are written by several at once."""
+    maps, wrong = Scratch(), []
+    start = threading.Barrier(4)
+
+    def gather(number: int) -> None:
+        start.wait()
+        for _ in range(5000):
+            mine = array(maps, PAGE)
+            mine[:] = number
+            if mine.min() != number or mine.max() != number:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=gather, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_small_shards_one_after_the_other_are_gathered_in_the_same_memory() -> None:
+    """A thousand shards of a few samples each would otherwise be a thousand times the same page faults."""
+    spec = Spec.of({"x": ("uint8", (1000,))})
+
+    def shard() -> None:
+        builder = BlockBuilder(spec, 1_000_000, 65536)
+        for number in range(300):
+            builder.add({"x": np.full(1000, number % 200, np.uint8)})
+        block = builder.finish(0)
+        assert block.columns[0].values[:, 0].tolist() == [number % 200 for number in range(300)]
+
+    shard()
+    kept = scratch.BLOCKS.kept_bytes
+    for _ in range(100):
+        shard()
+    assert scratch.BLOCKS.kept_bytes == kept
