@@ -20,6 +20,7 @@ from penstock_common.segments.reading import SegmentReader
 from penstock_common.segments.whole import whole_epoch
 from penstock_common.waiting import Notify, to_stderr
 from penstock_consumer.pipeline.again import Shuffle
+from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.prefetch import Prefetch
 from penstock_consumer.receiving.receive import Received, Receiver
 from penstock_consumer.replaying.lookahead import looked_ahead
@@ -67,8 +68,8 @@ class Files(Passes):
     def _name(self) -> str:
         return f"{self._folder.path.name} epoch {self.epoch}"
 
-    def _read(self, queue: Prefetch, shuffle: Shuffle | None) -> None:
-        assembler, outlet = self._outlet(queue, shuffle)
+    def _read(self, queue: Prefetch, shuffle: Shuffle | None, arena: Arena) -> None:
+        assembler, outlet = self._outlet(queue, shuffle, arena)
         received: list[Received] = []
         segments = SegmentReader(self._folder, gives_views=self._views)
         receiver = Receiver(self.spec, assembler, _Anything(), 0, received.append, segments)

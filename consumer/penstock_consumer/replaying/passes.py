@@ -49,6 +49,8 @@ class Passes:
         self._prefetch_bytes, self._shuffle, self._window, self._notify = prefetch_bytes, shuffle, window, notify
         self._pass = 0
         self._tally = Tally()
+        self._arenas: list[Arena] = []
+        """Of the pass before, if it has ended: the next one's batches lie where its lay."""
 
     @property
     def spec(self) -> Spec:
@@ -59,8 +61,8 @@ class Passes:
         """What is read, for people."""
         raise NotImplementedError
 
-    def _read(self, queue: Prefetch, shuffle: Shuffle | None) -> None:
-        """One pass, in a thread of its own; raises Stopped, or what ends it."""
+    def _read(self, queue: Prefetch, shuffle: Shuffle | None, arena: Arena) -> None:
+        """One pass, in a thread of its own, its batches in memory of ``arena``; raises Stopped, or what ends it."""
         raise NotImplementedError
 
     def _check(self) -> None:
@@ -112,21 +114,33 @@ class Passes:
             thread.join(timeout=AT_ONCE_S)
 
     def _run(self, queue: Prefetch, shuffle: Shuffle | None) -> None:
+        arena = self._arena()
+        queue.when_less = arena.trim
         try:
-            self._read(queue, shuffle)
-            queue.end()
+            self._read(queue, shuffle, arena)
         except Stopped:
-            queue.end()
+            self._end(queue, arena)
         except BaseException as error:
-            queue.end(error)
+            self._end(queue, arena, error)
+        else:
+            self._end(queue, arena)
+
+    def _end(self, queue: Prefetch, arena: Arena, error: BaseException | None = None) -> None:
+        self._arenas[:] = [arena]  # before the end is seen: the next pass may begin at once
+        queue.end(error)
+
+    def _arena(self) -> Arena:
+        """For one pass alone: two of them may overlap."""
+        try:
+            return self._arenas.pop()
+        except IndexError:
+            sample_bytes = max(1, sum(t.sample_bytes for t in self.spec if not t.is_ragged))
+            return Arena(keep=self._prefetch_bytes // (sample_bytes * self.batch_size) + 8)
 
     # --- for those who read ---
 
-    def _outlet(self, queue: Prefetch, shuffle: Shuffle | None) -> tuple[Assembler, Outlet]:
+    def _outlet(self, queue: Prefetch, shuffle: Shuffle | None, arena: Arena) -> tuple[Assembler, Outlet]:
         """Where samples go, and the way from there to the queue."""
-        sample_bytes = max(1, sum(t.sample_bytes for t in self.spec if not t.is_ragged))
-        arena = Arena(keep=self._prefetch_bytes // (sample_bytes * self.batch_size) + 8)
-        queue.when_less = arena.trim
         assembler = Assembler(self.spec, self.batch_size, arena, self.epoch)
         setting = Setting(self.spec, arena, self.epoch, self.batch_size, is_ordered=False)
         return assembler, Outlet(assembler, queue, None if shuffle is None else shuffle.window(setting))

@@ -27,6 +27,7 @@ from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.waiting import Notify, to_stderr
 from penstock_consumer.membership.session import AT_ONCE_S, LEAVE_S, SILENCE_S
 from penstock_consumer.pipeline.again import Shuffle
+from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.meter import Meter
 from penstock_consumer.pipeline.prefetch import Prefetch
 from penstock_consumer.receiving.line import Line
@@ -98,17 +99,17 @@ class Replay(Passes):
 
     # --- the thread ---
 
-    def _read(self, queue: Prefetch, shuffle: Shuffle | None) -> None:
+    def _read(self, queue: Prefetch, shuffle: Shuffle | None, arena: Arena) -> None:
         line = Line(self._client, queue, self._notify, self._fast)
         try:
-            self._fetch_all(line, queue, shuffle)
+            self._fetch_all(line, queue, shuffle, arena)
         except ReplayTruncated as error:
             raise self._retained.lasting(error) from None
         finally:
             line.close()
 
-    def _fetch_all(self, line: Line, queue: Prefetch, shuffle: Shuffle | None) -> None:
-        assembler, outlet = self._outlet(queue, shuffle)
+    def _fetch_all(self, line: Line, queue: Prefetch, shuffle: Shuffle | None, arena: Arena) -> None:
+        assembler, outlet = self._outlet(queue, shuffle, arena)
         received: list[Received] = []
         where = _Where(self.stream, self._retained.manifest)
         segments = reader_of(self.stream, gives_views=self._views)
