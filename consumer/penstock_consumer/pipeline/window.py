@@ -42,7 +42,7 @@ class Window:
         slots = FIRST_SLOTS if self._limit is None else self._limit + self._batch_size
         # memory that is never touched is never taken, so room for a full window costs nothing before it fills
         self._fixed: dict[str, NDArray[Any]] = {
-            tensor.name: np.empty((slots, *(dim or 0 for dim in tensor.shape)), numpy_dtype(tensor.dtype))
+            tensor.name: setting.arena.array((slots, *(dim or 0 for dim in tensor.shape)), numpy_dtype(tensor.dtype))
             for tensor in fixed
         }
         self._ragged: dict[str, NDArray[np.object_]] = {
