@@ -49,7 +49,7 @@ types: $(VENV)/.dev ## mypy --strict on the whole tree
 layers: $(VENV)/.dev ## the import contracts of pyproject.toml
 	$(BIN)/lint-imports --no-logo
 
-bench: $(VENV)/.dev ## beside every peer, writer to batches and JPEGs to tensors, half an hour: tables, targets, bench-results/
+bench: $(VENV)/.dev ## beside every peer, writer to batches and JPEGs to tensors, up to 50 minutes: tables, targets, bench-results/
 	$(BIN)/python -m benchmarks --json bench-results/bench.json --plots bench-results $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m benchmarks.loading --rounds 3 --json bench-results/loading.json)
 
