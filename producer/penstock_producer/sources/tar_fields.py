@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -22,6 +23,9 @@ NUMBERS = ("cls", "cls2", "index", "inx", "id")
 """Whole numbers in ASCII; webdataset's own names."""
 TENSORS = {"cls": "y", "npy": "x", **dict.fromkeys(IMAGES, "x")}
 """What a field that is nothing but its kind is called."""
+_HEADERS = threading.Lock()
+"""numpy has Python parse an array's header, which fails in CPython 3.11 (SystemError, as in its issue 106905) where two
+threads do so at once and one of them is interrupted in the middle."""
 
 
 def kind_of(field: str) -> str:
@@ -48,7 +52,8 @@ def tensors_of(
         if kind == "json":
             return _flat("" if name == field else name, json.loads(data), key)
         if kind == "npy":
-            return {name: np.load(io.BytesIO(data), allow_pickle=False)}
+            with _HEADERS:
+                return {name: np.load(io.BytesIO(data), allow_pickle=False)}
     except SampleError:
         raise
     except (ValueError, EOFError, OverflowError, RecursionError, MemoryError) as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import resource
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -151,6 +153,37 @@ def test_an_image_and_its_mask_are_augmented_alike(tmp_path: Path) -> None:
     made = [source.read(0, sample_rng(1, 0, 0, n)) for n in range(8)]
     assert all(np.array_equal(one["x"], one["seg"]) for one in made)
     assert len({one["x"].tobytes() for one in made}) == 8
+
+
+INTERRUPTED = """
+import gc, sys, threading, time
+from penstock_producer.sources.config import TarConfig
+from penstock_producer.sources.open import open_source
+source = open_source(TarConfig(path=sys.argv[1], fields={"x": "npy"}))
+failed = []
+def work():
+    for _ in range(300):
+        try:
+            source.read(0, None)
+        except SystemError as error:
+            failed.append(error)
+gc.callbacks.append(lambda *_: time.sleep(1e-6))  # another thread goes on wherever garbage is looked for
+gc.set_threshold(3)
+threads = [threading.Thread(target=work) for _ in range(16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+sys.exit(f"{len(failed)} of {16 * 300}: {failed[0]}" if failed else 0)
+"""
+
+
+def test_arrays_are_read_in_threads_wherever_they_are_interrupted(tmp_path: Path) -> None:
+    """CPython 3.11 fails to parse in two threads at once, which an array's header in numpy's format needs."""
+    tar = pack(tmp_path / "one.tar", {"a.npy": npy(np.zeros((2, 2), np.float32))})
+    command = [sys.executable, "-c", INTERRUPTED, str(tar)]
+    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_sizes_that_differ_are_declared_free(tmp_path: Path) -> None:
