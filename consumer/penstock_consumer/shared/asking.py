@@ -24,6 +24,12 @@ GROUP_ASKS_S = 0.003
 """Of a group's members that wait, one asks so often: no entry lies there longer because they rest in between."""
 TAKEN_AT_ONCE = 3
 """A member rests no longer than until so many entries are its share."""
+RESTS_IN_VAIN = 8
+"""So often it rests again before it waits at the server, which gives each entry alone to one of those that wait. Not
+for ever: the hint that ends a rest when the epoch ends may be lost."""
+BUDGET_SHARE = 8
+"""And only where that many entries for each member are at most this part of the stream's budget, 1 / 8: its writers
+are to go on meanwhile."""
 
 
 class Request(NamedTuple):
@@ -39,9 +45,9 @@ class Request(NamedTuple):
 class Asking:
     """Of one reader, which tells it each answer."""
 
-    def __init__(self, partitions: int, budget_bytes: int) -> None:
-        """``budget_bytes`` are those of the prefetch queue."""
-        self._partitions = partitions
+    def __init__(self, partitions: int, budget_bytes: int, stream_bytes: int) -> None:
+        """``budget_bytes`` are those of the prefetch queue, ``stream_bytes`` the stream's."""
+        self._partitions, self._stream_bytes = partitions, stream_bytes
         self.request_bytes = min(REQUEST_BYTES, budget_bytes // (2 * AHEAD))
         """Asked for at once: a small share of the prefetch budget, so that members of a group share fairly."""
         self._entry_bytes = 0.0
@@ -55,6 +61,8 @@ class Asking:
         """Waited since the last entry came; what was usual until then."""
         self._has_rested = False
         """Whether entries should have come by now: if none have, the epoch may have ended."""
+        self._in_vain = 0
+        """Rests behind which nothing was, one after the other."""
         self._each_s = 0.0
         """From one entry to the next, as of late."""
         self._came_s: float | None = None
@@ -77,7 +85,7 @@ class Asking:
 
     def restart(self) -> None:
         """What was answered so far says nothing about what is there now."""
-        self._empty = 0
+        self._empty = self._in_vain = 0
 
     def received(self, nbytes: int) -> None:
         """An entry of so many bytes."""
@@ -88,8 +96,10 @@ class Asking:
         self._waited_s += waited_s
         if not entries:
             self._empty += 1
+            self._in_vain += request.block_ms is None
             return
-        self._empty, self._is_drained = 0, entries < request.most or self._empty > 0
+        self._is_drained = entries < request.most or self._empty > 0
+        self._empty = self._in_vain = 0
         self._usual_s += (self._waited_s - self._usual_s) * 0.2
         self._waited_s = 0.0
         if self._came_s is not None:
@@ -104,8 +114,14 @@ class Asking:
         """
         longest_s = min(members * GROUP_ASKS_S, BLOCK_MS / 1000)
         is_alone = members == 1 or self._partitions > 1
-        self._has_rested = not is_alone and self._is_drained and self._each_s < longest_s
+        is_due = self._empty == 0 or self._is_early(members)
+        self._has_rested = not is_alone and is_due and self._is_drained and self._each_s < longest_s
         return min(longest_s, TAKEN_AT_ONCE * self._each_s) if self._has_rested else 0.0
+
+    def _is_early(self, members: int) -> bool:
+        """Whether nothing was there because another member had just asked."""
+        owed_bytes = members * TAKEN_AT_ONCE * self._entry_bytes
+        return self._empty == self._in_vain <= RESTS_IN_VAIN and owed_bytes <= self._stream_bytes / BUDGET_SHARE
 
     def next_requests(self, under_way: int, *, is_ended: bool) -> list[Request]:
         """What to send now, one partition after the other; of an epoch that ``is_ended`` nothing is waited for.

@@ -33,6 +33,7 @@ from penstock_consumer.shared.burials import Burials, suspicion
 from penstock_consumer.shared.keeper import Claimed, Keeper
 from penstock_consumer.shared.others import holders, living
 from penstock_consumer.shared.place import Place
+from penstock_consumer.shared.resting import Resting
 from penstock_consumer.shared.where import Where
 
 
@@ -65,7 +66,8 @@ class EpochReader:
         self._segments = reader_of(place.stream, gives_views=views)
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
         self._line = Line(place.client, queue, notify, fast)
-        self._asking, self._asked = Asking(len(self._partitions), queue.budget_bytes), deque[Request]()
+        self._asking = Asking(len(self._partitions), queue.budget_bytes, place.stream.budget_bytes)
+        self._asked, self._resting = deque[Request](), Resting(place.client, place.stream.keys)
         self._arrivals, queue.when_less = Arrivals(place.client), arena.trim
 
     def run(self) -> None:
@@ -110,21 +112,29 @@ class EpochReader:
                     self._fetch_claims()
             elif self.queue.wait_for_room(len(self._asked) * asking.request_bytes, 0 if self._asked else 0.2):
                 self._ask()
-            if not self._asked:
-                continue
-            self.queue.meter.to("producers" if asking.is_waiting else "server")
-            if self._take_answer():
-                self._rest()
-                continue
-            if not asking.ends_sweep or self._asked:
-                continue
+            if self._asked and self._ends_with(self._take_answer()):
+                return
+
+    def _ends_with(self, taken: int) -> bool:
+        """Whether there is nothing more behind an answer of so many entries; else what is to come first."""
+        if self._resting.is_told:
+            self._look_again()
+        elif taken:
+            self._rests()
+        elif self._asking.ends_sweep and not self._asked:
             # every partition answered "nothing", to requests made after the manifest was read
             if self._manifest.is_ended and self._is_over():
-                return
-            self._manifest = renewed(self.place.client, self.place.stream, self._manifest)
-            self._arrivals.compare()
-            if self._manifest.is_ended:
-                asking.restart()
+                return True
+            if not self._rests():
+                self._look_again()
+        return False
+
+    def _look_again(self) -> None:
+        """Whether the epoch has ended."""
+        self._manifest = renewed(self.place.client, self.place.stream, self._manifest)
+        self._arrivals.compare()
+        if self._manifest.is_ended:
+            self._asking.restart()
 
     def why_waiting(self, seconds: float) -> str:
         """Why there is no batch, said to the training loop's user."""
@@ -143,11 +153,12 @@ class EpochReader:
             f"running (`penstock inspect {name}`)? If none will: `penstock epochs close {name} {self.epoch}`"
         )
 
-    def _rest(self) -> None:
-        """Has a few entries come together, where other members ask meanwhile."""
-        if not self._asked and not self._manifest.is_ended and (rest_s := self._asking.rest_s(self.keeper.members)):
-            self.queue.meter.to("producers")
-            time.sleep(rest_s)
+    def _rests(self) -> bool:
+        """Whether the next request is to find a few entries together, as other members ask meanwhile."""
+        if self._asked or self._manifest.is_ended or not (rest_s := self._asking.rest_s(self.keeper.members)):
+            return False
+        self._resting.begin(rest_s)
+        return True
 
     def _ask(self) -> None:
         """Sends what is to be asked for now."""
@@ -162,7 +173,7 @@ class EpochReader:
             for number, most, block_ms in requests
         ]
         try:
-            self._line.open().send(commands)
+            self._line.open().send([*self._resting.commands(), *commands])
         except ServerUnavailable as error:
             self._reconnect(error)
 
@@ -173,6 +184,10 @@ class EpochReader:
         self._received.clear()
         broken: ServerUnavailable | None = None
         channel = self._line.open()
+        if self._resting.is_under_way:
+            self.queue.meter.to("producers")
+            self._resting.end(channel)
+        self.queue.meter.to("producers" if self._asking.is_waiting else "server")
         before_s = channel.waited_s
         try:
             channel.read_entries(self._receivers[partition.number])
@@ -184,6 +199,8 @@ class EpochReader:
         except ServerUnavailable as error:
             broken = error
         taken = list(self._received)
+        if taken:
+            self._resting.received(taken[-1].entry_id)
         created_s = 0.0 if broken is not None else self._arrivals.created_s(taken)
         waited_s = channel.waited_s - before_s
         self.queue.meter.received(waited_s, created_s)
@@ -373,4 +390,5 @@ class EpochReader:
     def _reconnect(self, error: ServerUnavailable) -> None:
         """What was asked for and not received is pending under this name: found by id, not by reading again."""
         self._asked.clear()
+        self._resting.forget()
         self._line.reopen(error, self.keeper.recover)

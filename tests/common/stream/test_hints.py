@@ -1,0 +1,67 @@
+"""Hints asked for on a channel: a wait that ends at once when something happens to the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from penstock_common.stream.hints import hint_command, read_hint
+from penstock_common.stream.keys import StreamKeys
+from penstock_common.stream.link.channel import Channel, ReplyError
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.connection import connect, open_channel
+from penstock_common.stream.streams import CREATED, announce, last_event
+
+KEYS = StreamKeys("t")
+SOON_MS, LONG_MS = 20, 20_000
+
+
+@pytest.fixture(params=[True, False], ids=["fast", "plain"])
+def channel(request: pytest.FixtureRequest, url: str) -> Iterator[Channel]:
+    """Of either kind."""
+    opened = open_channel(connect(url), fast=request.param)
+    yield opened
+    opened.close()
+
+
+def last_id(client: Client) -> tuple[int, int]:
+    """Of the hint given last."""
+    high, _, low = last_event(client, KEYS).decode().partition("-")
+    return int(high), int(low)
+
+
+def test_a_hint_that_came_before_the_wait_began_ends_it_at_once(channel: Channel, client: Client) -> None:
+    """An epoch may end between an answer and the rest after it."""
+    announce(client, KEYS, CREATED, "t")
+    first = last_id(client)
+    announce(client, KEYS, "produced", 0)
+    announce(client, KEYS, "produced", 1)
+    channel.send([hint_command(KEYS, first, LONG_MS)])
+    assert read_hint(channel, client) == last_id(client)
+
+
+def test_a_wait_for_a_hint_that_nobody_gives_ends_by_itself(channel: Channel, client: Client) -> None:
+    """The hints there are were heard before; and a stream whose hints were lost has none."""
+    channel.send([hint_command(KEYS, (0, 0), SOON_MS)])
+    assert read_hint(channel, client) is None
+    announce(client, KEYS, CREATED, "t")
+    channel.send([hint_command(KEYS, last_id(client), SOON_MS)])
+    assert read_hint(channel, client) is None
+
+
+def test_what_is_sent_behind_a_wait_is_done_after_it(channel: Channel, client: Client) -> None:
+    """So a reader finds what came while it rested, and the end of an epoch behind all of its entries."""
+    channel.send([hint_command(KEYS, (0, 0), LONG_MS), (b"GET", b"key")])
+    client.set("key", "late")
+    announce(client, KEYS, CREATED, "t")
+    assert read_hint(channel, client) == last_id(client)
+    assert channel.read() == b"late"
+
+
+def test_a_key_that_holds_no_hints_is_named(channel: Channel, client: Client) -> None:
+    """Somebody else wrote there: a wait that returned at once, again and again, would keep a core busy."""
+    client.set(KEYS.events, "text")
+    channel.send([hint_command(KEYS, (0, 0), SOON_MS)])
+    with pytest.raises(ReplyError, match="WRONGTYPE"):
+        read_hint(channel, client)

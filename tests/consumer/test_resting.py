@@ -1,0 +1,134 @@
+"""Members that rest: at the server, where the end of an epoch wakes them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from penstock_common.stream.hints import hint_command
+from penstock_common.stream.keys import StreamKeys
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import renewed
+from penstock_consumer.shared.asking import Asking
+from penstock_consumer.shared.resting import Resting
+from tests.contracts.feed import SPEC, loader_of, sample, writer_of
+
+KEYS = StreamKeys("t")
+BATCH = 4
+RESTS = 10
+NEVER = (1 << 62, 0)
+"""No hint is later."""
+
+
+def rests(client: Client) -> int:
+    """Waits for a hint so far."""
+    return int(client.info("commandstats").get("cmdstat_xread", {}).get("calls", 0))
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Waits for it."""
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@contextmanager
+def an_epoch_read(url: str, found: list[int]) -> Iterator[Any]:
+    """Gives a function that writes a batch more; at the end the epoch ends, and has been read to its end after it."""
+    done = threading.Event()
+
+    def train() -> None:
+        with loader_of(url, batch_size=BATCH, timeout_s=60) as loader:
+            for batch in loader:
+                found.extend(batch["y"].tolist())
+        done.set()
+
+    thread = threading.Thread(target=train, daemon=True)
+    with writer_of(url, spec=SPEC) as writer:
+        with writer.epoch() as epoch, epoch.shard(0) as shard:
+            thread.start()
+            written: list[int] = []
+
+            def write() -> None:
+                for _ in range(BATCH):
+                    shard.write(sample(len(written)))
+                    written.append(len(written))
+                shard.flush()
+
+            yield write
+        assert done.wait(60), "nobody told the member that rests that the epoch has ended"
+    assert sorted(found) == written
+
+
+def test_a_member_that_rests_hears_of_the_epochs_end_without_asking(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among thirty each question wakes a process that finds its caches cold; and an end is seen at once, not later."""
+    asked: list[int] = []
+
+    def always(asking: Asking, members: int) -> float:
+        asking._has_rested = True
+        return 0.02
+
+    def counted(*of: Any) -> Any:
+        asked.append(1)
+        return renewed(*of)
+
+    monkeypatch.setattr(Asking, "rest_s", always)
+    monkeypatch.setattr("penstock_consumer.shared.reader.renewed", counted)
+    found: list[int] = []
+    with an_epoch_read(any_url, found) as write:
+        write()
+        until(lambda: len(found) == BATCH)
+        before, questions = rests(any_client), len(asked)
+        until(lambda: rests(any_client) >= before + RESTS)
+        assert len(asked) == questions
+    assert len(asked) > questions
+
+
+def test_the_end_of_an_epoch_is_seen_though_the_hint_of_it_was_lost(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hint proves nothing, and a server may have lost it: what counts is the manifest, which is asked then."""
+    rest_s = Asking.rest_s
+    monkeypatch.setattr(Asking, "rest_s", lambda asking, members: rest_s(asking, 32))
+    monkeypatch.setattr(
+        "penstock_consumer.shared.resting.hint_command",
+        lambda keys, after, block_ms: hint_command(keys, NEVER, block_ms),
+    )
+    found: list[int] = []
+    with an_epoch_read(any_url, found) as write:
+        write()
+        until(lambda: len(found) == BATCH)
+        before = rests(any_client)
+
+        def is_resting() -> bool:
+            write()
+            return rests(any_client) > before
+
+        until(is_resting)
+
+
+def test_a_rest_begins_when_the_answer_came_and_not_when_there_is_room_for_the_next() -> None:
+    """A trainer that took its time has let entries come together already."""
+    now = 0.0
+    resting = Resting(None, KEYS, clock=lambda: now)
+    assert resting.commands() == []
+    resting.received(b"1700000000000-3")
+    resting.begin(0.096)
+    now = 0.06
+    (wait,) = resting.commands()
+    assert wait[2] == b"36"
+    assert wait[-1] == b"1699999999999-0", "a hint given in the millisecond of the last entry is heard"
+    resting.forget()
+    assert resting.commands() == []
+    resting.begin(0.096)
+    now = 0.2
+    assert resting.commands() == []
+    assert not resting.is_under_way
