@@ -90,17 +90,23 @@ def sizes_of(spec: Iterable[TensorSpec], count: int) -> tuple[int, ...]:
     return tuple([count * tensor.sample_bytes for tensor in spec])
 
 
+def starts_in(spec: Iterable[TensorSpec], count: int) -> list[int]:
+    """Where the columns of so many samples begin in memory that begins aligned; and, at last, where the next would."""
+    starts = [0]
+    for size in sizes_of(spec, count):
+        starts.append(aligned(starts[-1] + size))
+    return starts
+
+
 def columns_in(spec: Iterable[TensorSpec], count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
     """Columns of fixed-size tensors ``[count, *shape]``, one after the other in memory that begins aligned."""
-    columns, at = [], 0
-    for tensor in spec:
-        shape = (count, *[dim or 0 for dim in tensor.shape])
-        columns.append(np.ndarray(shape, numpy_dtype(tensor.dtype), memory, at))
-        at = aligned(at + count * tensor.sample_bytes)
-    return columns
+    return [
+        np.ndarray((count, *[dim or 0 for dim in tensor.shape]), numpy_dtype(tensor.dtype), memory, start)
+        for tensor, start in zip(spec, starts_in(spec, count), strict=False)
+    ]
 
 
-def moved_together(spec: Spec, planned: int, count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
+def moved_together(spec: list[TensorSpec], planned: int, count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
     """The columns of ``planned`` samples, of which there are ``count``, as if no more had been planned."""
     columns = columns_in(spec, count, memory)
     for column, before in zip(columns, columns_in(spec, planned, memory), strict=True):
@@ -155,52 +161,67 @@ class BlockBuilder:
         # ragged samples are kept one by one and joined at the end: only then are their sizes known
         self._ragged: list[tuple[TensorSpec, list[NDArray[Any]]]] = [(t, []) for t in spec if t.is_ragged]
         self._ragged_bytes = 0
-        self._sets = [self._fresh_columns(), self._fresh_columns()]
-        self._use(self._sets[0])
+        self._own: list[NDArray[np.uint8]] = []
+        """Memory of the last two blocks that were not gathered elsewhere."""
         self._place = None if self._ragged else place
-        self._memory: NDArray[np.uint8] | None = None
-        """Where the block is gathered, if not in arrays of its own."""
+        self._memory: NDArray[np.uint8] | None
+        """Where the block is gathered; None before its first sample."""
         self._planned = self.capacity
-        """Samples that the columns have room for: a block that is made in place takes no more than it may need."""
+        """Samples that the columns have room for: a block that is made in place takes no more than it may need, and
+        its columns have to lie together in the end."""
         self._stop = self.left = self.capacity
         """Samples after which the block is full; and those that may come at all, which the owner may know to be fewer:
         asked before a block's first."""
+        self._let_go()
 
-    def _fresh_columns(self) -> list[NDArray[Any]]:
-        nbytes = sum(aligned(size) for size in sizes_of(self._fixed_spec, self.capacity))
-        memory = np.frombuffer(scratch.BLOCKS.take(max(1, nbytes)), dtype=np.uint8)
-        return columns_in(self._fixed_spec, self.capacity, memory)
-
-    def _use(self, columns: list[NDArray[Any]]) -> None:
-        # numpy would broadcast, convert and wrap around on assignment, so add() lets only these straight in:
-        # arrays of the exact dtype and shape, and of a 0-d tensor Python numbers within its bounds
-        self._fixed = list(zip(self._fixed_spec, columns, strict=True))
-        small: list[tuple[str, np.dtype[Any], tuple[int, ...], Any, int, int]] = []
-        arrays: list[tuple[str, np.dtype[Any], tuple[int, ...], NDArray[Any], TensorSpec]] = []
-        scalars: list[tuple[str, Any, type | None, float, float]] = []
-        for tensor, column in self._fixed:
-            like = column.dtype, column.shape[1:]
-            if not tensor.shape:
-                scalars.append((tensor.name, _cells_of(column), *_bounds(column.dtype)))
-            elif tensor.sample_bytes <= SMALL_BYTES and (place := place_in_map(column)) is not None:
-                small.append((tensor.name, *like, *place, tensor.sample_bytes))
-            else:
-                arrays.append((tensor.name, *like, column, tensor))
-        self._small, self._arrays, self._scalars = small, arrays, scalars
-        self._has_large = bool(arrays or self._ragged)
-        self._has_others = bool(scalars or self._has_large)
+    def _let_go(self) -> None:
+        """Of the block's memory: a file is locked as long as an array over it lives."""
+        self._memory = None
+        self._fixed: list[tuple[TensorSpec, NDArray[Any]]] = []
+        self._small: list[tuple[str, np.dtype[Any], tuple[int, ...], Any, int, int]] = []
+        self._arrays: list[tuple[str, np.dtype[Any], tuple[int, ...], NDArray[Any], TensorSpec]] = []
+        self._scalars: list[tuple[str, Any, type | None, float, float]] = []
 
     def _begin(self) -> None:
-        """Before the first sample of a block."""
+        """Before the first sample of a block; once more if that was refused."""
         if not self.left:
             raise NoneLeft
-        if self._place is not None and self._memory is None:
-            planned = min(self.capacity, self.left)
-            self._memory = self._place(planned)
-            self._planned = self.capacity if self._memory is None else planned
-        if self._memory is not None:
-            self._use(columns_in(self._spec, self._planned, self._memory))
+        if self._memory is None:
+            self._planned = min(self.capacity, self.left)
+            memory = None if self._place is None else self._place(self._planned)
+            self._is_placed = memory is not None
+            if memory is None:
+                self._planned, memory = self.capacity, self._own_memory()
+            self._gather_in(memory)
         self._stop = min(self._planned, self.left)
+
+    def _own_memory(self) -> NDArray[np.uint8]:
+        if len(self._own) < 2:
+            nbytes = max(1, starts_in(self._fixed_spec, self.capacity)[-1])
+            self._own.append(np.frombuffer(scratch.BLOCKS.take(nbytes), dtype=np.uint8))
+        else:
+            self._own.reverse()
+        return self._own[-1]
+
+    def _gather_in(self, memory: NDArray[np.uint8]) -> None:
+        """Looks what of a sample is copied there, and how."""
+        # numpy would broadcast, convert and wrap around on assignment, so add() lets only these straight in:
+        # arrays of the exact dtype and shape, and of a 0-d tensor Python numbers within its bounds
+        self._let_go()
+        self._memory = memory
+        columns = columns_in(self._fixed_spec, self._planned, memory)
+        self._fixed = list(zip(self._fixed_spec, columns, strict=True))
+        place = place_in_map(memory)
+        for (tensor, column), start in zip(self._fixed, starts_in(self._fixed_spec, self._planned), strict=False):
+            like = column.dtype, column.shape[1:]
+            if not tensor.shape:
+                self._scalars.append((tensor.name, _cells_of(column), *_bounds(column.dtype)))
+            elif tensor.sample_bytes <= SMALL_BYTES and place is not None:
+                self._small.append((tensor.name, *like, place[0], place[1] + start, tensor.sample_bytes))
+            else:
+                self._arrays.append((tensor.name, *like, column, tensor))
+        self._has_large = bool(self._arrays or self._ragged)
+        self._has_others = bool(self._scalars or self._has_large)
 
     def shorten(self, left: int) -> None:
         """Only so many samples may come yet, in this block and all that follow."""
@@ -295,19 +316,22 @@ class BlockBuilder:
 
     def finish(self, first: int, holes: Sequence[int] = ()) -> Block:
         """The block so far, starting at offset ``first``; the builder is empty afterwards."""
-        if self._memory is not None and self._count < self._planned:
-            self._use(moved_together(self._spec, self._planned, self._count, self._memory))
-        fixed = {tensor.name: Column(tensor, array[: self._count]) for tensor, array in self._fixed}
+        count = self._count
+        if not count or self._memory is None:
+            arrays = columns_in(self._fixed_spec, 0, np.empty(0, np.uint8))
+        elif self._is_placed and count < self._planned:
+            arrays = moved_together(self._fixed_spec, self._planned, count, self._memory)
+        else:
+            arrays = [array[:count] for _, array in self._fixed]
+        fixed = {tensor.name: Column(tensor, array) for tensor, array in zip(self._fixed_spec, arrays, strict=True)}
         ragged = {tensor.name: _joined(tensor, parts) for tensor, parts in self._ragged}
         columns = [fixed.get(name) or ragged[name] for name in self._spec.names]
         for column in columns:
             if column.spec.dtype == BOOL:  # a bool made by view() may hold 2; the wire has 0 and 1
                 np.not_equal(column.values.view(np.uint8), 0, out=column.values)
-        block = Block(first, self._count, columns, list(holes))
-        if self._count:
-            self._memory, self._planned = None, self.capacity
-            self._sets.reverse()
-        self._use(self._sets[0])
+        block = Block(first, count, columns, list(holes))
+        if count:
+            self._let_go()
         self._count, self._ragged_bytes, self._stop = 0, 0, self.capacity
         self._ragged = [(tensor, []) for tensor, _ in self._ragged]
         return block
