@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock_common.errors import PenstockError, ShardMismatch
-from penstock_common.format.block import Block, BlockBuilder, NoneLeft, check_rows, columns_in
+from penstock_common.format.block import Block, NoneLeft, check_rows, columns_in
 from penstock_common.format.limits import MAX_HOLES, MAX_SHARD_SAMPLES
 from penstock_common.format.spec import Spec
 from penstock_producer.writing.commit import Committer
 from penstock_producer.writing.reserve import Reservation, require_fixed
+from penstock_producer.writing.rows import builder_of
 
 LINGER_S = 1.0
 """A block begun this long ago is sent with the next write, so that trainers do not wait for it to be full. There is no
@@ -41,8 +42,7 @@ class ShardWriter:
         """``most``: of samples, where no ``size`` is planned."""
         self._committer = committer
         self._spec = spec
-        self._builder = BlockBuilder(spec, block_bytes, MAX_BLOCK_SAMPLES, committer.place)
-        self._add = self._builder.add
+        self._builder = builder_of(spec, block_bytes, MAX_BLOCK_SAMPLES, committer.place)
         self._shard = shard
         self._size = size
         self._limit = most if size is None else size
@@ -79,10 +79,10 @@ class ShardWriter:
         Raises SpecMismatch naming tensor, found and expected, ShardMismatch beyond the planned size.
         """
         try:
-            is_full = self._add(sample)
+            is_full = self._builder.add(sample)
         except NoneLeft:
             self._make_way(1)
-            is_full = self._add(sample)
+            is_full = self._builder.add(sample)
         if is_full or self._clock() >= self._due:
             self.flush()
 
