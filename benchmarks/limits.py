@@ -4,6 +4,10 @@ Bare sockets, one copy, one checksum, and files in shared memory: mapped before 
 in blocks as large as Penstock's. Nothing that uses them can cost less. Their sum, for a writer that copies a sample
 once, so that its array may be used again, and for both ends' checksums, stands beside what Penstock's writer and reader
 take inline in the same rounds; what the server takes is in neither.
+
+Small samples are what a call for each of them costs: a bare loop that looks at an array's dtype and shape and copies it
+into a kept map, beside Penstock's writer in segments. The loop has the cores' caches to itself, and hashes, sends and
+waits for nothing.
 """
 
 from __future__ import annotations
@@ -17,18 +21,21 @@ import resource
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from benchmarks.cases import IMAGE
-from benchmarks.rounds import warmed_up
-from benchmarks.sides import OURS, SHARED_MEMORY
+from benchmarks.cases import CASES, IMAGE, ONE_BY_ONE, Case
+from benchmarks.rounds import Round, warmed_up
+from benchmarks.sides import OURS, SEGMENTS, SHARED_MEMORY, here
 from benchmarks.spread import spread
+from benchmarks.transports.protocol import Load
 
 BLOCK = 6 * 224 * 224 * 3
 ROOM = 64 << 20
@@ -40,6 +47,11 @@ LEAST = f"sum of {SENDER} and {RECEIVER}, {COPY}, two xxh3"
 PENSTOCK = "Penstock inline, writer and reader"
 TARGET = 0.40
 """CPU s/GB of writer and reader at 150 kB inline, as ``benchmarks.targets`` has it."""
+SMALL = (next(case for case in CASES if case.name == "4 kB"), ONE_BY_ONE)
+"""Payloads whose samples are written one by one."""
+SMALL_SAMPLES = 200_000
+"""Of a turn of what is not Penstock."""
+LOOP, BARE, WRITER = "the loop that makes samples", "looked at and copied in a bare loop", "Penstock's writer, segments"
 
 
 def main() -> None:
@@ -49,18 +61,36 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every figure of every round to this file")
     args = parser.parse_args()
     found: dict[str, list[float]] = {}
+    singly: dict[str, dict[str, list[float]]] = {case.name: {} for case in SMALL}
     with ExitStack() as stack:
         turn = warmed_up(stack, OURS[0], IMAGE, seconds=1.0)
+        kept = stack.enter_context(used_map())
+        segments = [side for side in here(OURS) if side.name == SEGMENTS]
+        writers = {case.name: warmed_up(stack, side, case, seconds=1.0) for side in segments for case in SMALL}
         for _ in range(args.rounds):
-            for name, seconds in {**bare(), PENSTOCK: turn().client_cpu_s_per_gb}.items():
-                found.setdefault(name, []).append(seconds)
+            note(found, {**bare(), PENSTOCK: turn().client_cpu_s_per_gb})
+            for case in SMALL:
+                note(singly[case.name], one_by_one(case, kept))
+                if case.name in writers:
+                    note(singly[case.name], {WRITER: writer_cpu_s_per_gb(writers[case.name]())})
     print(f"{os.cpu_count()} cores, blocks of {BLOCK} bytes; medians (lowest-highest) of {args.rounds} rounds\n")
     print("| what | CPU s/GB |\n|---|---|")
     for name, taken in found.items():
         print(f"| {name} | {spread(taken).shown('')} |")
-    print("\n" + verdict(found))
+    print(f"\n{verdict(found)}\n")
+    print("| samples one by one | CPU s/GB | µs a sample | to a bare loop |\n|---|---|---|---|")
+    for case in SMALL:
+        print("\n".join(shown(case, singly[case.name])))
     if args.json:
-        args.json.write_text(json.dumps({"block_bytes": BLOCK, "cpu_s_per_gb": found}, indent=1))
+        args.json.write_text(
+            json.dumps({"block_bytes": BLOCK, "cpu_s_per_gb": found, "one_by_one_cpu_s_per_gb": singly}, indent=1)
+        )
+
+
+def note(found: dict[str, list[float]], seconds: dict[str, float]) -> None:
+    """Adds a round's figures."""
+    for name, one in seconds.items():
+        found.setdefault(name, []).append(one)
 
 
 def bare() -> dict[str, float]:
@@ -86,6 +116,60 @@ def verdict(found: dict[str, list[float]]) -> str:
         f"Moving bytes alone takes {least.shown('')} CPU s/GB, which {is_possible} a writer and a reader within the "
         f"target of {TARGET:.2f}. Penstock's take {over.shown()} that."
     )
+
+
+def shown(case: Case, found: dict[str, list[float]]) -> list[str]:
+    """Lines of the table of samples that are written one by one."""
+    lines = []
+    for name, taken in found.items():
+        each = spread(one * case.sample_bytes / 1e3 for one in taken)
+        over = spread(one / least for one, least in zip(taken, found[BARE], strict=True))
+        lines.append(f"| {case.name}: {name} | {spread(taken).shown('')} | {each.shown('')} | {over.shown()} |")
+    return lines
+
+
+def writer_cpu_s_per_gb(one: Round) -> float:
+    """Of the process that writes alone."""
+    return one.writer_cpu_s / (one.samples * one.sample_bytes) * 1e9
+
+
+def used_map() -> mmap.mmap:
+    """A file in shared memory whose pages are there, as large as what lies between writer and reader."""
+    with tempfile.TemporaryFile(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as file:
+        os.ftruncate(file.fileno(), ONE_BY_ONE.room_bytes)
+        kept = mmap.mmap(file.fileno(), ONE_BY_ONE.room_bytes)
+    np.frombuffer(kept, np.uint8)[:] = 1
+    return kept
+
+
+def one_by_one(case: Case, kept: mmap.mmap) -> dict[str, float]:
+    """What is done with samples that are made as for Penstock's writer -> CPU seconds per GB, once."""
+    load = Load("write", "", case.shape, case.dtype, case.batch)
+    like, gigabytes = load.pool()[0], SMALL_SAMPLES * case.sample_bytes / 1e9
+    found = {}
+    for name, work in ((LOOP, only_made), (BARE, partial(copied, like=like, kept=kept))):
+        began = time.thread_time()
+        work(load.samples(SMALL_SAMPLES))
+        found[name] = (time.thread_time() - began) / gigabytes
+    return found
+
+
+def only_made(samples: Iterable[NDArray[Any]]) -> None:
+    """What the benchmark's own loop costs, which is in the others, too."""
+    for sample in samples:
+        {"x": sample}  # noqa: B018 - as it is given to `write`
+
+
+def copied(samples: Iterable[NDArray[Any]], like: NDArray[Any], kept: mmap.mmap) -> None:
+    """Copies samples of the dtype and shape of ``like`` into the map, one after the other; raises TypeError."""
+    dtype, shape, size, begin = like.dtype, like.shape, like.nbytes, 0
+    for sample in samples:
+        value = {"x": sample}["x"]
+        if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+            raise TypeError(f"{value!r:.40} is no {dtype} {shape}")
+        end = begin + size
+        kept[begin:end] = value  # type: ignore[call-overload]  # any contiguous memory
+        begin = end if end + size <= len(kept) else 0
 
 
 def each_block(work: Callable[[int], object]) -> float:

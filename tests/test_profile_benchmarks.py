@@ -11,12 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from mmap import mmap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import between, limits, profiles, sampling
-from benchmarks.cases import Case
+from benchmarks.cases import ONE_BY_ONE, Case
 from benchmarks.cpu import running_seconds
 from benchmarks.sides import INLINE
 
@@ -186,3 +188,21 @@ def test_what_moving_bytes_costs_is_the_sum_of_its_parts() -> None:
     parts = found[limits.SENDER] + found[limits.RECEIVER] + found[limits.COPY] + 2 * found[limits.CHECKSUM]
     assert found[limits.LEAST] == pytest.approx(parts)
     assert min(found.values()) > 0
+
+
+def test_a_bare_loop_copies_what_penstock_would_and_refuses_what_it_would() -> None:
+    """A loop that did less would make any writer look slow."""
+    with mmap(-1, 3 * 16) as kept:
+        samples = [np.full(4, number, "f4") for number in range(4)]
+        limits.copied(samples, samples[0], kept)
+        assert np.frombuffer(kept[:], "f4").reshape(3, 4)[:, 0].tolist() == [3, 1, 2]
+        for strange in (np.ones(4, "i4"), np.ones((2, 2), "f4"), np.ones(4, "f4").view(np.recarray)):
+            with pytest.raises(TypeError, match="is no float32"):
+                limits.copied([strange], samples[0], kept)
+
+
+def test_samples_one_by_one_are_told_in_microseconds_and_beside_the_bare_loop() -> None:
+    """What a call for each of them could cost at best is what a reader wants to know."""
+    lines = limits.shown(ONE_BY_ONE, {limits.LOOP: [1.0], limits.BARE: [2.0], limits.WRITER: [5.0]})
+    last = [cell.strip() for cell in lines[-1].strip("|").split("|")]
+    assert last == [f"{ONE_BY_ONE.name}: {limits.WRITER}", "5.00", "1.28", "2.50x"]
