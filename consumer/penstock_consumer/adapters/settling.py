@@ -94,6 +94,16 @@ class Feed:
             yield batch, token
             batch.clear()  # the framework has the arrays; only the identities are needed from here on
 
+    def asked(self) -> Iterator[Batch]:
+        """`batches` where nothing lies between here and the step: asking for one is the step's report."""
+        iteration = self._current
+        for batch, token in self.batches():
+            with self._lock:
+                if self._current is not iteration:
+                    return  # another pass took over, and hands this one out again
+                self.arrive([token])
+            yield batch
+
     def pulled(self, batch: Batch) -> int:
         """A batch is on its way; the token to report it by."""
         with self._lock:

@@ -19,6 +19,7 @@ from penstock_consumer.adapters.settling import Feed, Iteration
 from penstock_consumer.adapters.tensorflow_tensors import RaggedAs, assembled, flat_spec, flat_value, is_composite
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
+from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.state import State
 
 _SAME_BATCHES = ("skip", "shuffle", "prefetch", "repeat", "cache", "with_options", "batch", "ragged_batch", "shard")
@@ -55,31 +56,34 @@ def dataset(
     if ragged not in ("ragged", "padded"):
         raise ValueError(f"ragged is {ragged!r}, expected 'ragged' or 'padded'")
     feed = Feed.of(loader)
-    spec, rows = loader.spec, loader.rows
-    tensors = [spec[name] for name in chosen(spec.names, select)]
+    rows = loader.rows
+    tensors = [loader.spec[name] for name in chosen(loader.spec.names, select)]
     _no_alarm_at_the_end()
     is_flat = any(is_composite(tensor, ragged) for tensor in tensors)
     form: Callable[[dict[str, Any]], Any] = dict if is_flat else functools.partial(_form, select, nested)
 
-    def flat() -> Iterator[tuple[Any, int]]:
-        for batch, token in feed.batches():
-            yield form({tensor.name: flat_value(tensor, batch[tensor.name], ragged) for tensor in tensors}), token
+    def flat(batch: Batch) -> Any:
+        return form({tensor.name: flat_value(tensor, batch[tensor.name], ragged) for tensor in tensors})
 
-    source = tf.data.Dataset.from_generator(
-        flat,
-        output_signature=(
-            form({tensor.name: flat_spec(tensor, rows, ragged) for tensor in tensors}),
-            tf.TensorSpec((), tf.int64),
-        ),
-    )
-    if is_flat:
+    def ahead() -> Iterator[tuple[Any, int]]:
+        for batch, token in feed.batches():
+            yield flat(batch), token
+
+    def asked() -> Iterator[Any]:
+        for batch in feed.asked():
+            yield flat(batch)
+
+    spec = form({tensor.name: flat_spec(tensor, rows, ragged) for tensor in tensors})
+    source = tf.data.Dataset.from_generator(ahead, output_signature=(spec, tf.TensorSpec((), tf.int64)))
+    untouched = None if is_flat else tf.data.Dataset.from_generator(asked, output_signature=spec)
+    if is_flat:  # with a map on the way, which tf.data may run ahead
 
         def assemble(element: Any, token: Any) -> tuple[Any, Any]:
             values = {tensor.name: assembled(tensor, element[tensor.name], rows) for tensor in tensors}
             return _form(select, nested, values), token
 
         source = source.map(assemble)
-    return FedDataset(source, feed, is_ordered=True, is_drained=True, steps=_all)
+    return FedDataset(source, feed, is_ordered=True, is_drained=True, steps=_all, untouched=untouched)
 
 
 def _form(select: Select, nested: bool, values: dict[str, Any]) -> Any:
@@ -98,9 +102,14 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
 
     def __init__(
         self, inner: tf.data.Dataset, feed: Feed, *, is_ordered: bool, is_drained: bool, is_parallel: bool = False,
-        steps: Steps | None = None,
+        steps: Steps | None = None, untouched: tf.data.Dataset | None = None,
     ) -> None:  # fmt: skip
-        """``inner`` has elements (what the user sees, token)."""
+        """``inner`` has elements (what the user sees, token).
+
+        ``untouched`` has the same without tokens, each reported where it is made: tf.data runs Python once for it,
+        not twice. Only for a dataset behind which nothing reads ahead.
+        """
+        self._untouched = untouched
         self._inner, self.feed, self._is_parallel = inner, feed, is_parallel
         self._is_ordered, self._is_drained, self._steps = is_ordered, is_drained, steps
         self._seen = inner.map(lambda element, _: element)
@@ -214,6 +223,8 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
         if not self._is_parallel and self._inner.options().threading.private_threadpool_size is None:
             # a batch comes from Python, one at a time; more threads only spin while they wait for it
             options.threading.private_threadpool_size = 1
+        if (untouched := self._untouched) is not None:
+            return rounds.flat_map(lambda _: untouched).with_options(options)
         return rounds.flat_map(lambda _: self._inner).take_while(watch.report).map(_alone).with_options(options)
 
 

@@ -64,3 +64,39 @@ def test_what_was_dropped_on_the_way_counts_as_read_at_the_end_of_a_pass() -> No
     assert list(rounds) == []
     assert loader.trained_on == [0, 1, 2, 3, 4]
     assert loader.returned == []
+
+
+def test_asking_for_a_batch_with_nothing_in_between_settles_the_one_before() -> None:
+    """An untouched tf.data dataset has no other report."""
+    loader = Numbers()
+    feed = Feed.of(loader)  # type: ignore[arg-type]
+    rounds = feed.passes(is_ordered=True, is_drained=True)
+    next(rounds)
+    batches = feed.asked()
+    assert [next(batches).position for _ in range(3)] == [0, 1, 2]
+    assert loader.trained_on == [0, 1]
+    assert [batch.position for batch in batches] == [3, 4]
+    assert list(rounds) == []
+    assert loader.trained_on == [0, 1, 2, 3, 4]
+
+
+class Overtaken(Feed):
+    """Another pass begins just as a batch was pulled."""
+
+    def batches(self) -> Iterator[tuple[Batch, int]]:
+        """Of the pass before."""
+        for pair in super().batches():
+            next(self.passes(is_ordered=True, is_drained=True))
+            yield pair
+
+
+def test_a_batch_that_a_new_pass_hands_back_is_not_given_to_the_old_one_too() -> None:
+    """It would be trained on twice, and the new pass would settle what it has not reached."""
+    loader = Numbers()
+    feed = Overtaken(loader)  # type: ignore[arg-type]
+    rounds = feed.passes(is_ordered=True, is_drained=True)
+    next(rounds)
+    assert list(feed.asked()) == []
+    assert loader.returned == [0]
+    feed.settle()
+    assert loader.trained_on == []
