@@ -93,7 +93,7 @@ class Plan:
                     3.0 + self.seconds_of(count) + count * (5 if is_slow else 0.5) for is_slow, count in pairs
                 )
                 found.append(a_round * self.trainers_rounds)
-        return found + ([10.0 + 5.0 * (self.rounds + 1)] if "tf.data" in self.parts else [])
+        return found + ([10.0 + 12.0 * (self.rounds + 1)] if "tf.data" in self.parts else [])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

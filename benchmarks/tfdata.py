@@ -1,30 +1,54 @@
-"""The tf.data path against the numpy path: the same produced epoch read by alternating groups, batch by batch.
+"""The tf.data path against the numpy path: the same produced epoch read by groups that take turns, batch by batch.
 
-The clock starts at a pass's first batch; what a pass takes to begin, mostly tf.data's tracing of it, which a longer
-epoch pays no oftener, is in the ratio of whole passes, told beside.
+``python -m benchmarks tf.data`` asks for the target only; ``python -m benchmarks.tfdata`` also where the limit is: a
+dataset behind a transformation, what `from_generator` gives anybody, and what it carries where nothing feeds it.
+
+The clock starts a quarter into a pass. Before it a pass finds the memory of its batches, a tenth of a second where they
+are 38 MB, and that falls before tf.data's first batch or after it, as it happens. What a pass takes to begin, mostly
+tf.data's tracing of it, which a longer epoch pays no oftener, is in the ratio of whole passes.
 """
 
 from __future__ import annotations
 
+import argparse
+import gc
 import os
 import time
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.spread import Spread, spread
+from benchmarks.spread import Spread, spread, table
 from benchmarks.trainers import QUIET
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.loader import Loader
+from penstock_consumer.pipeline.arena import Arena
 from penstock_producer.writing.writer import Writer
 
 SHAPE, SAMPLES = (224, 224, 3), 8000
 BATCHES = (64, 256)
-NUMPY, TFDATA = "numpy", "tf.data"
+COLD = {size: SAMPLES // size // 4 + 1 for size in BATCHES}
+"""Batches of a pass before the clock starts."""
+NUMPY, DATASET, PREFETCHED, BARE, ALONE = "numpy", "dataset", "prefetched", "bare", "alone"
+LIMITS = {
+    PREFETCHED: "behind a transformation, prefetch(1)",
+    BARE: "a bare from_generator over the loader",
+    ALONE: "from_generator over arrays that are there",
+}
+"""The last two acknowledge nothing by the step."""
+READY = 4
+"""Arrays that `ALONE` gives in turn: as many as a loader's memory holds when tf.data reads it."""
 
 
 def measure(rounds: int) -> dict[str, Spread]:
-    """What of a pass -> tf.data's speed in it to numpy's; the first round is not counted."""
+    """What of a pass -> tf.data's speed in it to numpy's."""
+    return {what: one for size, passes in read(rounds, (NUMPY, DATASET)).items() for what, one in _told(size, passes)}
+
+
+def read(rounds: int, sides: Iterable[str]) -> dict[int, dict[str, list[Pass]]]:
+    """Batch size -> side -> what it took in each round; the first round is not counted."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with EmbeddedServer() as server:
         spec = {"x": ("uint8", SHAPE), "y": ("int64", ())}
@@ -32,17 +56,11 @@ def measure(rounds: int) -> dict[str, Spread]:
             image = np.zeros(SHAPE, np.uint8)
             for number in range(SAMPLES):
                 epoch.write({"x": image, "y": number})
-        passes: dict[tuple[str, int], list[Pass]] = {(path, size): [] for size in BATCHES for path in (NUMPY, TFDATA)}
+        passes: dict[tuple[int, str], list[Pass]] = {(size, side): [] for size in BATCHES for side in sides}
         for number in range(rounds + 1):
-            for path, batch in list(passes)[:: 1 if number % 2 else -1]:
-                passes[path, batch].append(_pass(server.url, path, batch, f"{path}-{batch}-{number}"))
-    found = {}
-    for batch in BATCHES:
-        pairs = list(zip(passes[NUMPY, batch], passes[TFDATA, batch], strict=True))[1:]
-        found[f"batches of {batch}"] = spread(ours.rate / plain.rate for plain, ours in pairs)
-        whole = spread(plain.seconds / ours.seconds for plain, ours in pairs)
-        found[f"batches of {batch}, whole passes of {SAMPLES:,} samples"] = whole
-    return found
+            for turn, (size, side) in enumerate([*passes, *reversed(passes)]):  # a drift meets all sides alike
+                passes[size, side].append(_pass(server.url, side, size, f"{side}-{size}-{number}-{turn}"))
+    return {size: {side: _rounds(passes[size, side])[1:] for side in sides} for size in BATCHES}
 
 
 class Pass(NamedTuple):
@@ -50,19 +68,88 @@ class Pass(NamedTuple):
 
     seconds: float
     """Of all of it."""
-    rate: float
-    """Samples a second from its first batch on."""
+    warm_s: float
+    """Of what came behind its first quarter."""
+    cpu_s: float
+    """Of the trainer's process, behind it too; the server is another."""
 
 
-def _pass(url: str, path: str, batch: int, group: str) -> Pass:
+def _rounds(passes: list[Pass]) -> list[Pass]:
+    """The two passes of a side in each round as one."""
+    return [
+        Pass(*(sum(both) for both in zip(one, other, strict=True)))
+        for one, other in zip(passes[::2], passes[1::2], strict=True)
+    ]
+
+
+def _told(batch: int, passes: dict[str, list[Pass]]) -> Iterator[tuple[str, Spread]]:
+    def to_numpy(side: str, of: Callable[[Pass], float]) -> Spread:
+        return spread(of(plain) / of(ours) for plain, ours in zip(passes[NUMPY], passes[side], strict=True))
+
+    yield f"batches of {batch}", to_numpy(DATASET, lambda one: one.warm_s)
+    yield f"batches of {batch}, whole passes of {SAMPLES:,} samples", to_numpy(DATASET, lambda one: one.seconds)
+    for side in [side for side in passes if side in LIMITS]:
+        yield f"batches of {batch}, {LIMITS[side]}", to_numpy(side, lambda one: one.warm_s)
+
+
+def _pass(url: str, side: str, batch: int, group: str) -> Pass:
+    gc.collect()  # what tf.data traced for the pass before is a lot of rubbish
+    if side == ALONE:
+        return _clocked(lambda: _from_generator(_ready(batch)), batch)
+    with Loader("tf", group=group, batch_size=batch, url=url, **QUIET) as loader:
+        return _clocked(lambda: _batches(side, loader), batch)
+
+
+def _batches(side: str, loader: Loader) -> Iterable[Any]:
     from penstock_consumer.adapters.tensorflow import dataset
 
-    with Loader("tf", group=group, batch_size=batch, url=url, **QUIET) as loader:
-        batches = iter(loader if path == NUMPY else dataset(loader))
-        began = time.perf_counter()
-        next(batches)
-        first = time.perf_counter()
-        for _ in batches:
-            pass
-        ended = time.perf_counter()
-    return Pass(ended - began, (SAMPLES - batch) / (ended - first))
+    made: Iterable[Any] = loader
+    if side == BARE:
+        made = _from_generator(loader)
+    elif side == DATASET:
+        made = dataset(loader)
+    elif side == PREFETCHED:
+        made = dataset(loader).prefetch(1)
+    return made
+
+
+def _from_generator(batches: Iterable[Any]) -> Any:
+    import tensorflow as tf
+
+    signature = {"x": tf.TensorSpec((None, *SHAPE), tf.uint8), "y": tf.TensorSpec((None,), tf.int64)}
+    return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
+
+
+def _ready(batch: int) -> Iterator[dict[str, Any]]:
+    """As many batches as an epoch has, of memory that was found and is as aligned as a loader's."""
+    arena = Arena(2 * READY)
+    arrays = [
+        {"x": arena.array((batch, *SHAPE), np.dtype(np.uint8)), "y": arena.array((batch,), np.dtype(np.int64))}
+        for _ in range(READY)
+    ]
+    for number in range(-(-SAMPLES // batch)):
+        yield arrays[number % READY]
+
+
+def _clocked(batches: Callable[[], Iterable[Any]], size: int) -> Pass:
+    began, warm, cpu = time.perf_counter(), 0.0, 0.0
+    for number, _ in enumerate(batches(), start=1):
+        if number == COLD[size]:
+            warm, cpu = time.perf_counter(), time.process_time()
+    ended = time.perf_counter()
+    return Pass(ended - began, ended - warm, time.process_time() - cpu)
+
+
+def main() -> None:
+    """Prints all of it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tfdata", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    for size, passes in read(parser.parse_args().rounds, (NUMPY, DATASET, *LIMITS)).items():
+        print(table(["tf.data", "speed to the numpy path"], [[what, one.shown()] for what, one in _told(size, passes)]))
+        gigabytes = 2 * (SAMPLES - size * COLD[size]) * prod(SHAPE) / 1e9  # two passes a round
+        rows = [[side, spread(one.cpu_s / gigabytes for one in took).shown("")] for side, took in passes.items()]
+        print("\n" + table([f"batches of {size}", "CPU s/GB of the trainer's process"], rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
