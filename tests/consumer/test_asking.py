@@ -175,6 +175,16 @@ def test_who_has_rested_and_finds_nothing_hears_it_at_once() -> None:
     assert patience is not None
 
 
+def test_who_was_given_one_entry_so_far_waits_for_the_next_at_the_server() -> None:
+    """How long to rest is not known yet, and to ask again and again without a rest wakes a process for nothing."""
+    asking = Asking(1, BUDGET, STREAM)
+    given(asking, 0)
+    given(asking, 1)
+    assert asking.rest_s(32) == 0
+    (patience,) = waits(asking.next_requests(0, is_ended=False))
+    assert patience is not None
+
+
 def test_who_is_alone_or_may_find_more_at_once_does_not_rest() -> None:
     """Nobody else asks meanwhile; and a reader behind its producers has nothing to wait for."""
     assert one_each(0.01).rest_s(1) == 0

@@ -24,7 +24,7 @@ GROUP_ASKS_S = 0.003
 """Of a group's members that wait, one asks so often: no entry lies there longer because they rest in between."""
 TAKEN_AT_ONCE = 3
 """A member rests no longer than until so many entries are its share."""
-RESTS_IN_VAIN = 8
+RESTS_IN_VAIN = 3
 """So often it rests again before it waits at the server, which gives each entry alone to one of those that wait. Not
 for ever: the hint that ends a rest when the epoch ends may be lost."""
 BUDGET_SHARE = 8
@@ -64,7 +64,7 @@ class Asking:
         self._in_vain = 0
         """Rests behind which nothing was, one after the other."""
         self._each_s = 0.0
-        """From one entry to the next, as of late."""
+        """From one entry to the next, as of late; 0 before the second."""
         self._came_s: float | None = None
         """When the last of them came."""
 
@@ -114,8 +114,8 @@ class Asking:
         """
         longest_s = min(members * GROUP_ASKS_S, BLOCK_MS / 1000)
         is_alone = members == 1 or self._partitions > 1
-        is_due = self._empty == 0 or self._is_early(members)
-        self._has_rested = not is_alone and is_due and self._is_drained and self._each_s < longest_s
+        is_due = self._is_drained and (self._empty == 0 or self._is_early(members))
+        self._has_rested = not is_alone and is_due and 0 < self._each_s < longest_s
         return min(longest_s, TAKEN_AT_ONCE * self._each_s) if self._has_rested else 0.0
 
     def _is_early(self, members: int) -> bool:

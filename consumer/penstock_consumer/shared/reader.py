@@ -349,7 +349,7 @@ class EpochReader:
         self.queue.meter.to("server")
         # what was delivered under this name and never arrived, or was settled and lost by the server
         self.keeper.recover(self.place.is_all_settled)
-        began_ms = server_ms(self.place.client)
+        began_ms: int | None = None
         while True:
             if self._has_claims():
                 return False
@@ -363,6 +363,7 @@ class EpochReader:
             if not others:
                 self._burials.end(self._manifest, is_alone=True)
                 return True
+            began_ms = began_ms or server_ms(self.place.client)
             self._silent = others - living(self.place, began_ms)
             if not self._silent:
                 self._burials.end(self._manifest, is_alone=False)

@@ -34,7 +34,8 @@ def look_around(client: Client, stream: Stream, partition: PartitionKeys) -> Out
         if partition != begin:
             pipe.hgetall(begin.roster)
         now, states, *rosters = pipe.execute()
-    own, first = parse_roster(client, partition, rosters[0]), parse_roster(client, begin, rosters[-1])
+    own = parse_roster(client, partition, rosters[0])
+    first = own if partition == begin else parse_roster(client, begin, rosters[1])
     return Outlook(own, first, ms_of(now), parse_states(stream, states))
 
 
