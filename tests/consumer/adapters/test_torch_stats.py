@@ -23,7 +23,6 @@ def test_what_a_dataloader_hands_out_and_waits_for_is_counted(any_url: str, work
             time.sleep(0.05)
         stats = loader.stats()
     assert (stats.epoch, stats.batches, stats.samples) == (0, 40, 320)
-    assert stats.elapsed_s > 40 * 0.05
-    assert stats.waited_s < 0.6 * stats.elapsed_s, stats.as_dict()
+    assert 0 < stats.waited_s < stats.elapsed_s - 40 * 0.05, stats.as_dict()
     assert stats.producers_s + stats.server_s + stats.reader_s == pytest.approx(stats.waited_s, rel=0.01)
     assert [line.partition(",")[0] for line in said if "epoch 0: 320 samples" in line] == [said[-1].partition(",")[0]]
