@@ -174,9 +174,9 @@ def test_a_server_clock_that_jumps_takes_nothing_from_the_living(any_url: str, a
 def test_a_local_wall_clock_that_jumps_has_no_influence(any_url: str) -> None:
     """NTP, a suspended laptop, a wrong time zone: leases are counted on clocks that only go on."""
     produce(any_url, "t", COUNT, block_samples=BLOCK)
-    with (
-        child(train, any_url, "one", 1, 0.1, -1, "jumps") as first,
-        child(train, any_url, "two", 1, 0.1, -1, "jumps") as second,
+    with (  # thirty steps that last until both are there, also where starting takes seconds
+        child(train, any_url, "one", 1, 0.3, -1, "jumps") as first,
+        child(train, any_url, "two", 1, 0.3, -1, "jumps") as second,
     ):
         one, two = Lines(first), Lines(second)
         assert one.end() == two.end() == "done", first.errors() + second.errors()
