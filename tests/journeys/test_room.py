@@ -133,7 +133,8 @@ def test_a_killed_first_shard_is_made_in_the_room_kept_for_it(
         place, waiter = await_that(lambda: waiters(control) and next(iter(waiters(control).items())), "others wait")
         assert place[1] > 0
         assert not waiter.is_next
-        assert waiter.held_bytes <= BUDGET * 0.75 < waiter.held_bytes + waiter.need_bytes
+        later_bytes = waiter.held_bytes - BLOCK  # of the first shard one block is there, which may have come last
+        assert later_bytes <= BUDGET * 0.75 < waiter.held_bytes + waiter.need_bytes
         os.kill(int(mark.read_text()), signal.SIGKILL)
         await_that(lambda: 0 in _done(control), "the first shard is complete, though nobody reads")
         assert read_all(any_url) == list(range(SAMPLES))
