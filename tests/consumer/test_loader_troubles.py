@@ -6,9 +6,11 @@ import gc
 import json
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 
 from penstock_common.errors import (
     EpochIncomplete,
@@ -188,6 +190,33 @@ class TestWaits:
                 shard.write(sample(number))
             shard.settle()
             waiting.join(30)
+
+    def test_a_wait_for_the_server_is_not_blamed_on_a_producer(self, fresh_server: Callable[..., Any]) -> None:
+        """It takes no more connections, say, and only the one that reads broke: everything else looks well."""
+        server = fresh_server()
+        with (
+            redis.Redis(port=server.port) as admin,
+            writer_of(server.url, spec=SPEC, block_bytes=5 * SAMPLE_BYTES) as writer,
+            writer.epoch(sizes=[15]).shard(0) as shard,
+            loader_of(server.url, batch_size=5, timeout_s=3) as loader,
+        ):
+            for number in range(10):
+                shard.write(sample(number))
+            shard.settle()
+            batches = iter(loader)
+            found = [*next(batches)["y"], *next(batches)["y"]]  # acknowledging has its own connection, from here on
+            admin.config_set("maxclients", len(admin.client_list()) - 1)
+            for info in admin.client_list():
+                if info["cmd"] == "xreadgroup":
+                    admin.client_kill_filter(_id=info["id"])
+            with pytest.raises(WaitTimeout, match="the server, to read on: .*max number of clients"):
+                next(batches)
+            admin.config_set("maxclients", 1000)
+            for number in range(10, 15):
+                shard.write(sample(number))
+            shard.settle()
+            found += [*next(iter(loader))["y"]]
+        assert found == list(range(15))
 
 
 class TestBadEntries:

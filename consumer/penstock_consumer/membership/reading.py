@@ -98,6 +98,8 @@ class Run:
 
     def why_waiting(self, seconds: float) -> str:
         """Why there is no batch, though some samples may have come."""
+        if trouble := self.queue.inner.trouble:
+            return f"the server, to read on: {trouble}"
         return self.queue.waiting() or self.reader.why_waiting(seconds)
 
 

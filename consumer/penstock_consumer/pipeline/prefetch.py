@@ -31,6 +31,8 @@ class Prefetch:
         """What the reader's thread is at."""
         self.hunger = Spent()
         """How long the training loop waited here, by cause; replaced whole."""
+        self.trouble = ""
+        """What the reader's thread bears for now, an outage of the server; nothing comes meanwhile."""
         self.when_less: Callable[[], None] = lambda: None
         """Called in the reader's thread when less memory will do: it may give some back."""
         self._is_less = False

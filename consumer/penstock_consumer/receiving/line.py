@@ -39,10 +39,12 @@ class Line:
         while True:
             if self._queue.is_stopped:
                 raise error
+            self._queue.trouble = str(error)
             self._outage.bear(error)
             try:
                 self.open()
                 then()
+                self._queue.trouble = ""
                 return
             except ServerUnavailable as again:
                 error = again

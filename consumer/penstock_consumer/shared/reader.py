@@ -148,6 +148,9 @@ class EpochReader:
         done = "" if manifest.sizes is None else f" ({len(manifest.done)} of {len(manifest.sizes)} shards are done)"
         if full := why_no_room(self.place.client, self.place.stream):
             return f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: {full}"
+        if manifest.is_ended:  # so no producer is missing
+            at = "is at work" if (doing := self.queue.meter.doing) == "reader" else f"waits for the {doing}"
+            return f"the rest of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: its reader {at}"
         return (
             f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s. Is a producer "
             f"running (`penstock inspect {name}`)? If none will: `penstock epochs close {name} {self.epoch}`"
