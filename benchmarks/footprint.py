@@ -199,6 +199,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="systems whose name contains this, such as 'Penstock'")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     args = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed was compiled, as the first round does then
     print(", ".join(f"{name} {value}" for name, value in describe_machine().items()) + "\n")
     results: dict[str, Any] = {"environment": describe_machine(), "imports": {}, "systems": {}}
     print("| import | seconds | CPU s | Penstock's own, s |\n|---|---|---|---|")
