@@ -209,7 +209,7 @@ class TestWaits:
             for info in admin.client_list():
                 if info["cmd"] == "xreadgroup":
                     admin.client_kill_filter(_id=info["id"])
-            with pytest.raises(WaitTimeout, match="the server, to read on: .*max number of clients"):
+            with pytest.raises(WaitTimeout, match=r"the server, to read on: .*max number of clients"):
                 next(batches)
             admin.config_set("maxclients", 1000)
             for number in range(10, 15):
