@@ -9,7 +9,6 @@ import ast
 import json
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import tomllib
@@ -42,8 +41,6 @@ PUBLIC_NAMES = {
     "produce",
 }
 HEAVY = {"tensorflow", "keras", "torch", "jax", "rq", "PIL", "sklearn"}
-CEILING, MEDIAN = 400, 150
-"""Lines of a file, lines of the middle file: what one reading holds."""
 
 
 def _package_files() -> list[Path]:
@@ -63,10 +60,6 @@ def _documents() -> list[Path]:
 
 def _name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
-
-
-def _lines(path: Path) -> int:
-    return len(path.read_text().splitlines())
 
 
 def _python(code: str) -> Any:
@@ -126,18 +119,7 @@ def test_writer_and_loader_load_no_framework() -> None:
     assert not HEAVY & set(_python(code))
 
 
-# --- size and words ---------------------------------------------------------------------------------------------------
-
-
-def test_no_file_is_longer_than_one_reading() -> None:
-    """A file past the ceiling holds two rooms."""
-    assert {_name(path): _lines(path) for path in _code_files() if _lines(path) > CEILING} == {}
-
-
-def test_the_middle_file_is_small() -> None:
-    """The habit, not only the ceiling, keeps files readable."""
-    sizes = [_lines(path) for path in _package_files() if path.name != "__init__.py"]
-    assert statistics.median(sizes) <= MEDIAN
+# --- words -----------------------------------------------------------------------------------------------------------
 
 
 def test_every_module_says_what_lives_there() -> None:
