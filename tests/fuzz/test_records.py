@@ -29,7 +29,7 @@ NONSENSE = st.one_of(
 FIELDS = {
     "meta": [*_META, b"next_epoch", b"final", b"released"],
     "plan": [*_PLAN, b"d:0", b"d:x", b"d:", b"done", b"next_shard"],
-    "record": [b"e", b"f", b"n", b"b", b"h"],
+    "record": [b"e", b"f", b"n", b"b", b"h", b"w"],
     "roster": [
         b"g:a", b"m:a:b", b"m:a", b"e:0", b"e:x", b"b:0", b"t:0", b"t:x", b"d:a:0", b"d:a", b"d:", b"r:t", b"x:0",
         b"x:", b"bytes", b"gen", b"w:0",

@@ -88,7 +88,7 @@ def test_an_epoch_that_takes_nothing_more_is_left_as_it_is(url: str, client: Cli
         shard.write(sample(0))
         shard.settle()
         abandon_epoch(writer.client, writer.stream, 0)
-        at, state, _ = commit(writer.client, writer.stream, manifest, block_at(1))
+        at, state, *_ = commit(writer.client, writer.stream, manifest, block_at(1))
         assert (at, state) == (b"1-0", f"abandoned:{manifest.id}".encode())
         assert stored(client, "t", 0).total() == 1
         shard.abort()

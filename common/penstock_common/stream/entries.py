@@ -44,6 +44,8 @@ class Record:
     holes: tuple[int, ...]
     segment: str = ""
     """The segment its payload lies in, if not in the entry."""
+    writer: str = ""
+    """The token of the feed's writer that committed it; empty in a shard of a planned or numbered epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Progress:
     """Of the epoch in this partition."""
     held_bytes: int
     """Payload bytes of the partition."""
+    writer: str | None = None
+    """The token in the shard's newest record; None while the shard has no record."""
 
 
 def look_commands(partition: PartitionKeys, epoch: int, shard: int) -> list[Command]:
@@ -71,16 +75,23 @@ def read_look(replies: Sequence[Reply], where: Client) -> Progress:
     """The answer to `look_commands`; raises the first error among them."""
     raise_errors(replies, where)
     newest, state, held = cast("tuple[list[Any], bytes | None, bytes | None]", tuple(replies))
-    return Progress(_end_of(newest[0][0]) if newest else 0, state or b"", int(held or 0))
+    end, writer = (_end_of(newest[0][0]), _writer_of(newest[0][1])) if newest else (0, None)
+    return Progress(end, state or b"", int(held or 0), writer)
 
 
-def read_commit(answer: Reply, block: Block, live_state: str) -> tuple[bool, Progress]:
+def _writer_of(fields: Sequence[bytes]) -> str:
+    """The token in a record's fields as a channel delivers them: names and values in turn."""
+    return next((fields[at + 1].decode(errors="replace") for at in range(0, len(fields), 2) if fields[at] == b"w"), "")
+
+
+def read_commit(answer: Reply, block: Block, live_state: str, writer: str = "") -> tuple[bool, Progress]:
     """What the script of a commit says: whether the block is committed, and how things stand."""
     match answer:
         case int():
-            return True, Progress(block.end, live_state.encode(), answer)
-        case [bytes() as at, bytes() as state, bytes() as held]:
-            return False, Progress(_end_of(at), state, int(held))
+            return True, Progress(block.end, live_state.encode(), answer, writer)
+        case [bytes() as at, bytes() as state, bytes() as held, bytes() as newest]:
+            end = _end_of(at)
+            return False, Progress(end, state, int(held), newest.decode(errors="replace") if end else None)
     raise PenstockError(f"the script of a commit answered {answer!r:.80}")
 
 
@@ -119,17 +130,19 @@ def commit_commands(
     *,
     bad: Mapping[int, str] | None = None,
     segment: str = "",
+    writer: str = "",
 ) -> list[Command]:
     """The transaction of one block; what the script answers, last in EXEC's reply, goes to `read_commit`.
 
     ``fields`` are its entry's, none for a block of holes only; ``bad`` tells, as JSON, what is known of its holes;
-    ``segment`` is where the payload lies, if not in the entry: this registers it.
+    ``segment`` is where the payload lies, if not in the entry: this registers it. ``writer`` is the token of a feed's
+    writer: the block is refused where the shard's newest record has another one.
     """
     keys = _commit_keys(partition, manifest.epoch, shard)[: 6 if segment else 5]
     holes = json.dumps(block.holes, separators=(",", ":")) if block.holes else "[]"
     numbers = b"%d %d %d %d %d" % (manifest.epoch, block.end, block.first, block.count, block.nbytes)
     noted = [text.encode() for offset, why in (bad or {}).items() for text in (f"{shard}:{offset}", why)]
-    told = [manifest.live_state.encode(), *numbers.split(), holes.encode(), segment.encode(), *noted]
+    told = [manifest.live_state.encode(), *numbers.split(), holes.encode(), segment.encode(), writer.encode(), *noted]
     appended = [part for field in fields for part in field]
     return [
         (b"MULTI",),
@@ -207,6 +220,7 @@ def index_record(record_id: bytes, fields: dict[bytes, bytes]) -> Record:
         nbytes=int(fields[b"b"]),
         holes=() if fields[b"h"] == b"[]" else tuple(json.loads(fields[b"h"])),
         segment=fields.get(b"s", b"").decode(),
+        writer=fields.get(b"w", b"").decode(),
     )
 
 

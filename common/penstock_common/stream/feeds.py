@@ -6,6 +6,7 @@ Also an operator's closing of an epoch as it stands. Planned epochs are ``manife
 from __future__ import annotations
 
 import secrets
+from typing import NamedTuple
 
 from redis.exceptions import ResponseError
 
@@ -28,27 +29,37 @@ from penstock_common.stream.streams import Stream, require_there
 FEED = "feed"
 
 
-def join_feed(client: Client, stream: Stream) -> tuple[Manifest, int]:
-    """An open, unsealed epoch of the feed and a shard of it for one writer; opens the next if there is none."""
+class FeedShard(NamedTuple):
+    """A shard of a feed that one writer took."""
+
+    manifest: Manifest
+    shard: int
+    token: str
+    """Random. The manifest maps it to the shard, and each index record that the writer commits repeats it."""
+
+
+def join_feed(client: Client, stream: Stream) -> FeedShard:
+    """Takes a shard of an open, unsealed epoch of the feed for one writer; opens the next epoch if there is none."""
     for epoch, state in retained_epochs(client, stream).items():
         if state != OPEN:
             continue
         manifest = find_manifest(client, stream, epoch)
         if manifest is not None and manifest.kind == FEED:
             manifest = open_epoch(client, stream, epoch, kind=FEED)  # its opener may have died half-way
-            if (shard := take_shard(client, stream, epoch)) >= 0:
-                return manifest, shard
-    manifest = open_epoch(client, stream, kind=FEED)
-    shard = take_shard(client, stream, manifest.epoch)
-    return (manifest, shard) if shard >= 0 else join_feed(client, stream)
+            if (taken := _take_shard(client, stream, manifest)) is not None:
+                return taken
+    taken = _take_shard(client, stream, open_epoch(client, stream, kind=FEED))
+    return join_feed(client, stream) if taken is None else taken
 
 
-def take_shard(client: Client, stream: Stream, epoch: int) -> int:
-    """The next shard of an open epoch, -1 once it is sealed.
+def _take_shard(client: Client, stream: Stream, manifest: Manifest) -> FeedShard | None:
+    """The next shard of an open epoch; None once it is sealed.
 
     Asked again after a lost answer it gives the same one: a shard that nobody writes would keep the epoch open.
     """
-    return int(run_script(client, TAKE_SHARD, [stream.keys.manifest(epoch)], [secrets.token_hex(6)]))
+    token = secrets.token_hex(6)
+    shard = int(run_script(client, TAKE_SHARD, [stream.keys.manifest(manifest.epoch)], [token]))
+    return FeedShard(manifest, shard, token) if shard >= 0 else None
 
 
 def is_sealed(client: Client, stream: Stream, epoch: int) -> bool:

@@ -53,6 +53,10 @@ from penstock_producer.writing.room import RoomKeeper
 from penstock_producer.writing.sealing import Sealing
 
 
+class ShardTaken(ShardMismatch):
+    """A shard has records of another writer: the server came back without what it had been told."""
+
+
 @dataclass(slots=True)
 class Sent:
     """A block whose transaction was sent and not yet answered."""
@@ -74,11 +78,14 @@ class Committer:
         self, client: Client, stream: Stream, manifest: Manifest, shard: int, *, checksum: bool = True,
         room_wait_s: float | None = None, fast: bool | None = None, notify: Notify = to_stderr,
         clock: Callable[[], float] = time.monotonic, should_stop: Callable[[], bool] = lambda: False,
-        lasting: Lasting | None = None,
+        lasting: Lasting | None = None, token: str = "",
     ) -> None:  # fmt: skip
-        """Whoever writes many shards gives all of them the same ``lasting``."""
+        """Whoever writes many shards gives all of them the same ``lasting``.
+
+        ``token`` is a feed writer's own; runs of one planned shard have none, so that each goes on where another ended.
+        """
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
-        self._partition = stream.partition_of(shard)
+        self._partition, self._token = stream.partition_of(shard), token
         self._checksum, self._fast, self._notify, self._clock = checksum, fast, notify, clock
         self._lasting = lasting = lasting or Lasting(client, stream, notify)
         self._room = RoomKeeper(client, stream, manifest, shard, clock, lasting)
@@ -248,6 +255,11 @@ class Committer:
                 f"epoch {self._manifest.epoch} of {self._stream.name!r} takes no more samples "
                 f"(it is {self._progress.state.decode().partition(':')[0] or 'released'})"
             )
+        if self._progress.writer not in (None, self._token):
+            raise ShardTaken(
+                f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} has records of another "
+                "writer: the server lost data and gave the shard out again"
+            )
         if end < block.first:
             raise ShardMismatch(
                 f"shard {self._shard} of epoch {self._manifest.epoch} is committed up to {end}, the next block "
@@ -289,7 +301,7 @@ class Committer:
         segment = self._kept[2] if self._kept is not None and self._kept[0] is block else ""
         sealed, seal = self._sealing.behind(segment, "" if self._sent is None else self._sent.segment)
         where = self._partition, self._manifest, self._shard
-        commands = commit_commands(*where, block, fields, bad=said, segment=segment)
+        commands = commit_commands(*where, block, fields, bad=said, segment=segment, writer=self._token)
         self._channel.send([*commands, *seal, *self._safety])
         return Sent(block, bad, len(commands), segment, sealed)
 
@@ -308,7 +320,8 @@ class Committer:
                 self._leave_segment()
                 return False
             raise_errors(outcome, self._client)
-            is_committed, self._progress = read_commit(outcome[-1], sent.block, self._manifest.live_state)
+            live_state = self._manifest.live_state
+            is_committed, self._progress = read_commit(outcome[-1], sent.block, live_state, self._token)
             if is_committed:
                 self._lacks(self._durability.shortfall(safety, self._client))
             return is_committed

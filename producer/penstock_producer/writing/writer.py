@@ -168,14 +168,14 @@ class Writer:
             self._end_feed()
         if self._feed is None:
             self.require_spec(sample)
-            manifest, shard = join_feed(self._client, self.stream)
+            manifest, shard, token = join_feed(self._client, self.stream)
             self._feed_epoch, self._feed_count = manifest.epoch, 0
 
             def finish(_: Committer, size: int) -> None:
                 finish_feed_shard(self._client, self.stream, manifest, shard, size)
                 self.make_safe()
 
-            self._feed = self._shard_writer(manifest, shard, None, SHARD_SAMPLES, finish)
+            self._feed = self._shard_writer(manifest, shard, None, SHARD_SAMPLES, finish, token)
             self._stretch_bytes, self._looked_at = self.stream.partition_budget * FEED_SHARE, 0
         return self._feed
 
@@ -220,11 +220,14 @@ class Writer:
 
         return self._shard_writer(manifest, shard, size, most, finish)
 
-    def _shard_writer(self, manifest: Manifest, shard: int, size: int | None, most: int, finish: Any) -> ShardWriter:
+    def _shard_writer(
+        self, manifest: Manifest, shard: int, size: int | None, most: int, finish: Any, token: str = ""
+    ) -> ShardWriter:
         assert self.stream.spec is not None
         committer = Committer(
             self._client, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
             fast=self._fast, notify=self._notify, should_stop=self.should_stop, lasting=self._lasting,
+            token=token,
         )  # fmt: skip
         block_bytes = min(self.stream.block_bytes, largest_block(self.stream.partition_budget))
         return ShardWriter(

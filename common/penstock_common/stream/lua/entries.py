@@ -8,11 +8,11 @@ from __future__ import annotations
 from penstock_common.stream.lua.pieces import GO_ON, MARK_LOST
 
 COMMIT = """
--- KEYS entries index roster state quarantine (segments) | ARGV live_state epoch end first count bytes holes segment,
--- then of each bad sample its field and what is known of it : runs right after the XADD in one MULTI.
--- Learns the new id without reading the payload. Where the epoch takes nothing more, or what is committed of the shard
--- does not end at `first`, what was appended is taken back before anybody can have seen it, and the answer says how
--- things stand; else it is the bytes of the partition.
+-- KEYS entries index roster state quarantine (segments) | ARGV live_state epoch end first count bytes holes segment
+-- writer, then of each bad sample its field and what is known of it : runs right after the XADD in one MULTI.
+-- Learns the new id without reading the payload. Where the epoch takes nothing more, what is committed of the shard
+-- does not end at `first`, or its newest record is another writer's, what was appended is taken back before anybody can
+-- have seen it, and the answer says how things stand; else it is the bytes of the partition.
 local count, id, before = tonumber(ARGV[5]), '', nil
 local function last()
   for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
@@ -39,9 +39,13 @@ elseif state or redis.call('EXISTS', KEYS[1]) == 1 then -- else it was released,
 end
 local newest = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
 local at = newest and newest[1] or '0-0'
-if state ~= ARGV[1] or at ~= ARGV[4] .. '-0' then
+local writer = newest and '' or ARGV[9] -- whoever commits first has the shard
+if newest then
+  for i = 1, #newest[2], 2 do if newest[2][i] == 'w' then writer = newest[2][i + 1] end end
+end
+if state ~= ARGV[1] or at ~= ARGV[4] .. '-0' or writer ~= ARGV[9] then
   take_back()
-  return {at, state or '', redis.call('HGET', KEYS[3], 'bytes') or '0'}
+  return {at, state or '', redis.call('HGET', KEYS[3], 'bytes') or '0', writer}
 end
 if ARGV[8] ~= '' and redis.call('HEXISTS', KEYS[6], 's:' .. ARGV[8]) == 1 then
   -- its file may be another one by now; sent before, and late: nothing of it may stay
@@ -53,8 +57,9 @@ if ARGV[8] ~= '' then
   record[#record + 1], record[#record + 2] = 's', ARGV[8]
   redis.call('HINCRBY', KEYS[6], ARGV[8], 1)
 end
+if writer ~= '' then record[#record + 1], record[#record + 2] = 'w', writer end
 redis.call('XADD', KEYS[2], ARGV[3] .. '-0', unpack(record))
-for i = 9, #ARGV, 2 do redis.call('HSET', KEYS[5], ARGV[i], ARGV[i + 1]) end
+for i = 10, #ARGV, 2 do redis.call('HSET', KEYS[5], ARGV[i], ARGV[i + 1]) end
 redis.call('HINCRBY', KEYS[3], 'b:' .. ARGV[2], ARGV[6])
 return redis.call('HINCRBY', KEYS[3], 'bytes', ARGV[6])
 """

@@ -1,0 +1,72 @@
+"""A feed's shard has one writer, also after the server forgot that it gave the shard out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock_common.format.block import BlockBuilder
+from penstock_common.format.spec import Spec
+from penstock_common.format.wire import encode
+from penstock_common.stream.entries import commit_commands, index_records, read_commit
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.connection import open_channel
+from penstock_common.stream.manifest import load_manifest
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, produce, sample, stored, writer_of
+
+QUIET: dict[str, Any] = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES}
+
+
+def commit_next(client: Client, token: str) -> tuple[bool, str | None]:
+    """Commits one more sample of shard 0 with this token: whether it was, and the newest record's token."""
+    stream, manifest = open_stream(client, "t"), load_manifest(client, open_stream(client, "t"), 0)
+    (newest,) = client.xrevrange(stream.partitions[0].index(0, 0), count=1)
+    builder = BlockBuilder(Spec.of(SPEC), 1 << 20, 100)
+    builder.add(sample(999))
+    block = builder.finish(int(newest[0].split(b"-")[0]), [])
+    fields = encode(block, stream=stream.id, epoch=0, shard=0)
+    commands = commit_commands(stream.partitions[0], manifest, 0, block, fields, writer=token)
+    channel = open_channel(client)
+    channel.send(commands)
+    answer: Any = [channel.read() for _ in commands][-1]
+    channel.close()
+    is_committed, progress = read_commit(answer[-1], block, manifest.live_state, token)
+    return is_committed, progress.writer
+
+
+def test_each_record_of_a_feed_names_the_writer_that_took_the_shard(any_url: str, any_client: Client) -> None:
+    """The manifest forgets with a server that comes back older; the record says who wrote it all the same."""
+    with writer_of(any_url, **QUIET) as one, writer_of(any_url, **QUIET) as two:
+        for number in range(20):
+            one.write(sample(number))
+            two.write(sample(number))
+    stream = open_stream(any_client, "t")
+    fields = any_client.hgetall(stream.keys.manifest(0))
+    taken = {name[2:].decode(): int(shard) for name, shard in fields.items() if name.startswith(b"w:")}
+    for shard in (0, 1):
+        records = index_records(any_client, stream.partitions[0], 0, shard)
+        (token,) = {record.writer for record in records}
+        assert taken[token] == shard
+
+
+def test_records_of_a_planned_shard_name_no_writer(any_url: str, any_client: Client) -> None:
+    """Another worker goes on with the shard of one that died: nobody may refuse it."""
+    produce(any_url, "t", 20)
+    stream = open_stream(any_client, "t")
+    assert {record.writer for record in index_records(any_client, stream.partitions[0], 0, 0)} == {""}
+    assert b"w" not in any_client.xrange(stream.partitions[0].index(0, 0))[0][1]
+    assert commit_next(any_client, "") == (True, "")
+
+
+@pytest.mark.parametrize("token", ["", "another"])
+def test_a_block_behind_another_writers_is_taken_back(url: str, client: Client, token: str) -> None:
+    """It comes next by its offsets, and would stand among samples of which its writer knows nothing."""
+    with writer_of(url, **QUIET) as writer:
+        for number in range(8):
+            writer.write(sample(number))
+        writer.flush()
+        (own,) = {record.writer for record in index_records(client, writer.stream.partitions[0], 0, 0)}
+        assert commit_next(client, token) == (False, own)
+        assert stored(client, "t", 0).total() == 8
+        assert commit_next(client, own) == (True, own)
