@@ -97,7 +97,7 @@ class Seen:
 def run_soak(soak: Soak) -> Seen:
     """The whole pass."""
     context = multiprocessing.get_context("spawn")
-    with EmbeddedServer(maxmemory_bytes=soak.maxmemory_bytes) as server, redis.Redis(port=server.port) as client:
+    with EmbeddedServer(maxmemory_bytes=soak.maxmemory_bytes) as server, redis.Redis.from_url(server.url) as client:
         stall = Stall(context.Event(), context.Event())
         train = context.Process(target=_train, args=(server.url, soak, trained := context.Queue(), stall), daemon=True)
         write = _fleet if soak.is_fleet else _write

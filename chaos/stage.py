@@ -116,7 +116,7 @@ class Stage:
     def cut_connections(self, pick: float, share: float) -> int:
         """CLIENT KILL of some of the connections there are; returns how many."""
         cut = 0
-        with suppress(redis.RedisError), redis.Redis(port=self.server.port, socket_timeout=5) as client:
+        with suppress(redis.RedisError), redis.Redis.from_url(self.server.url, socket_timeout=5) as client:
             listed = client.client_list()
             for place, info in enumerate(listed):
                 if (place * 0.618 + pick) % 1 < share:

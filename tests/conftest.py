@@ -75,14 +75,14 @@ def any_url(any_server: EmbeddedServer) -> str:
 @pytest.fixture
 def client(server: EmbeddedServer) -> Iterator[redis.Redis]:
     """A raw client of ``server``."""
-    with redis.Redis(port=server.port) as connected:
+    with redis.Redis.from_url(server.url) as connected:
         yield connected
 
 
 @pytest.fixture
 def any_client(any_server: EmbeddedServer) -> Iterator[redis.Redis]:
     """A raw client of ``any_server``."""
-    with redis.Redis(port=any_server.port) as connected:
+    with redis.Redis.from_url(any_server.url) as connected:
         yield connected
 
 
@@ -109,6 +109,6 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
 
 
 def _emptied(server: EmbeddedServer) -> EmbeddedServer:
-    with redis.Redis(port=server.port) as client:
+    with redis.Redis.from_url(server.url) as client:
         client.flushall()
     return server

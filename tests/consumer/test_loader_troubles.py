@@ -195,7 +195,7 @@ class TestWaits:
         """It takes no more connections, say, and only the one that reads broke: everything else looks well."""
         server = fresh_server()
         with (
-            redis.Redis(port=server.port) as admin,
+            redis.Redis.from_url(server.url) as admin,
             writer_of(server.url, spec=SPEC, block_bytes=5 * SAMPLE_BYTES) as writer,
             writer.epoch(sizes=[15]).shard(0) as shard,
             loader_of(server.url, batch_size=5, timeout_s=3) as loader,

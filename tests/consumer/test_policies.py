@@ -325,13 +325,13 @@ class TestOverdue:
 
 
 @contextmanager
-def kept_full(port: int) -> Iterator[list[float]]:
+def kept_full(url: str) -> Iterator[list[float]]:
     """A server at its maxmemory by foreign keys, and what becomes free is taken again at once; times of refusals."""
     is_over, is_full = threading.Event(), threading.Event()
     refused: list[float] = []
 
     def fill() -> None:
-        with redis.Redis(port=port) as client:
+        with redis.Redis.from_url(url) as client:
             sizes, number = [1 << 18, 1 << 12, 16], 0
             while not is_over.is_set():
                 try:
@@ -359,7 +359,7 @@ def test_trainers_drain_a_server_that_somebody_else_has_filled(policy: Any, fres
     """At maxmemory Redis refuses writes, and only acknowledging makes room again: it must be possible then."""
     server = fresh_server(maxmemory_bytes=48 << 20)
     produce(server.url, "t", 5000, epochs=2, budget_bytes=4 << 20)
-    with kept_full(server.port) as refused, loader_of(server.url, acknowledge=policy) as loader:
+    with kept_full(server.url) as refused, loader_of(server.url, acknowledge=policy) as loader:
         began = time.monotonic()
         for _ in range(2):
             for batch in loader:
@@ -368,7 +368,7 @@ def test_trainers_drain_a_server_that_somebody_else_has_filled(policy: Any, fres
             if policy == "on_checkpoint":
                 loader.checkpointed()
         assert any(moment > began for moment in refused)  # it stayed full
-        with redis.Redis(port=server.port) as client:
+        with redis.Redis.from_url(server.url) as client:
             roster = load_roster(client, open_stream(client, "t").partitions[0])
             assert roster.closed == {("g", 0), ("g", 1)}
             assert delivered(client) == 10_000

@@ -119,7 +119,7 @@ class TestReports:
 
     def test_reports_go_on_at_maxmemory(self, fresh_server: Callable[..., EmbeddedServer]) -> None:
         """A foreign key that fills the server must not stop the trainers that would free it."""
-        with fresh_server() as server, redis.Redis(port=server.port) as client:
+        with fresh_server() as server, redis.Redis.from_url(server.url) as client:
             plan(server.url, [100])
             with rank_of(server.url) as loader:
                 take(loader, 2)

@@ -20,6 +20,7 @@ from penstock_consumer.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import loader_of, produce
+from tests.journeys.trouble import at_port
 
 WIDE = {"x": ("uint8", (20_000,)), "y": ("int64", ())}
 SAMPLES = 120
@@ -46,7 +47,7 @@ class SlowProxy:
     def __init__(self, url: str, bytes_per_s: float) -> None:
         self._port, self._bytes_per_s = urlsplit(url).port or 0, bytes_per_s
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.url = at_port(url, self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:

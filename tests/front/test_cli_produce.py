@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -245,10 +246,9 @@ def test_run_brings_its_own_server_and_passes_the_exit_code_on(photos: Path, tra
     """The first thing to try: a folder, a script, nothing else; and CI sees the script's verdict."""
     code, out, err = run("run", "images", "photos", "--", sys.executable, trainer.name, "7", cwd=photos.parent)
     assert code == 7, err
-    assert out.startswith("trained at redis://127.0.0.1:")
+    assert re.match("trained at redis://default:[0-9a-f]{64}@127.0.0.1:", out)
     assert "for this run only" in err
-    port = int(out.rsplit(":", 1)[1])
-    with pytest.raises(redis.ConnectionError), redis.Redis(port=port) as client:
+    with pytest.raises(redis.ConnectionError, match="refused"), redis.Redis.from_url(out.split()[-1]) as client:
         client.ping()
 
 
@@ -290,14 +290,15 @@ def test_run_without_a_command_says_how(photos: Path) -> None:
 
 def test_ctrl_c_ends_trainer_workers_and_server(photos: Path, tmp_path: Path) -> None:
     """Nothing may be left behind of what run started."""
-    session = start("run", "images", "photos", "--epochs", "50", "--budget", "64kb", "--", "sleep", "60", cwd=tmp_path)
-    assert session.stderr is not None
-    port = int(session.stderr.readline().split("127.0.0.1:")[1].split(",")[0])
-    with redis.Redis(port=port) as client:
+    command = ["sh", "-c", 'echo "$PENSTOCK_URL"; exec sleep 60']
+    session = start("run", "images", "photos", "--epochs", "50", "--budget", "64kb", "--", *command, cwd=tmp_path)
+    assert session.stdout is not None
+    url = session.stdout.readline().strip()
+    with redis.Redis.from_url(url) as client:
         awaited(lambda: list(client.scan_iter("penstock:*:entries")))
     os.killpg(session.pid, signal.SIGINT)
     code, _, err = ended(session)
     assert code == 130, err
     assert "Traceback" not in err
-    with pytest.raises(redis.ConnectionError), redis.Redis(port=port) as client:
+    with pytest.raises(redis.ConnectionError), redis.Redis.from_url(url) as client:
         client.ping()

@@ -98,7 +98,7 @@ def test_two_hundred_epochs_leave_as_much_behind_as_forty(
     budget = 1 << 20 if retention == "epochs:2" else 8 * EPOCH_BYTES
     settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES, "budget_bytes": budget}
     found: dict[int, Sizes] = {}
-    with redis.Redis(port=server.port) as client, writer_of(server.url, retention=retention, **settings) as writer:
+    with redis.Redis.from_url(server.url) as client, writer_of(server.url, retention=retention, **settings) as writer:
         join_group(client, Membership(writer.stream, "short", "", ""), declared=True)
         with loader_of(server.url, "long") as long:
             for number in range(1, LATE + 1):
@@ -136,7 +136,7 @@ def test_jobs_leave_nothing_on_the_queues_server(fresh_server: Callable[..., Emb
     streams, queue = fresh_server(), fresh_server()
     config = parse_config({"kind": "dataset", "name": "tests.producer.made:numbers", "transform": None})
     options = WorkerOptions(url=streams.url, queue_url=queue.url)
-    with redis.Redis(port=queue.port) as client, redis.Redis(port=streams.port) as kept:
+    with redis.Redis.from_url(queue.url) as client, redis.Redis.from_url(streams.url) as kept:
         for epochs in (1, 3, 6):
             plan = ProductionPlan(stream="t", source=config, epochs=epochs, shard_samples=10, retention="epochs:1")
             with Production(plan, options, workers=2, notify=lambda _: None) as production:

@@ -318,7 +318,7 @@ def test_a_worker_stopped_while_it_waits_for_room_ends_at_once(any_url: str, con
 def test_writers_stop_before_a_server_is_full_and_everything_else_works(fresh_server: Any) -> None:
     """Under OOM the server refuses job queues, joining groups and others' keys: writers must never bring that about."""
     server = fresh_server(maxmemory_bytes=256 << 20)
-    with redis.Redis(port=server.port) as client, connect(server.url) as control:
+    with redis.Redis.from_url(server.url) as client, connect(server.url) as control:
         for number in range(45):
             client.set(f"foreign{number}", bytes((4 << 20) - 100))
         plan = plan_of("wide", budget_bytes=100 << 20, block_bytes=1 << 20)

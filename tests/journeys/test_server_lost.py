@@ -45,7 +45,7 @@ def test_a_server_restarted_without_its_data_stops_writer_and_trainer_by_name(fr
     with both(server.url) as sides:
         server.kill()
         time.sleep(0.3)
-        fresh_server(port=server.port)
+        fresh_server(port=server.port, password=server.password)
         require_named(*sides, "StreamDeleted", "the server lost its data")
 
 
@@ -53,7 +53,7 @@ def test_a_server_restarted_without_its_data_stops_writer_and_trainer_by_name(fr
 def test_a_flushed_server_stops_writer_and_trainer_by_name(fresh_server: Fresh, again: bool) -> None:
     """FLUSHALL in the wrong window; another stream made under the name at once must not be taken for the old one."""
     server = fresh_server()
-    with redis.Redis(port=server.port) as admin, both(server.url) as sides:
+    with redis.Redis.from_url(server.url) as admin, both(server.url) as sides:
         admin.flushall()
         if again:
             with child(write, server.url, 8) as anew:
@@ -67,7 +67,7 @@ def test_a_flushed_server_stops_writer_and_trainer_by_name(fresh_server: Fresh, 
 def test_a_read_only_replica_that_is_never_promoted_ends_both_with_what_to_do(fresh_server: Fresh) -> None:
     """After a failover the URL leads to the wrong server: the message says so, first as a wait, then as an error."""
     server = fresh_server()
-    with redis.Redis(port=server.port) as admin, both(server.url, outage_s=3) as sides:
+    with redis.Redis.from_url(server.url) as admin, both(server.url, outage_s=3) as sides:
         admin.replicaof("127.0.0.1", 1)
         require_named(*sides, "WritesRefused", "is a read-only replica: connect to its primary")
         for side in sides:
@@ -80,5 +80,5 @@ def test_a_server_that_never_comes_back_ends_both_after_the_stated_time(fresh_se
     with both(server.url, outage_s=3) as sides:
         server.kill()
         began = time.monotonic()
-        require_named(*sides, "ServerUnavailable", f"no Redis answers at {server.url}")
+        require_named(*sides, "ServerUnavailable", f"no Redis answers at {server.address}")
         assert time.monotonic() - began >= 3

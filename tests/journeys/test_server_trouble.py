@@ -129,7 +129,7 @@ def test_connections_cut_in_the_middle_of_a_payload_lose_and_double_nothing(
 ) -> None:
     """Half a command, half an answer, an answer that never comes: again and again, both ways, for every connection."""
     count = 4 * COUNT  # a writer is told far less than it says: fewer answers are cut than commands
-    proxy = CuttingProxy(any_server.port, seed, longest=12_000)
+    proxy = CuttingProxy(any_server.url, seed, longest=12_000)
     try:
         with child(write, proxy.url, count, 0) as writing, child(train, proxy.url) as training:
             writer, trainer = Lines(writing), Lines(training)
@@ -143,7 +143,7 @@ def test_connections_cut_in_the_middle_of_a_payload_lose_and_double_nothing(
     found = trained(trainer.lines)
     assert set(found) == all_samples(count)
     assert found.total() == count
-    with redis.Redis(port=any_server.port) as client:
+    with redis.Redis.from_url(any_server.url) as client:
         assert set(stored(client, "t", 0).values()) == {1}
     require_clean(any_server.url)
 
@@ -151,7 +151,7 @@ def test_connections_cut_in_the_middle_of_a_payload_lose_and_double_nothing(
 def test_every_connection_killed_again_and_again_costs_nothing(any_server: EmbeddedServer) -> None:
     """An operator, a proxy's idle timeout, `timeout 60` in redis.conf: control connections die like those for data."""
     chance = random.Random(3)
-    with redis.Redis(port=any_server.port) as admin, both(any_server.url, epochs=3, count=400) as (writer, trainer):
+    with redis.Redis.from_url(any_server.url) as admin, both(any_server.url, epochs=3, count=400) as (writer, trainer):
         kinds: set[str] = set()
         while not (writer.lines[-1] == "done" and trainer.lines[-1] == "done"):
             for info in admin.client_list():
@@ -166,7 +166,7 @@ def test_every_connection_killed_again_and_again_costs_nothing(any_server: Embed
 def test_a_server_that_is_a_read_only_replica_for_a_while_is_waited_for(fresh_server: Fresh) -> None:
     """In the middle of a failover the address still leads to the old primary, which takes no writes."""
     server = fresh_server()
-    with redis.Redis(port=server.port) as admin, both(server.url) as (writer, trainer):
+    with redis.Redis.from_url(server.url) as admin, both(server.url) as (writer, trainer):
         admin.replicaof("127.0.0.1", 1)
         time.sleep(3)
         admin.replicaof("NO", "ONE")
@@ -178,8 +178,8 @@ def test_a_server_that_is_a_read_only_replica_for_a_while_is_waited_for(fresh_se
 def test_a_script_that_keeps_the_server_busy_is_waited_for(fresh_server: Fresh) -> None:
     """Somebody else's long script answers BUSY to everyone."""
     server = fresh_server(extra={"lua-time-limit": "50"})
-    with redis.Redis(port=server.port, socket_timeout=30) as other, both(server.url) as (writer, trainer):
-        stop = threading.Timer(2, lambda: redis.Redis(port=server.port).script_kill())
+    with redis.Redis.from_url(server.url, socket_timeout=30) as other, both(server.url) as (writer, trainer):
+        stop = threading.Timer(2, lambda: redis.Redis.from_url(server.url).script_kill())
         stop.start()
         with pytest.raises(redis.ResponseError, match=r"(?i)killed by user"):
             other.eval("while true do end", 0)
@@ -197,7 +197,7 @@ def test_a_server_that_loads_for_longer_than_an_outage_lasts_is_waited_for(fresh
         child(train, url, "m", 1, 2, 2) as training,
     ):
         writer, trainer = Lines(writing), Lines(training)
-        with redis.Redis(port=port) as admin, admin.pipeline(transaction=False) as pipe:
+        with redis.Redis.from_url(url) as admin, admin.pipeline(transaction=False) as pipe:
             for _ in range(20_000):
                 pipe.incr("filler")
             pipe.execute()
@@ -213,7 +213,7 @@ def test_a_server_that_loads_for_longer_than_an_outage_lasts_is_waited_for(fresh
 def test_a_server_that_takes_no_more_clients_is_waited_for(fresh_server: Fresh) -> None:
     """Whose connection broke just then must not die of it."""
     server = fresh_server()
-    with redis.Redis(port=server.port) as admin, both(server.url) as (writer, trainer):
+    with redis.Redis.from_url(server.url) as admin, both(server.url) as (writer, trainer):
         admin.config_set("maxclients", 1)
         admin.client_kill_filter(_type="normal", skipme=True)
         time.sleep(2)
@@ -227,7 +227,7 @@ def test_an_epoch_opened_at_maxmemory_waits_and_says_so(fresh_server: Fresh) -> 
     said: list[str] = []
     opened: list[int] = []
     with (
-        redis.Redis(port=server.port) as admin,
+        redis.Redis.from_url(server.url) as admin,
         Writer("t", url=server.url, spec=SPEC, budget_bytes=16 << 20, notify=said.append) as writer,
     ):
         admin.config_set("maxmemory", 1)

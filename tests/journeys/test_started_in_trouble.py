@@ -43,7 +43,7 @@ def cutting(server: EmbeddedServer, seed: int) -> Iterator[Door]:
         seeds = count(100 * seed)
 
         def another() -> str:
-            proxy = CuttingProxy(server.port, next(seeds), 2000, GREETING_BYTES)
+            proxy = CuttingProxy(server.url, next(seeds), 2000, GREETING_BYTES)
             stack.callback(proxy.close)
             return proxy.url
 
@@ -121,7 +121,7 @@ def test_a_server_that_is_full_when_somebody_starts_is_waited_for(fresh_server: 
     """It answers, so the address is right: whoever fills it may be gone in a moment."""
     server = fresh_server()
     produce(server.url, "t", 10)
-    with redis.Redis(port=server.port) as admin:
+    with redis.Redis.from_url(server.url) as admin:
         admin.config_set("maxclients", 1)
         timer = threading.Timer(1.0, lambda: admin.config_set("maxclients", 1000))
         timer.start()
@@ -146,7 +146,7 @@ def test_an_outage_longer_than_its_patience_ends_a_start_with_what_to_do(
     monkeypatch.setattr("penstock_consumer.shared.place.join_group", join_after_its_death)
     said: list[str] = []
     began = time.monotonic()
-    with pytest.raises(ServerUnavailable, match=f"no Redis answers at {server.url} .*penstock server"):
+    with pytest.raises(ServerUnavailable, match=f"no Redis answers at {server.address} .*penstock server"):
         Loader("t", group="g", batch_size=1, url=server.url, notify=said.append)
     assert 1.5 <= time.monotonic() - began < 20
     assert any("trying again for 2 s" in line for line in said)
@@ -181,7 +181,7 @@ def test_a_replay_ends_when_its_server_is_away_for_longer_than_its_lease(fresh_s
     produce(server.url, "t", 400, block_samples=2)
     began = time.monotonic()
     with (
-        pytest.raises(ServerUnavailable, match=f"no Redis answers at {server.url}"),
+        pytest.raises(ServerUnavailable, match=f"no Redis answers at {server.address}"),
         Replay("t", epoch=0, batch_size=4, url=server.url, prefetch_bytes=500, lease_s=1.5) as replay,
     ):
         for number, _ in enumerate(replay):

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -132,18 +133,25 @@ class Lines:
         return self.lines[-1] if self.lines else self.child.errors()
 
 
+def at_port(url: str, port: int) -> str:
+    """Return the URL of another port of the same host, with the same login."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:{port}").geturl()
+
+
 class CuttingProxy:
     """A TCP proxy to a server that cuts connections after a random number of bytes, in either direction."""
 
-    def __init__(self, port: int, seed: int, longest: int, first: int | None = None) -> None:
+    def __init__(self, url: str, seed: int, longest: int, first: int | None = None) -> None:
         """``first``: after how many bytes of its client's the first connection is cut."""
-        self._target, self._random, self._longest, self._first = port, random.Random(seed), longest, first
+        self._target, self._random = urlsplit(url).port or 0, random.Random(seed)
+        self._longest, self._first = longest, first
         self._lock = threading.Lock()
         self.cuts = {"up": 0, "down": 0}
         self.calm = False
         """From now on nothing is cut any more."""
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.url = at_port(url, self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:

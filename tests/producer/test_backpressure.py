@@ -268,7 +268,7 @@ def test_a_server_filled_by_others_makes_writers_wait_and_nobody_fail(fresh_serv
     with Writer("t", url=server.url, notify=lambda _: None, **settings) as writer, writer.epoch() as epoch:
         for number in range(200):
             epoch.write(block(number))
-    with redis.Redis(port=server.port) as client, loader_of(server.url, "g", lease_s=0.6) as loader:
+    with redis.Redis.from_url(server.url) as client, loader_of(server.url, "g", lease_s=0.6) as loader:
         batches = iter(loader)
         seen = next(batches).size
         producing = Producing(server.url, 50, paused=True, **settings)

@@ -34,7 +34,7 @@ def durable_writer(url: str, level: str | None, **settings: Any) -> Any:
 
 def calls(server: EmbeddedServer, command: str) -> int:
     """How often the server was asked a command."""
-    with redis.Redis(port=server.port) as client:
+    with redis.Redis.from_url(server.url) as client:
         return int(client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
 
 
@@ -53,8 +53,9 @@ def pair(fresh_server: Fresh, request: pytest.FixtureRequest) -> tuple[EmbeddedS
     """A primary and a replica that follows it, of the executable the test is given."""
     executable = request.node.callspec.params["executable"] if hasattr(request.node, "callspec") else find_servers()[0]
     primary = fresh_server(executable, extra={"repl-diskless-sync": "no"})
-    replica = fresh_server(executable, extra={"replicaof": f"127.0.0.1 {primary.port}"})
-    with redis.Redis(port=primary.port) as client:
+    follow = {"replicaof": f"127.0.0.1 {primary.port}", "masterauth": primary.password}
+    replica = fresh_server(executable, extra=follow)
+    with redis.Redis.from_url(primary.url) as client:
         deadline = time.monotonic() + 30
         while client.info("replication").get("slave0", {}).get("state") != "online":
             assert time.monotonic() < deadline
@@ -66,7 +67,7 @@ def pair(fresh_server: Fresh, request: pytest.FixtureRequest) -> tuple[EmbeddedS
 def test_fsync_is_kept_where_the_server_can_and_refused_where_it_cannot(fresh_server: Fresh, executable: Path) -> None:
     """Whoever asks for the disk must get the disk, or be told before the first sample."""
     server = fresh_server(executable, appendonly=True, extra={"appendfsync": "always"})
-    with redis.Redis(port=server.port) as client:
+    with redis.Redis.from_url(server.url) as client:
         can = "waitaof" in client.command()
     if not can:
         with pytest.raises(ServerUnsuitable, match=r"'fsync' cannot be kept .* it has no WAITAOF"):
@@ -87,7 +88,7 @@ def test_fsync_is_kept_where_the_server_can_and_refused_where_it_cannot(fresh_se
 def test_a_committed_block_is_on_the_replica(pair: tuple[EmbeddedServer, EmbeddedServer], executable: Path) -> None:
     """The primary may burn down the moment flush has returned; the end of the epoch counts like a block."""
     primary, replica = pair
-    with redis.Redis(port=replica.port) as copy, durable_writer(primary.url, "replicas=1") as writer:
+    with redis.Redis.from_url(replica.url) as copy, durable_writer(primary.url, "replicas=1") as writer:
         with writer.epoch() as epoch:
             for number in range(COUNT):
                 epoch.write(sample(number))
@@ -117,7 +118,7 @@ def test_a_replica_that_stands_still_is_waited_for_and_named(pair: tuple[Embedde
         write.join(20)
         assert not write.is_alive()
     assert replayed(primary.url) == list(range(16))
-    with redis.Redis(port=replica.port) as copy:
+    with redis.Redis.from_url(replica.url) as copy:
         assert stored(copy, "t", 0).total() == 16
 
 
@@ -148,7 +149,7 @@ def test_a_new_connection_does_not_answer_for_what_the_broken_one_wrote(
         for number in range(4):
             epoch.write(sample(number))
         epoch.flush()
-        with stopped(replica), redis.Redis(port=primary.port) as admin:
+        with stopped(replica), redis.Redis.from_url(primary.url) as admin:
             flush = threading.Thread(target=lambda: [epoch.write(sample(n)) for n in range(4, 8)] and epoch.flush())
             flush.start()
             while stored(admin, "t", 0).total() < 8:

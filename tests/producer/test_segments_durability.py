@@ -99,7 +99,7 @@ def test_a_restarted_server_finds_what_its_append_only_file_and_the_folder_hold(
     """
     settings: dict[str, Any] = {"appendonly": True, "directory": tmp_path / "server"}
     server = fresh_server(executable, **settings, extra={"appendfsync": "everysec"})
-    with redis.Redis(port=server.port) as client:
+    with redis.Redis.from_url(server.url) as client:
         level = "fsync" if "waitaof" in client.command() else "memory"
         if level == "memory":
             client.config_set("appendfsync", "always")
@@ -119,5 +119,5 @@ def test_a_restarted_server_finds_what_its_append_only_file_and_the_folder_hold(
             shard.write(sample(number))
     with Replay("t", url=again.url, epoch=0, batch_size=16, notify=lambda _: None) as replay:
         assert numbers(replay) == list(range(300))
-    with redis.Redis(port=again.port) as client:
+    with redis.Redis.from_url(again.url) as client:
         assert open_stream(client, "t").payload.startswith("segments:")

@@ -311,7 +311,7 @@ class TestRefusals:
         server = fresh_server(maxmemory_bytes=100 << 20, extra={"maxmemory-policy": "allkeys-lru"})
         with pytest.raises(ServerUnsuitable, match=r"allkeys-lru.*noeviction"):
             writer_of(server.url, budget_bytes=1 << 20)
-        with redis.Redis(port=server.port) as client:
+        with redis.Redis.from_url(server.url) as client:
             assert not client.keys("penstock:*")
 
     def test_a_budget_beyond_the_servers_memory_is_refused(self, fresh_server: Any) -> None:

@@ -91,7 +91,7 @@ def _server(args: argparse.Namespace, console: Console) -> Iterator[WorkerOption
         yield options_of(args)
         return
     with EmbeddedServer() as server:
-        console.notice(f"{server.name} {server.version} at {server.url}, for this run only")
+        console.notice(f"{server.name} {server.version} at {server.address}, for this run only")
         options = options_of(args)
         queue_url = options.queue_url if args.queue_url else server.url
         try:

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             port=args.port or None,
             appendonly=args.aof is not None,
             directory=args.aof,
+            password="",
         ) as server:
             console.line(
                 f"{server.name} {server.version} ({server.executable}) is ready at {server.url}\n"

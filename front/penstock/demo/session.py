@@ -20,6 +20,7 @@ from penstock.demo.digits import FORMATS, Folders, write_digits
 from penstock.demo.trainer import STREAM, TRANSFORM, Task
 from penstock.demo.trainers import Trainer, keras_is_there
 from penstock_common.errors import PenstockError
+from penstock_common.settings import child_environment
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.link.connection import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
@@ -84,7 +85,7 @@ def run_demo(options: Options, console: Console) -> Outcome:
             f"{folders.train_count:,} to train on, {folders.held_out_count:,} held out to test on."
         )
         server = stack.enter_context(EmbeddedServer())
-        console.notice(f"2. Started a private {server.name} {server.version} at {server.url} to carry the samples.")
+        console.notice(f"2. Started a private {server.name} {server.version} at {server.address} to carry the samples.")
         tasks = [_task(options, folders, server.url, name, seed) for seed, name in enumerate(MODELS[trainer])]
         trainers = tuple(Trainer(task, console.notice) for task in tasks)
         summary, pids = _produce_and_train(options, folders, server.url, trainers, stack, console)
@@ -222,12 +223,14 @@ def look_inside(server: EmbeddedServer) -> tuple[str, str | None]:
         epoch = audit_stream(client, stream).epochs[-1].epoch
     finally:
         client.close()
-    words = ["-u", server.url, "XINFO", "GROUPS", stream.partitions[0].entries(epoch)]
-    shown = " ".join(["redis-cli", *(f"'{word}'" if "{" in word else word for word in words)])
+    words = ["XINFO", "GROUPS", stream.partitions[0].entries(epoch)]
+    shown = " ".join(['redis-cli -u "$PENSTOCK_URL"', *(f"'{word}'" if "{" in word else word for word in words)])
     executable = _find_cli(server)
     if executable is None:
         return shown, None
-    done = subprocess.run([executable, "--no-raw", *words], capture_output=True, text=True, check=False, timeout=10)
+    command = [str(executable), "-p", str(server.port), "--no-raw", *words]
+    environment = child_environment({"REDISCLI_AUTH": server.password})  # every user reads a command line
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10, env=environment)
     return shown, done.stdout.rstrip() if done.returncode == 0 else None
 
 

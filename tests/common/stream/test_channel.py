@@ -26,7 +26,7 @@ from tests.contracts.sink import RecordingSink
 @pytest.fixture
 def client(server: EmbeddedServer) -> Iterator[redis.Redis]:
     """A foreign client with redis-py's own defaults (RESP3 in some versions): channels must not depend on them."""
-    with redis.Redis(port=server.port) as connected:
+    with redis.Redis.from_url(server.url) as connected:
         yield connected
 
 
@@ -73,7 +73,10 @@ class TestFastChannel(ChannelContract):
 def unix_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis]:
     """A client of a server of its own, which listens on a unix socket too."""
     path = tmp_path_factory.mktemp("unix") / "s"
-    with EmbeddedServer(extra={"unixsocket": str(path)}), connect(f"unix://{path}") as connected:
+    with (
+        EmbeddedServer(extra={"unixsocket": str(path)}) as server,
+        connect(f"unix://default:{server.password}@{path}") as connected,
+    ):
         yield connected
 
 

@@ -65,6 +65,7 @@ class TestConnect:
     def test_a_password_never_shows(self) -> None:
         """Error messages end in logs and in public issues."""
         assert redacted("redis://me:se@cr:et@host:1/2") == "redis://me@host:1/2"
+        assert redacted("redis://default:secret@host:1/2") == "redis://host:1/2"
         assert redacted("redis://host?password=secret&db=1") == "redis://host?db=1"
         assert redacted("redis://host:6379/0") == "redis://host:6379/0"
         with pytest.raises(ServerUnavailable) as caught:
@@ -217,5 +218,5 @@ class TestOpenChannel:
         server = fresh_server()
         with connect(server.url) as client:
             server.close()
-            with pytest.raises(ServerUnavailable, match=f"no Redis answers at {server.url}"):
+            with pytest.raises(ServerUnavailable, match=f"no Redis answers at {server.address}"):
                 open_channel(client)

@@ -77,6 +77,13 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
+def _is_readable(process: Path) -> bool:
+    try:
+        return bool(process.read_bytes())
+    except OSError:
+        return False
+
+
 def _is_gone_within(pid: int, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while _is_alive(pid):
@@ -151,7 +158,7 @@ def test_a_server_outlives_the_thread_that_started_it(fresh_server: ServerFactor
     thread.join()
     time.sleep(2 * server_watcher.POLL_S)
     assert made[0].is_running
-    with redis.Redis(port=made[0].port) as client:
+    with redis.Redis.from_url(made[0].url) as client:
         assert client.ping()
 
 
@@ -178,7 +185,7 @@ def test_the_server_dies_with_its_watcher(fresh_server: ServerFactory) -> None:
 def test_two_servers_run_side_by_side(fresh_server: ServerFactory) -> None:
     """Streams and jobs may live on two; so may two test runs."""
     one, two = fresh_server(), fresh_server()
-    with redis.Redis(port=one.port) as first, redis.Redis(port=two.port) as second:
+    with redis.Redis.from_url(one.url) as first, redis.Redis.from_url(two.url) as second:
         first.set("where", "one")
         assert second.get("where") is None
 
@@ -220,7 +227,7 @@ def test_what_is_freed_at_once_is_used_again(server: EmbeddedServer, fresh_serve
     """A released epoch goes as a whole: a server that left its pages alone would take twice the budget."""
     chunks, chunk = [f"chunk{index}" for index in range(1000)], bytes(1 << 17)
     server = fresh_server(server.executable)  # whose memory has no other test's holes
-    with redis.Redis(port=server.port) as client:
+    with redis.Redis.from_url(server.url) as client:
         for _ in range(4):
             for name in chunks:
                 client.set(name, chunk)
@@ -233,11 +240,11 @@ def test_what_is_freed_at_once_is_used_again(server: EmbeddedServer, fresh_serve
 def test_an_append_only_server_has_its_data_after_a_restart(fresh_server: ServerFactory, tmp_path: Path) -> None:
     """close() writes out the last second too."""
     for folder in (tmp_path / "a", tmp_path / 'with "quotes" and spaces'):
-        with fresh_server(appendonly=True, directory=folder) as first, redis.Redis(port=first.port) as client:
+        with fresh_server(appendonly=True, directory=folder) as first, redis.Redis.from_url(first.url) as client:
             client.xadd("feed", {"x": "1"})
         with (
             fresh_server(appendonly=True, directory=folder, port=first.port) as again,
-            redis.Redis(port=again.port) as client,
+            redis.Redis.from_url(again.url) as client,
         ):
             assert client.xlen("feed") == 1
             assert again.port == first.port
@@ -252,6 +259,78 @@ def test_kill_ends_the_server_at_once_and_close_still_tidies_up(fresh_server: Se
     server.close()
     server.close()
     assert not server._home.exists()
+
+
+def test_a_server_asks_for_a_password_of_its_own(server: EmbeddedServer, fresh_server: ServerFactory) -> None:
+    """Every user of the host reaches 127.0.0.1, and a queued job is code that runs as the owner of the server."""
+    other = fresh_server(server.executable)
+    assert len({server.password, other.password}) == 2
+    assert min(len(server.password), len(other.password)) == 64
+    once = Retry(NoBackoff(), 0)
+    for login in ("", f"default:{other.password}@"):
+        url = server.address.replace("//", f"//{login}")
+        with redis.Redis.from_url(url, retry=once) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+
+
+def test_the_password_is_in_no_command_line_log_or_repr(server: EmbeddedServer) -> None:
+    """Every user lists processes, and logs are sent to others."""
+    lines = {process: process.read_bytes() for process in Path("/proc").glob("[0-9]*/cmdline") if _is_readable(process)}
+    assert lines[Path(f"/proc/{server.pid}/cmdline")]
+    assert not [process for process, line in lines.items() if server.password.encode() in line]
+    assert server.password not in repr(server) + server.address + (server._home / "server.log").read_text()
+    assert (server._home.stat().st_mode & 0o777, (server._home / "server.conf").stat().st_mode & 0o777) == (
+        0o700,
+        0o600,
+    )
+
+
+def test_a_refused_setting_is_told_without_the_password() -> None:
+    """The server repeats the line that it does not understand."""
+    with pytest.raises(ServerUnsuitable) as caught:
+        EmbeddedServer(extra={"requirepass": "open sesame now"})
+    assert "requirepass" in str(caught.value)
+    assert "sesame" not in str(caught.value)
+
+
+def test_a_password_lies_beside_the_append_only_file(fresh_server: ServerFactory, tmp_path: Path) -> None:
+    """Clients survive a restart only if the server still knows their password; and nobody else may read either."""
+    folder = tmp_path / "kept"
+    with fresh_server(appendonly=True, directory=folder) as first, redis.Redis.from_url(first.url) as client:
+        client.xadd("feed", {"x": "1"})
+        url = first.url
+    with fresh_server(appendonly=True, directory=folder, port=first.port) as again:
+        assert again.url == url
+    found = [folder, *folder.rglob("*")]
+    assert "penstock-password" in {path.name for path in found}
+    assert [path for path in found if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.parametrize("damage", ["empty", "open", "link"])
+def test_a_kept_password_that_others_may_know_is_refused(tmp_path: Path, damage: str) -> None:
+    """A password that another user chose or read keeps nobody out."""
+    file = tmp_path / "penstock-password"
+    if damage == "link":
+        (tmp_path / "elsewhere").write_text("chosen")
+        file.symlink_to(tmp_path / "elsewhere")
+    else:
+        file.write_text("" if damage == "empty" else "chosen")
+        file.chmod(0o600 if damage == "empty" else 0o640)
+    with pytest.raises(ServerUnsuitable, match=f"{file}") as caught:
+        EmbeddedServer(appendonly=True, directory=tmp_path)
+    assert "chosen" not in str(caught.value)
+
+
+def test_no_client_makes_the_server_load_a_module_or_write_a_file_of_another_name(
+    server: EmbeddedServer, client: redis.Redis
+) -> None:
+    """Redis 6.2 knows no protected settings: there CONFIG SET stays, and the password is what keeps strangers out."""
+    refused: list[tuple[str, ...]] = [("DEBUG", "SLEEP", "0"), ("MODULE", "LOAD", "/nowhere.so")]
+    if server.version >= "7":
+        refused += [("CONFIG", "SET", "dir", "/tmp"), ("CONFIG", "SET", "dbfilename", "x.sh")]
+    for words in refused:
+        with pytest.raises(redis.ResponseError, match=r"not allowed|protected config|unknown command"):
+            client.execute_command(*words)
 
 
 def test_a_password_is_part_of_the_url(fresh_server: ServerFactory) -> None:

@@ -86,7 +86,9 @@ def tls_server(certificate: Path, key: Path) -> Iterator[int]:
     files = {"tls-cert-file": str(certificate), "tls-key-file": str(key), "tls-ca-cert-file": str(certificate)}
     for executable in find_servers():
         try:
-            server = EmbeddedServer(executable, extra={"tls-port": str(port), "tls-auth-clients": "no", **files})
+            server = EmbeddedServer(
+                executable, password="", extra={"tls-port": str(port), "tls-auth-clients": "no", **files}
+            )
         except PenstockError:
             continue
         with server:
@@ -98,7 +100,7 @@ def tls_server(certificate: Path, key: Path) -> Iterator[int]:
 @contextmanager
 def tls_front(certificate: Path, key: Path) -> Iterator[int]:
     """The port of a TLS front before a server that need not speak it."""
-    with EmbeddedServer() as server, closing(TlsFront(server.port, certificate, key)) as front:
+    with EmbeddedServer(password="") as server, closing(TlsFront(server.port, certificate, key)) as front:
         yield front.port
 
 

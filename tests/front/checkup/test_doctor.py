@@ -52,20 +52,20 @@ def test_a_server_that_will_lose_data_ends_with_a_code_for_ci(
     fresh_server: Callable[..., EmbeddedServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What CI should stop on is an exit code; what the user may not do is told before a run fails in its middle."""
-    started = fresh_server(maxmemory_bytes=64 << 20)
-    with redis.Redis(port=started.port) as raw:
+    started = fresh_server(maxmemory_bytes=64 << 20, password="")
+    with redis.Redis.from_url(started.url) as raw:
         raw.config_set("maxmemory-policy", "allkeys-lru")
         raw.execute_command("ACL", "SETUSER", "bob", "on", ">secret", "~*", "+@all", "-xclaim", "-xgroup")
         raw.execute_command("ACL", "SETUSER", "eve", "on", ">secret", "~other:*", "+@all")
     code, found = examined(capsys, "--url", started.url, "--no-probe")
     assert code == 3
     assert found["server/eviction"]["mend"] == f"redis-cli -u {started.url} CONFIG SET maxmemory-policy noeviction"
-    code, found = examined(capsys, "--url", started.url.replace("//", "//bob:secret@"))
+    code, found = examined(capsys, "--url", started.address.replace("//", "//bob:secret@"))
     assert code == 3
     assert "xclaim" in found["server/rights"]["found"]
     assert "+xclaim" in found["server/rights"]["mend"]
     assert found["server/throughput"]["found"].startswith("not measured")
-    _, found = examined(capsys, "--url", started.url.replace("//", "//eve:secret@"), "--no-probe")
+    _, found = examined(capsys, "--url", started.address.replace("//", "//eve:secret@"), "--no-probe")
     assert "~penstock:*" in found["server/rights"]["mend"]
 
 

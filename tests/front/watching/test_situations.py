@@ -117,13 +117,16 @@ def until(capsys: pytest.CaptureFixture[str]) -> Look:
 
 
 def typed(remedy: str) -> list[str]:
-    """The words of a remedy, as a shell has them."""
+    """The words of a remedy, as a shell has them once it has filled in the URL."""
     (line,) = [part for part in remedy.split("; ") if not part.startswith("df ")]
-    return shlex.split(line)
+    return shlex.split(os.path.expandvars(line))
 
 
-def test_slow_producers_are_named_with_the_workers_that_would_do(any_url: str, tmp_path: Path, until: Look) -> None:
+def test_slow_producers_are_named_with_the_workers_that_would_do(
+    any_url: str, tmp_path: Path, until: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The commonest question of all: why does my GPU idle, and what do I type?"""
+    monkeypatch.setenv("PENSTOCK_URL", any_url)  # a remedy names no URL that holds a password
     (tmp_path / "photos.py").write_text(SOURCE)
     making = ["dataset", "photos:data", "--transform", "photos:slow", "--workers", "1", "--url", any_url]
     with command(tmp_path, "produce", *making, "--queue-url", any_url), child(train, any_url, "train", 10, 0.15):
@@ -179,7 +182,7 @@ def test_a_full_server_is_told_from_a_full_budget_and_a_full_folder(
     server = fresh_server(maxmemory_bytes=128 << 20)
     monkeypatch.setenv("PENSTOCK_URL", server.url)
     with (
-        redis.Redis(port=server.port) as raw,
+        redis.Redis.from_url(server.url) as raw,
         child(write, server.url, "train", "inline", 0),
         child(train, server.url, "train", 2, 0.01),
     ):

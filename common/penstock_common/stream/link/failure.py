@@ -27,6 +27,8 @@ START_ONE = "start one with `penstock server`, or set PENSTOCK_URL"
 FULL = "max number of clients"
 _OF_PIPELINE = re.compile(r"\ACommand # \d+ \(.*?\) of pipeline caused error: ")
 """What redis-py puts before it."""
+_DEFAULT_USER = "default"
+"""Who has no name of its own on the server: messages leave it out."""
 _CLOSED = re.compile("while reading|while writing|closed|reset|Broken pipe")
 
 
@@ -42,7 +44,8 @@ def redacted(url: str) -> str:
     """The URL as it may be shown: without the password, whether in front of the host or among the options."""
     head, _, tail = url.rpartition("@")
     scheme, _, user = head.partition("://")
-    shown = f"{scheme}://{user.partition(':')[0]}@{tail}" if head else url
+    name = user.partition(":")[0]
+    shown = url if not head else f"{scheme}://{tail}" if name == _DEFAULT_USER else f"{scheme}://{name}@{tail}"
     try:
         parts = urlsplit(shown)
     except ValueError:  # brackets without an end, for one: show no options, they may hold a password
@@ -57,7 +60,7 @@ def address(client: redis.Redis) -> str:
     """The URL of a client's server, without its password."""
     pool = client.connection_pool
     kwargs: dict[str, Any] = pool.connection_kwargs
-    user = f"{kwargs['username']}@" if kwargs.get("username") else ""
+    user = f"{kwargs['username']}@" if kwargs.get("username") not in (None, "", _DEFAULT_USER) else ""
     if kwargs.get("path"):
         return f"unix://{user}{kwargs['path']}"
     secure = "s" if issubclass(pool.connection_class, redis.SSLConnection) else ""

@@ -27,7 +27,8 @@ from redis.retry import Retry
 
 from penstock_common.errors import ServerUnavailable, ServerUnsuitable
 from penstock_common.stream.servers import watcher as server_watcher
-from penstock_common.stream.servers.executables import choose, find_servers, server_label
+from penstock_common.stream.servers.executables import Build, choose, find_servers, server_label
+from penstock_common.stream.servers.passwords import choose_password
 
 __all__ = ["ALLOCATOR_ENVIRONMENT", "EmbeddedServer", "find_servers", "server_label"]
 
@@ -48,6 +49,17 @@ And use them again, however many lie together. jemalloc by itself lets be what i
 such as an epoch that was released, and takes new ones: a budget of 1 GiB took 2.3 GB.
 """
 
+_PROTECTED: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(("enable-protected-configs", "enable-debug-command", "enable-module-command"), "no")
+)
+"""No client makes the server write a file of another name, load a module or crash. Redis 6.2 knows none of these."""
+_PROTECTED_SINCE = 7
+_UNNAMED: Mapping[str, str] = MappingProxyType({"rename-command DEBUG": '""', "rename-command MODULE": '""'})
+"""The same for Redis 6.2, for two of the three. CONFIG stays, because users change settings of a running server.
+
+So whoever has the password of a Redis 6.2 can make it write files as the user who started it.
+"""
+
 _START_S = 20.0
 """How long a server may stay silent; one that says it is loading its append-only file has the time it needs."""
 _AOF_GRACE_S = 10.0
@@ -59,9 +71,22 @@ class EmbeddedServer:
     """A server on 127.0.0.1 and a free port, with nothing on disk unless ``appendonly``; started when constructed.
 
     It ends with ``close()``, with the ``with`` block, or with this process, also when that is killed. A Ctrl-C in the
-    terminal does not reach it. ``directory`` keeps the append-only file (default: a private one, removed at the end);
-    ``extra`` holds further redis.conf settings, ``requirepass`` included. Raises ServerUnsuitable (nothing to run, or
-    it refuses its settings) and ServerUnavailable (port taken, no answer).
+    terminal does not reach it. It asks for a random password, because every user of this host reaches 127.0.0.1.
+
+    Args:
+        executable: A redis-server or valkey-server (default: the first one found).
+        maxmemory_bytes: Memory that the data may take (default: no limit).
+        port: The port to listen on (default: a free one).
+        appendonly: Keep an append-only file.
+        directory: Folder of the append-only file and of the server's password (default: a private one, removed at the
+            end).
+        password: What clients must give; ``""`` lets in every user of this host. The default is a random one. With
+            ``appendonly`` and ``directory`` it is kept there, so that clients survive a restart.
+        extra: Further redis.conf settings; they have the last word, ``requirepass`` included.
+
+    Raises:
+        ServerUnsuitable: Nothing to run, or it refuses its settings, or ``directory`` cannot be used.
+        ServerUnavailable: The port is taken, or the server gives no answer.
     """
 
     def __init__(
@@ -72,19 +97,22 @@ class EmbeddedServer:
         port: int | None = None,
         appendonly: bool = False,
         directory: Path | str | None = None,
+        password: str | None = None,
         extra: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._build = choose(executable)
         self._owner = os.getpid()
-        self._password = extra.get("requirepass", "")
         self._grace_s = _AOF_GRACE_S if appendonly else 0.0
         self._watcher: subprocess.Popen[bytes] | None = None
         self._home = Path(tempfile.mkdtemp(prefix="penstock-server-"))
         data = Path(directory).absolute() if directory is not None else self._home
-        settings = _settings(data, maxmemory_bytes, appendonly, extra)
+        self.password = ""
         try:
             _make_folder(data)
-            self._start(settings, port)
+            kept = data if appendonly and directory is not None else None
+            self.password = extra.get("requirepass", choose_password(kept) if password is None else password)
+            settings = _settings(self._build, data, maxmemory_bytes, self.password, appendonly=appendonly)
+            self._start({**settings, **extra}, port)
         except BaseException:
             self.close()
             raise
@@ -92,11 +120,20 @@ class EmbeddedServer:
     port: int
     pid: int
     """Of the server itself, not of its watcher."""
+    password: str
+    """What clients must give. It must not reach a command line, a log or a message."""
 
     @property
     def url(self) -> str:
-        """What ``url=`` and PENSTOCK_URL take."""
-        return f"redis://{':' + quote(self._password, safe='') + '@' if self._password else ''}127.0.0.1:{self.port}"
+        """What ``url=``, PENSTOCK_URL and ``redis-cli -u`` take. It holds the password: messages take ``address``."""
+        # redis-cli needs the user's name: without one it asks for the user "" and is refused
+        login = f"default:{quote(self.password, safe='')}@" if self.password else ""
+        return f"redis://{login}127.0.0.1:{self.port}"
+
+    @property
+    def address(self) -> str:
+        """The URL without the password, for messages."""
+        return f"redis://127.0.0.1:{self.port}"
 
     @property
     def executable(self) -> Path:
@@ -119,9 +156,10 @@ class EmbeddedServer:
         return self._watcher is not None and self._watcher.poll() is None
 
     def last_words(self) -> str:
-        """The end of the server's log, in one line."""
+        """Return the end of the server's log, in one line and without the password."""
         log = self._home / "server.log"
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        text = log.read_text(errors="replace") if log.exists() else ""
+        lines = (text.replace(self.password, "***") if self.password else text).splitlines()
         told = [line.strip() for line in lines if re.search(r"\w{3}", line)]
         return " | ".join(told[-4:]) or "it said nothing"
 
@@ -167,8 +205,8 @@ class EmbeddedServer:
 
     def _launch(self, settings: Mapping[str, str]) -> None:
         config = self._home / "server.conf"
+        config.touch(0o600)
         config.write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
-        config.chmod(0o600)
         allocator = [f"{key}={value}" for key, value in ALLOCATOR_ENVIRONMENT.items()]
         watcher = [sys.executable, "-I", "-S", server_watcher.__file__, str(self._owner), str(self._home)]
         command = [*watcher, str(self._grace_s), "/usr/bin/env", *allocator, str(self.executable), str(config)]
@@ -178,6 +216,7 @@ class EmbeddedServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                umask=0o077,  # its files hold samples and, after CONFIG REWRITE, the password
                 start_new_session=True,  # a terminal's Ctrl-C must not end it before its owner does
             )
         with _pipe(self._watcher.stdout) as told:
@@ -203,7 +242,7 @@ class EmbeddedServer:
     def _pid_at_port(self) -> int:
         with redis.Redis(
             port=self.port,
-            password=self._password or None,
+            password=self.password or None,
             socket_timeout=2,
             socket_connect_timeout=2,
             retry=Retry(NoBackoff(), 0),
@@ -231,8 +270,10 @@ class EmbeddedServer:
             self._watcher.wait()
 
 
-def _settings(data: Path, maxmemory_bytes: int | None, appendonly: bool, extra: Mapping[str, str]) -> dict[str, str]:
-    """redis.conf for a private server; ``extra`` has the last word."""
+def _settings(
+    build: Build, data: Path, maxmemory_bytes: int | None, password: str, *, appendonly: bool
+) -> dict[str, str]:
+    """Return the redis.conf of a private server."""
     return {
         "bind": "127.0.0.1",
         "dir": '"' + str(data).replace("\\", "\\\\").replace('"', '\\"') + '"',
@@ -242,13 +283,14 @@ def _settings(data: Path, maxmemory_bytes: int | None, appendonly: bool, extra: 
         "rdbcompression": "no",  # dense tensors: seconds spent for nothing
         "appendonly": "yes" if appendonly else "no",
         "client-query-buffer-limit": "1gb",  # bounds the queued arguments of one MULTI
-        **extra,
+        **({"requirepass": password} if password else {}),
+        **(_PROTECTED if int(build.version.partition(".")[0]) >= _PROTECTED_SINCE else _UNNAMED),
     }
 
 
 def _make_folder(data: Path) -> None:
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ServerUnsuitable(f"cannot keep the server's files in {data}: {error.strerror}; name a folder") from None
 
