@@ -66,6 +66,14 @@ class Block:
         every = np.arange(self.first, self.end, dtype=np.int64)
         return np.delete(every, np.asarray(self.holes, dtype=np.int64) - self.first) if self.holes else every
 
+    def moved(self, first: int) -> Block:
+        """Return a copy that begins at another offset, in memory of its own."""
+        columns = [
+            Column(column.spec, column.values.copy(), None if column.shapes is None else column.shapes.copy())
+            for column in self.columns
+        ]
+        return Block(first, self.count, columns, [hole - self.first + first for hole in self.holes])
+
     def tail(self, offset: int) -> Block:
         """What of this block lies at or after ``offset``, an offset from ``first`` to ``end``."""
         skip = int(np.searchsorted(self.offsets(), offset))

@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import EpochAbandoned
 from penstock_common.stream.entries import index_ends
 from penstock_common.stream.link.commands import Client, is_script_error, run_script
-from penstock_common.stream.lua.epochs import CLOSE_AS_COMMITTED, FINISH_FEED_SHARD, TAKE_SHARD
+from penstock_common.stream.lua.epochs import CLOSE_AS_COMMITTED, FINISH_FEED_SHARD, RETAKE_SHARD, TAKE_SHARD
 from penstock_common.stream.manifest import (
     ABANDONED,
     OPEN,
@@ -60,6 +60,16 @@ def _take_shard(client: Client, stream: Stream, manifest: Manifest) -> FeedShard
     token = secrets.token_hex(6)
     shard = int(run_script(client, TAKE_SHARD, [stream.keys.manifest(manifest.epoch)], [token]))
     return FeedShard(manifest, shard, token) if shard >= 0 else None
+
+
+def retake_shard(client: Client, stream: Stream, manifest: Manifest, shard: int, token: str) -> bool:
+    """Say again that a writer has a shard, to a server that may have come back from before it was taken.
+
+    Without this the epoch would be completed without the shard. The number may have been given to another writer
+    meanwhile: then the first to commit keeps it. Returns False where the epoch has no place for the shard any more.
+    """
+    keys = [stream.keys.manifest(manifest.epoch)]
+    return bool(run_script(client, RETAKE_SHARD, keys, [manifest.id, token, shard]))
 
 
 def is_sealed(client: Client, stream: Stream, epoch: int) -> bool:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +39,13 @@ from penstock_common.stream.entries import (
     read_commit,
     read_look,
 )
+from penstock_common.stream.feeds import retake_shard
 from penstock_common.stream.link.channel import Channel
 from penstock_common.stream.link.commands import Arg, Client, Key, run_script_on
 from penstock_common.stream.link.connection import open_channel
-from penstock_common.stream.manifest import Manifest
+from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.servers.durability import Durability, await_safety, touch_command
-from penstock_common.stream.streams import Stream, require_there
+from penstock_common.stream.streams import Stream, is_released, require_there
 from penstock_common.waiting import Notify, Outage, Wait, to_stderr
 from penstock_producer.writing.lane import open_lane, place_block
 from penstock_producer.writing.lasting import Lasting
@@ -54,7 +55,7 @@ from penstock_producer.writing.sealing import Sealing
 
 
 class ShardTaken(ShardMismatch):
-    """A shard has records of another writer: the server came back without what it had been told."""
+    """A shard is another writer's now: the server came back from before it was taken."""
 
 
 @dataclass(slots=True)
@@ -104,6 +105,10 @@ class Committer:
         self._unsafe = Wait(notify, clock=clock)
         """Since that is so."""
         self._outage = Outage(notify, doing="writing", clock=clock)
+        self._confirmed = 0
+        """The offset after the last sample that the server said to be committed."""
+        self._is_taken = False
+        """Whether the epoch went on without this writer's shard."""
         try:
             self._begin()
         except ServerUnavailable as error:
@@ -112,8 +117,25 @@ class Committer:
 
     @property
     def position(self) -> int:
-        """The offset after the last committed one, as last seen."""
-        return self._progress.end
+        """The offset after the last committed one, as last seen; of another writer's shard, after this one's last."""
+        return self._confirmed if self._is_anothers else self._progress.end
+
+    @property
+    def _is_anothers(self) -> bool:
+        return self._is_taken or self._progress.writer not in (None, self._token)
+
+    def unconfirmed(self) -> list[tuple[Block, Mapping[int, str]]]:
+        """Return what was sent to a shard that is another writer's, for this writer's next shard.
+
+        Raises ShardMismatch where the server had confirmed samples of this writer there: they are gone.
+        """
+        if self._confirmed:
+            raise ShardMismatch(
+                f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} is not this writer's "
+                f"any more: the server lost data, and with it {self._confirmed} samples that it had confirmed; start "
+                "again, and write what is missing"
+            )
+        return [] if self._sent is None else [(self._sent.block, self._sent.bad)]
 
     def place(self, count: int) -> NDArray[np.uint8] | None:
         """Memory of a segment for the columns of at most so many samples; None: make the block anywhere."""
@@ -177,8 +199,8 @@ class Committer:
                 self._sent = sent if sent.replies else None
                 return True
         except ServerUnavailable as error:
+            before.replies = 0  # its answers will not come; what is committed is looked at
             self._reconnect(error)
-            self._sent = None  # its answers will not come; what is committed was looked at
         except BaseException:
             self._channel.close()  # with answers under way: of no use to anyone
             raise
@@ -250,15 +272,11 @@ class Committer:
     def _missing_part(self, block: Block) -> Block | None:
         end = self._progress.end
         if self._progress.state != self._manifest.live_state.encode():
-            require_there(self._client, self._stream)
-            raise EpochAbandoned(
-                f"epoch {self._manifest.epoch} of {self._stream.name!r} takes no more samples "
-                f"(it is {self._progress.state.decode().partition(':')[0] or 'released'})"
-            )
-        if self._progress.writer not in (None, self._token):
+            self._refuse_state(self._progress.state.decode())
+        if self._is_anothers:
             raise ShardTaken(
-                f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} has records of another "
-                "writer: the server lost data and gave the shard out again"
+                f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} is another writer's: "
+                "the server lost data and gave the shard out again"
             )
         if end < block.first:
             raise ShardMismatch(
@@ -268,6 +286,23 @@ class Committer:
         if end >= block.end:
             return None
         return block if end == block.first else block.tail(end)
+
+    def _refuse_state(self, state: str) -> NoReturn:
+        """The epoch takes nothing more, or is not the one that it was."""
+        require_there(self._client, self._stream)
+        word, _, manifest_id = state.partition(":")
+        name = f"epoch {self._manifest.epoch} of {self._stream.name!r}"
+        if manifest_id == self._manifest.id or not self._is_epoch_lost():
+            raise EpochAbandoned(f"{name} takes no more samples (it is {word or 'released'})")
+        is_new = "; another one has its number since" if manifest_id else ""
+        error = ShardTaken if self._token else EpochAbandoned
+        raise error(f"{name} is gone: the server came back from before it was opened{is_new}; start again")
+
+    def _is_epoch_lost(self) -> bool:
+        """Whether the epoch is neither there nor released; a release takes the manifest last."""
+        found = find_manifest(self._client, self._stream, self._manifest.epoch)
+        is_there = found is not None and found.id == self._manifest.id
+        return not is_there and not is_released(self._client, self._stream, self._manifest.epoch)
 
     def _stored(self, block: Block) -> Fields | None:
         """The entry's fields; with segments the payload is in one of them then. None where the disk is full."""
@@ -323,6 +358,7 @@ class Committer:
             live_state = self._manifest.live_state
             is_committed, self._progress = read_commit(outcome[-1], sent.block, live_state, self._token)
             if is_committed:
+                self._confirmed = self._progress.end
                 self._lacks(self._durability.shortfall(safety, self._client))
             return is_committed
         if any(is_out_of_memory(reply) for reply in replies):
@@ -381,6 +417,9 @@ class Committer:
             self._outage.bear(error)
             try:
                 self._begin()
+                if self._token:
+                    where = self._client, self._stream, self._manifest, self._shard
+                    self._is_taken = not retake_shard(*where, self._token)
                 break
             except ServerUnavailable as again:
                 error = again

@@ -44,7 +44,7 @@ def prepare_folder(client: Client, stream: Stream) -> None:
     """
     folder = segments_of(stream)
     if folder is not None and read_counters(client, stream)[0]:
-        folder.require_own()
+        folder.require()
     elif folder is not None:
         folder.make()
 
@@ -78,7 +78,7 @@ def open_lane(client: Client, stream: Stream, manifest: Manifest, shard: int) ->
         return None
     assert stream.spec is not None
     try:
-        folder.require_own()
+        folder.require()
     except SegmentsUnseen:
         require_there(client, stream)
         raise

@@ -8,13 +8,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock_common.errors import PenstockError, ShardMismatch
 from penstock_common.format.block import Block, NoneLeft, check_rows, columns_in
 from penstock_common.format.limits import MAX_HOLES, MAX_SHARD_SAMPLES
 from penstock_common.format.spec import Spec
-from penstock_producer.writing.commit import Committer
+from penstock_producer.writing.commit import Committer, ShardTaken
 from penstock_producer.writing.reserve import Reservation, require_fixed
 from penstock_producer.writing.rows import builder_of
 
@@ -22,6 +25,15 @@ LINGER_S = 1.0
 """A block begun this long ago is sent with the next write, so that trainers do not wait for it to be full. There is no
 timer: who writes and then pauses calls `flush`."""
 MAX_BLOCK_SAMPLES = 1 << 16
+
+
+class Slot(NamedTuple):
+    """A shard that a writer took."""
+
+    committer: Committer
+    shard: int
+    finish: Callable[[int], None]
+    """Declares it complete with so many samples."""
 
 
 class ShardWriter:
@@ -38,11 +50,15 @@ class ShardWriter:
         most: int = MAX_SHARD_SAMPLES,
         finish: Callable[[int], None],
         clock: Callable[[], float] = time.monotonic,
+        take_another: Callable[[], Slot] | None = None,
     ) -> None:
-        """``most``: of samples, where no ``size`` is planned."""
+        """``most``: of samples, where no ``size`` is planned.
+
+        ``take_another`` takes a new shard where this one turns out to be another writer's; None: then it is an error.
+        """
         self._committer = committer
         self._spec = spec
-        self._builder = builder_of(spec, block_bytes, MAX_BLOCK_SAMPLES, committer.place)
+        self._builder = builder_of(spec, block_bytes, MAX_BLOCK_SAMPLES, self._place)
         self._shard = shard
         self._size = size
         self._limit = most if size is None else size
@@ -54,7 +70,8 @@ class ShardWriter:
         """Of the block being gathered."""
         self._builder.left = self._limit - self._first
         self._bad: dict[int, str] = {}
-        self._uncommitted: deque[tuple[Block, dict[int, str]]] = deque()
+        self._take_another = take_another
+        self._uncommitted: deque[tuple[Block, Mapping[int, str]]] = deque()
         """Ended, and refused by a committer that found no room or no server: kept, or the shard would have a gap."""
         self._due = clock() + LINGER_S
         """When the block being gathered is sent though it is not full."""
@@ -62,6 +79,9 @@ class ShardWriter:
         """Samples that are being made in place."""
         self.bytes_written = 0
         """Payload bytes handed to the committer by this writer."""
+
+    def _place(self, count: int) -> NDArray[np.uint8] | None:
+        return self._committer.place(count)
 
     @property
     def position(self) -> int:
@@ -167,15 +187,41 @@ class ShardWriter:
             self._uncommitted.append((block, bad))
         self.is_over, self._builder.left = self._first >= self._limit, 0
         while self._uncommitted:
-            self._committer.commit(*self._uncommitted[0])
-            self._uncommitted.popleft()
+            try:
+                self._committer.commit(*self._uncommitted[0])
+            except ShardTaken as error:
+                self._move(error)
+            else:
+                self._uncommitted.popleft()
         self._builder.left = 0 if self._reserved else self._limit - self._first
         self._due = self._clock() + LINGER_S
 
     def settle(self) -> None:
         """Flushes, and returns once everything is committed."""
-        self.flush()
-        self._committer.settle()
+        while True:
+            self.flush()
+            try:
+                return self._committer.settle()
+            except ShardTaken as error:
+                self._move(error)
+
+    def _move(self, error: ShardTaken) -> None:
+        """Goes on in a new shard with what is not committed, under the identities that come next there.
+
+        Raises the error where no other shard may be taken, and ShardMismatch where the server lost what it confirmed.
+        What fails on the way may be tried again.
+        """
+        if self._take_another is None:
+            raise error
+        blocks, before = [*self._committer.unconfirmed(), *self._uncommitted], self._committer
+        self._committer, self._shard, self._finish = self._take_another()
+        at = self._committer.position
+        self._uncommitted.clear()
+        for block, bad in blocks:  # copied: their memory may be that of a segment which is given back
+            self._uncommitted.append((block.moved(at), {at + o - block.first: why for o, why in bad.items()}))
+            at += block.end - block.first
+        self._first, self.is_over = at, False
+        before.close()
 
     def close(self) -> None:
         """Commits the rest and declares the shard complete; raises ShardMismatch if fewer samples came than planned."""

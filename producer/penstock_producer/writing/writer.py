@@ -35,7 +35,7 @@ from penstock_producer.writing.commit import Committer
 from penstock_producer.writing.lane import prepare_folder, require_capacity
 from penstock_producer.writing.lasting import Lasting
 from penstock_producer.writing.reserve import Reservation
-from penstock_producer.writing.shard import ShardWriter
+from penstock_producer.writing.shard import ShardWriter, Slot
 
 SHARD_SAMPLES = 1 << 20
 """A shard's limit; with one partition an unplanned epoch needs no more shards than this."""
@@ -168,16 +168,30 @@ class Writer:
             self._end_feed()
         if self._feed is None:
             self.require_spec(sample)
-            manifest, shard, token = join_feed(self._client, self.stream)
-            self._feed_epoch, self._feed_count = manifest.epoch, 0
-
-            def finish(_: Committer, size: int) -> None:
-                finish_feed_shard(self._client, self.stream, manifest, shard, size)
-                self.make_safe()
-
-            self._feed = self._shard_writer(manifest, shard, None, SHARD_SAMPLES, finish, token)
-            self._stretch_bytes, self._looked_at = self.stream.partition_budget * FEED_SHARE, 0
+            self._feed = self._shard_writer(self._take_slot(), None, SHARD_SAMPLES, take_another=self._take_another)
+            self._stretch_bytes = self.stream.partition_budget * FEED_SHARE
         return self._feed
+
+    def _take_slot(self) -> Slot:
+        """The next shard of the feed."""
+        manifest, shard, token = join_feed(self._client, self.stream)
+        committer = self._committer(manifest, shard, token)
+        self._feed_epoch, self._feed_count, self._looked_at = manifest.epoch, 0, 0
+
+        def finish(size: int) -> None:
+            finish_feed_shard(self._client, self.stream, manifest, shard, size)
+            self.make_safe()
+
+        return Slot(committer, shard, finish)
+
+    def _take_another(self) -> Slot:
+        """The same, for a writer whose shard the server gave to another one."""
+        slot = self._take_slot()
+        self._notify(
+            f"the server of {self.stream.name!r} came back from before this writer took its shard, and another writer "
+            f"has that now: this one goes on in shard {slot.shard} of epoch {self._feed_epoch}"
+        )
+        return slot
 
     def _is_stretch_over(self, feed: ShardWriter) -> bool:
         if feed.position >= SHARD_SAMPLES - MAX_STEP or feed.bytes_written > self._stretch_bytes:
@@ -213,26 +227,30 @@ class Writer:
         if manifest.sizes is None:
             reserve_shard(self._client, self.stream, manifest.epoch, shard)
 
-        def finish(committer: Committer, size: int) -> None:
+        committer = self._committer(manifest, shard)
+
+        def finish(size: int) -> None:
             finish_shard(self._client, self.stream, manifest, shard, size, committer.run_script)
             self._lasting.turns.end(manifest.epoch, shard)
             self.make_safe()
 
-        return self._shard_writer(manifest, shard, size, most, finish)
+        return self._shard_writer(Slot(committer, shard, finish), size, most)
 
-    def _shard_writer(
-        self, manifest: Manifest, shard: int, size: int | None, most: int, finish: Any, token: str = ""
-    ) -> ShardWriter:
-        assert self.stream.spec is not None
-        committer = Committer(
+    def _committer(self, manifest: Manifest, shard: int, token: str = "") -> Committer:
+        return Committer(
             self._client, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
             fast=self._fast, notify=self._notify, should_stop=self.should_stop, lasting=self._lasting,
             token=token,
         )  # fmt: skip
+
+    def _shard_writer(
+        self, slot: Slot, size: int | None, most: int, *, take_another: Callable[[], Slot] | None = None
+    ) -> ShardWriter:
+        assert self.stream.spec is not None
         block_bytes = min(self.stream.block_bytes, largest_block(self.stream.partition_budget))
         return ShardWriter(
-            committer, self.stream.spec, block_bytes=block_bytes, shard=shard, size=size, most=most,
-            finish=lambda size: finish(committer, size),
+            slot.committer, self.stream.spec, block_bytes=block_bytes, shard=slot.shard, size=size, most=most,
+            finish=slot.finish, take_another=take_another,
         )  # fmt: skip
 
     @property

@@ -59,6 +59,22 @@ def test_a_finished_block_stays_whole_while_the_next_one_fills() -> None:
     assert block.columns[0].values.tolist() == [[1.0, 1.0]]
 
 
+def test_a_moved_block_is_the_same_samples_elsewhere_in_memory_of_its_own() -> None:
+    """Its arrays may lie in a segment that is given back while the block still waits to be committed."""
+    spec = Spec.of({"x": ("int32", (2,)), "r": ("int32", (None,)), "b": ("bytes", ())})
+    builder = BlockBuilder(spec, 1 << 20, 100)
+    for number in range(3):
+        builder.add({"x": np.full(2, number, np.int32), "r": np.arange(number, dtype=np.int32), "b": b"%d" % number})
+    block = builder.finish(10, [11, 14])
+    moved = block.moved(100)
+    assert (moved.first, moved.count, moved.end, moved.holes) == (100, 3, 105, [101, 104])
+    assert moved.offsets().tolist() == [100, 102, 103]
+    for before, after in zip(block.columns, moved.columns, strict=True):
+        assert np.array_equal(before.values, after.values)
+        assert not np.shares_memory(before.values, after.values)
+        assert after.shapes is None or not np.shares_memory(before.shapes, after.shapes)
+
+
 def test_a_block_is_full_at_its_target_or_its_number_of_samples() -> None:
     """Entries of 100-600 kB are what the server is fastest at."""
     assert BlockBuilder(PAIR, 160, 1000).capacity == 10

@@ -19,6 +19,7 @@ from tests.common.stream.audited import (
     append,
     audited,
     entry_of,
+    everything,
     fill,
     partition_of,
     rewrite_index,
@@ -152,6 +153,17 @@ def test_a_forged_index_record_is_named_and_takes_no_memory(any_url: str, any_cl
     parts = [part for field in forged.items() for part in field]
     any_client.execute_command("XADD", partition_of(any_client).index(0, 1), end, *parts)
     the_finding(audited(any_url), f"shard 1: the index record {end} is none that a producer writes")
+
+
+def test_a_shard_with_two_writers_is_named(any_url: str, any_client: redis.Redis) -> None:
+    """Writers of an older version take each other's blocks for their own after a failover; the counts all agree."""
+    with writer(any_url) as feed:
+        for number in range(24):
+            feed.write(sample(number))
+    (token,) = {fields[b"w"] for _, fields in everything(any_client, partition_of(any_client).index(0, 0))}
+    assert audited(any_url).is_clean
+    rewrite_index(any_client, 0, {16: (b"w", b"0123456789ab")})
+    the_finding(audited(any_url), "shard 0 has records of 2 writers", "0123456789ab", token.decode())
 
 
 def test_an_index_record_that_is_none_is_one_error(any_url: str, any_client: redis.Redis) -> None:

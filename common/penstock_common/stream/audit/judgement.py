@@ -169,6 +169,13 @@ class _Judge:
         length = max(planned, end)
         if end > planned:
             self._find(f"shard {shard} is committed up to {end}, its manifest plans {planned}")
+        writers = sorted({record.writer for record in records if record.writer})
+        if len(writers) > 1:
+            named = ", ".join(writers[:RANGES_NAMED])
+            self._find(
+                f"shard {shard} has records of {len(writers)} writers ({named}): the server gave it out twice, and "
+                "samples of one of them may be missing"
+            )
         given_up = self._given_up(shard, length)
         covered = self._check_tiling(shard, records, given_up)
         if self._manifest.state == PRODUCED or shard in self._manifest.done:

@@ -111,6 +111,18 @@ redis.call('HSET', KEYS[1], 'w:' .. ARGV[1], shard)
 return shard
 """
 
+RETAKE_SHARD = """
+-- KEYS manifest | ARGV manifest_id token shard : a writer says again which shard it took, to a server that may have
+-- come back from before that. 0 where the epoch was removed, or completed without this shard.
+if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return 0 end
+if redis.call('HEXISTS', KEYS[1], 'w:' .. ARGV[2]) == 1 then return 1 end
+if redis.call('HGET', KEYS[1], 'state') ~= 'open' then return 0 end
+local taken = tonumber(redis.call('HGET', KEYS[1], 'next_shard') or '0')
+if taken <= tonumber(ARGV[3]) then redis.call('HSET', KEYS[1], 'next_shard', ARGV[3] + 1) end
+redis.call('HSET', KEYS[1], 'w:' .. ARGV[2], ARGV[3])
+return 1
+"""
+
 FINISH_FEED_SHARD = (
     GO_ON
     + NOTE_PRODUCED

@@ -1,0 +1,250 @@
+"""Writers of a feed, and a server that comes back a moment older: it gives out again what it had given out.
+
+The server is killed, and the end of its append-only file is cut off, as a power cut or a failover to a replica that
+lagged does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+
+from penstock_common.errors import PenstockError, ShardMismatch
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.manifest import load_manifest, retained_epochs
+from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_consumer.replaying.replay import Replay
+from penstock_producer.writing.writer import Writer
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, sample
+from tests.contracts.processes import child
+
+Fresh = Callable[..., EmbeddedServer]
+BLOCK = 10
+
+
+class Rollback:
+    """A server whose newest writes can be taken away."""
+
+    def __init__(self, fresh_server: Fresh, folder: Path) -> None:
+        self._start, self._folder = fresh_server, folder
+        self._server = self._started()
+        self._size = 0
+
+    def _started(self, port: int | None = None) -> EmbeddedServer:
+        extra = {"appendfsync": "always"}
+        return self._start(appendonly=True, directory=self._folder, port=port, extra=extra)
+
+    @property
+    def url(self) -> str:
+        """Of the server, before and after."""
+        return self._server.url
+
+    def client(self) -> redis.Redis:
+        """A raw client of the server that runs now."""
+        return redis.Redis.from_url(self.url)
+
+    def mark(self) -> None:
+        """What is written from now on will be lost."""
+        self._size = self._log().stat().st_size
+
+    def restart(self) -> None:
+        """A crash that loses what was written since the mark; the server comes back at the same address."""
+        self._server.kill()
+        os.truncate(self._log(), self._size)
+        self._server = self._started(self._server.port)
+
+    def _log(self) -> Path:
+        (log,) = [path for path in self._folder.rglob("*.aof") if ".base." not in path.name]
+        return log
+
+
+@pytest.fixture
+def rollback(fresh_server: Fresh, tmp_path: Path) -> Rollback:
+    """A server with an append-only file of its own."""
+    return Rollback(fresh_server, tmp_path)
+
+
+def feeder(url: str) -> Writer:
+    """A quiet writer of 't' with ten samples in a block."""
+    return Writer("t", url=url, spec=SPEC, block_bytes=BLOCK * SAMPLE_BYTES, notify=lambda _: None)
+
+
+def feed(writer: Writer, first: int, count: int) -> None:
+    """Writes so many numbered samples."""
+    for number in range(first, first + count):
+        writer.write(sample(number))
+
+
+def read_all(url: str, client: redis.Redis) -> list[int]:
+    """The numbers of all samples of all epochs, each of which must be complete, sorted."""
+    stream, found = open_stream(client, "t"), list[int]()
+    for epoch in retained_epochs(client, stream):
+        assert load_manifest(client, stream, epoch).state == "produced"
+        with Replay("t", url=url, epoch=epoch, batch_size=64) as replay:
+            found += numbers(replay)
+    return sorted(found)
+
+
+def require_all(rollback: Rollback, expected: list[int]) -> None:
+    """Written equals read, and the audit finds nothing."""
+    with rollback.client() as client:
+        assert read_all(rollback.url, client) == expected
+        report = audit_stream(client, "t")
+        assert report.is_clean, report.findings
+
+
+def test_a_shard_that_is_given_out_again_keeps_one_writer(rollback: Rollback) -> None:
+    """The second writer took the third one's blocks for its own: 1,300 samples were written, and 700 read."""
+    with feeder(rollback.url) as first:
+        feed(first, 0, 30)
+        first.flush()
+        rollback.mark()
+        second = feeder(rollback.url)
+        feed(second, 100, BLOCK - 1)  # a shard is taken, and nothing is sent
+        rollback.restart()
+        with feeder(rollback.url) as third:
+            feed(third, 1000, 700)
+            third.flush()
+            feed(second, 100 + BLOCK - 1, 600)
+            second.close()
+    require_all(rollback, [*range(30), *range(100, 100 + BLOCK - 1 + 600), *range(1000, 1700)])
+
+
+def test_a_batch_that_meets_another_writer_goes_on_in_a_new_shard_whole(rollback: Rollback) -> None:
+    """The refusal comes in the middle of the batch: its rows before and behind that belong to one shard."""
+    with feeder(rollback.url) as first:
+        feed(first, 0, 30)
+        first.flush()
+        rollback.mark()
+        second = feeder(rollback.url)
+        feed(second, 100, 3)
+        second.quarantine("a bad one")
+        rollback.restart()
+        with feeder(rollback.url) as third:
+            feed(third, 1000, 100)
+            third.flush()
+            ys = np.arange(103, 203)
+            second.write_batch({"x": np.repeat(ys[:, None], 4, axis=1).astype(np.float32), "y": ys})
+            second.close()
+    require_all(rollback, [*range(30), *range(100, 203), *range(1000, 1100)])
+    with rollback.client() as client:
+        assert audit_stream(client, "t").bad == 1
+
+
+def test_a_writer_whose_shard_was_forgotten_takes_it_again(rollback: Rollback) -> None:
+    """The epoch would be complete without the shard, and every reader would take its samples for strays."""
+    first = feeder(rollback.url)
+    feed(first, 0, 30)
+    first.flush()
+    rollback.mark()
+    with feeder(rollback.url) as second:
+        feed(second, 100, BLOCK - 1)
+        rollback.restart()
+        feed(second, 100 + BLOCK - 1, 50)
+        second.flush()
+        first.close()
+        feed(second, 200, 50)
+    require_all(rollback, [*range(30), *range(100, 100 + BLOCK - 1 + 50), *range(200, 250)])
+
+
+def test_a_writer_whose_epoch_went_on_without_it_writes_in_the_next(rollback: Rollback) -> None:
+    """It was silent while the others completed the epoch: nothing of it may go into a shard that nobody reads."""
+    first = feeder(rollback.url)
+    feed(first, 0, 30)
+    first.flush()
+    rollback.mark()
+    with feeder(rollback.url) as second:
+        feed(second, 100, BLOCK - 1)
+        rollback.restart()
+        first.close()
+        feed(second, 100 + BLOCK - 1, 50)
+    require_all(rollback, [*range(30), *range(100, 100 + BLOCK - 1 + 50)])
+
+
+def test_a_writer_whose_epoch_was_forgotten_writes_in_the_next(rollback: Rollback) -> None:
+    """The epoch's number is given out again: another writer's samples have the identities."""
+    with feeder(rollback.url) as first:
+        rollback.mark()
+        feed(first, 0, BLOCK - 1)
+        rollback.restart()
+        with feeder(rollback.url) as second:
+            feed(second, 100, 50)
+            second.flush()
+            feed(first, BLOCK - 1, 50)
+            first.flush()
+    require_all(rollback, [*range(BLOCK - 1 + 50), *range(100, 150)])
+
+
+def test_a_writer_that_lost_confirmed_samples_ends_by_an_error_and_harms_nobody(rollback: Rollback) -> None:
+    """It had been told that they are safe; and the shard, which is another writer's, is not its to complete."""
+    with feeder(rollback.url) as first:
+        feed(first, 0, 30)
+        first.flush()
+        rollback.mark()
+        second = feeder(rollback.url)
+        feed(second, 100, 40)
+        second.flush()
+        rollback.restart()
+        with feeder(rollback.url) as third:
+            feed(third, 1000, 70)
+            third.flush()
+            with pytest.raises(ShardMismatch, match="lost data, and with it 40 samples that it had confirmed"), second:
+                feed(second, 140, 60)
+            feed(third, 1070, 70)
+    with rollback.client() as client:
+        assert read_all(rollback.url, client) == [*range(30), *range(1000, 1140)]
+
+
+def feed_in_two_parts(url: str, first: str, before: str, after: str, go_on: str) -> None:
+    """A writer of its own process: samples, committed if they fill a block; and more once a file is there."""
+    said = "done"
+    try:
+        with feeder(url) as writer:
+            feed(writer, int(first), int(before))
+            if int(before) >= BLOCK:
+                writer.flush()
+            print("waits")
+            while not Path(go_on).exists():
+                time.sleep(0.01)
+            feed(writer, int(first) + int(before), int(after))
+    except PenstockError as error:
+        said = f"ended {type(error).__name__}: {error}"
+    print(said)
+
+
+@pytest.mark.parametrize("before", [BLOCK - 1, 600])
+def test_two_writers_and_a_restart_that_loses_a_second_lose_nothing_in_silence(
+    rollback: Rollback, tmp_path: Path, before: int
+) -> None:
+    """Processes, as they run: what is read is what was written, or who lost gets an error and the audit says so."""
+    go_on, at_once = tmp_path / "go on", tmp_path
+    with child(feed_in_two_parts, rollback.url, 0, 600, 600, go_on) as one:
+        assert one.line() == "waits"
+        rollback.mark()
+        with child(feed_in_two_parts, rollback.url, 10_000, before, 600, go_on) as two:
+            assert two.line() == "waits"
+            os.kill(two.process.pid, signal.SIGSTOP)  # it must not be the first to come back
+            rollback.restart()
+            with child(feed_in_two_parts, rollback.url, 20_000, 700, 700, at_once) as three:
+                assert three.rest() == ["waits", "done"]
+            os.kill(two.process.pid, signal.SIGCONT)
+            go_on.touch()
+            (said,) = two.finish()
+            assert one.rest() == ["done"]
+    kept = [*range(1200), *range(20_000, 21_400)]
+    with rollback.client() as client:
+        found, report = read_all(rollback.url, client), audit_stream(client, "t")
+    if before >= BLOCK:
+        assert said.startswith("ended ShardMismatch"), said
+        assert found == kept
+    else:
+        assert said == "done"
+        assert found == sorted([*kept, *range(10_000, 10_000 + before + 600)])
+        assert report.is_clean, report.findings
