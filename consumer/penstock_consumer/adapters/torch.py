@@ -27,6 +27,8 @@ UNSEEN = (
     "batches are read in worker processes, and nothing here sees which of them the training process is done with: "
     "iterate penstock.torch.acknowledging(DataLoader(...)), or use num_workers=0, which is the fast way"
 )
+FINISHED = "_iterator_finished"
+"""StatefulDataLoader's word, in its state, for a pass whose loop has seen the end."""
 Token = tuple[int, int]
 """The feed's token of a batch, and its epoch."""
 
@@ -231,6 +233,8 @@ class Acknowledging:
         self._shares = _shares_of(found.loader) if _checked_workers(batches) else None
         self._begun: tuple[Part, int, bool] | None = None
         """A pass prepared for a state that was asked for before the first batch."""
+        self._has_begun = False
+        """Whether worker processes were ever told what to read: from then on the DataLoader has a state of its own."""
 
     def __len__(self) -> int:
         """As of what it was made of."""
@@ -266,13 +270,23 @@ class Acknowledging:
             self.dataset.is_led = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the DataLoader if it has one, else of the dataset: the last batch the loop was given."""
+        """Return the DataLoader's state if it has one, else the dataset's: of the last batch that the loop was given.
+
+        A state that was loaded and not used yet is returned as it is.
+        """
         if not hasattr(self.batches, "state_dict"):
             return self.dataset.state_dict()
-        if self._shares is not None and self.dataset.part is None:
+        if self._shares is not None and (loaded := self._loaded()) is not None:
+            return dict(loaded)
+        if self._shares is not None and not self._has_begun:
             self._begun = self._begin(self._shares, is_first=True)
         found: dict[str, Any] = self.batches.state_dict()
         return found
+
+    def _loaded(self) -> Mapping[str, Any] | None:
+        """Return the state that a StatefulDataLoader was given for its next pass."""
+        state: Mapping[str, Any] | None = getattr(self.batches, "next_iter_state", None)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next pass is what was left of the one the state was taken in. Raises StateMismatch, ReplayTruncated."""
@@ -287,7 +301,9 @@ class Acknowledging:
         mine, is_empty = feed.running, True
         try:
             while not self.dataset.is_told_of_the_end():
-                begun, self._begun = self._begun or self._begin(shares, is_first=is_empty), None
+                begun, self._begun = self._begun, None
+                if begun is None or self._loaded() is not None:
+                    begun = self._begin(shares, is_first=is_empty)
                 if begun is None:
                     return
                 part, last, is_resumed = begun
@@ -310,24 +326,26 @@ class Acknowledging:
 
         The state's own position may be earlier: a StatefulDataLoader skips what it gave since its last snapshot.
         """
-        state = _share_states(getattr(self.batches, "next_iter_state", None))
-        part, position = self._resumed(shares, state) if state else (None, 0)
+        loaded = self._loaded()
+        states = _share_states(loaded)
+        has_ended = bool(states) and _has_ended(loaded, states)
+        part, position = self._resumed(shares, states, has_ended=has_ended) if states else (None, 0)
         is_resumed = part is not None
         if part is None:
             part = shares.begin(is_first=is_first)
             position = 0 if part is None else part.start
-        self.dataset.part, self.dataset.identity = part, shares.identity
+        if has_ended:  # StatefulDataLoader would start workers on the ended epoch, only to stop them
+            self.batches.next_iter_state = None
+        self.dataset.part, self.dataset.identity, self._has_begun = part, shares.identity, True
         return None if part is None else (part, position, is_resumed)
 
-    def _resumed(self, shares: Shares, states: list[Mapping[str, Any]]) -> tuple[Part | None, int]:
-        """The part whose shares these states are of; None where they had reached its end."""
+    def _resumed(self, shares: Shares, states: list[Mapping[str, Any]], *, has_ended: bool) -> tuple[Part | None, int]:
+        """Return the part whose shares these states are of, and the position; None where its pass had ended."""
         epoch, start = int(states[0]["epoch"]), int(states[0]["start"])
-        steps = sum(int(state["done"]) for state in states)
-        is_over = all(state["is_over"] for state in states)
-        position = start + steps * shares.step
-        where = {"epoch": epoch + 1, "position": 0} if is_over else {"epoch": epoch, "position": position}
+        position = start + sum(int(state["done"]) for state in states) * shares.step
+        where = {"epoch": epoch + 1, "position": 0} if has_ended else {"epoch": epoch, "position": position}
         self.dataset.loader.load_state_dict({**states[0]["of"], **where})
-        return (None, 0) if is_over else (shares.part(epoch, start), position)
+        return (None, 0) if has_ended else (shares.part(epoch, start), position)
 
 
 def _checked_workers(batches: Any) -> int:
@@ -349,6 +367,14 @@ def _shares_of(loader: Loader | Mixture) -> Shares:
             "which is the fast way: batches arrive decoded, and every loader reads ahead in a thread"
         )
     return Shares(loader)
+
+
+def _has_ended(loaded: Any, states: list[Mapping[str, Any]]) -> bool:
+    """Return whether the loop had seen the end of the pass that a StatefulDataLoader's state was taken in.
+
+    The workers' own states need not say so: StatefulDataLoader keeps those that came with the last batch.
+    """
+    return bool(loaded.get(FINISHED)) or all(state["is_over"] for state in states)
 
 
 def _share_states(state: Any) -> list[Mapping[str, Any]]:

@@ -21,6 +21,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.link.connection import connect
 from tests.contracts.adapter import report_until_killed
+from tests.contracts.feed import sample
 from tests.contracts.ordered import plan, planned_writer, rank_of, write_shards
 from tests.contracts.processes import child
 
@@ -236,6 +237,106 @@ def test_a_state_goes_on_exactly_where_it_was_taken(way: str, any_url: str) -> N
             assert batches.state_dict().keys() == states[steps].keys()
             rest = [whole[0][steps:]] if steps < 14 else []
             assert [labels(batches) for _ in range(len(rest) + 1)] == [*rest, whole[1]]
+
+
+EPOCH = 1000
+"""Sample p of epoch e is e * EPOCH + p, where a test has to tell one epoch from another."""
+
+
+def plan_epochs(url: str, count: int) -> None:
+    """Writes epochs of which no two have a sample in common."""
+    with planned_writer(url) as writer:
+        for number in range(count):
+            epoch = writer.epoch(sizes=list(SIZES))
+            for shard, size in enumerate(SIZES):
+                start = number * EPOCH + sum(SIZES[:shard])
+                with epoch.shard(shard) as one:
+                    for label in range(start, start + size):
+                        one.write(sample(label))
+
+
+def numbers_of(epoch: int) -> list[int]:
+    """What a whole pass over an epoch of `plan_epochs` gives."""
+    return list(range(epoch * EPOCH, epoch * EPOCH + sum(SIZES)))
+
+
+def one_pass(batches: Any) -> list[int]:
+    """The numbers of the samples that one pass gives."""
+    return [number for one in labels(batches) for number in one]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_state_taken_after_the_loop_begins_the_next_epoch(way: str, any_url: str) -> None:
+    """The usual checkpoint is written at the end of an epoch: resuming from it must not train on that epoch again."""
+    plan_epochs(any_url, 3)
+    states = []
+    with rank_of(any_url) as loader:
+        batches = WAYS[way](loader)
+        for epoch in range(2):
+            assert one_pass(batches) == numbers_of(epoch)
+            states.append(json.loads(json.dumps(batches.state_dict())))
+    for epoch, state in enumerate(states, 1):
+        with rank_of(any_url) as loader:
+            batches = WAYS[way](loader)
+            batches.load_state_dict(state)
+            assert [one_pass(batches) for _ in range(epoch, 3)] == [numbers_of(number) for number in range(epoch, 3)]
+    assert positions(any_url) == [sum(SIZES)] * 3
+
+
+@pytest.mark.parametrize("kind", [DataLoader, stateful.StatefulDataLoader])
+def test_a_state_with_the_last_batch_leaves_an_empty_pass_and_then_the_next_epoch(kind: Any, any_url: str) -> None:
+    """A loop over epochs counts its passes: the pass that was under way ends, though it has nothing left to give."""
+    plan_epochs(any_url, 2)
+    with rank_of(any_url) as loader:
+        batches = made(loader, 2, kind)
+        for _ in batches:
+            state = batches.state_dict()
+    with rank_of(any_url) as loader:
+        batches = made(loader, 2, kind)
+        batches.load_state_dict(state)
+        assert one_pass(batches) == []
+        after = batches.state_dict()
+        assert one_pass(batches) == numbers_of(1)
+        batches.load_state_dict(after)
+        assert one_pass(batches) == numbers_of(1)
+
+
+def test_a_state_after_the_last_epoch_waits_for_no_producer(any_url: str) -> None:
+    """The checkpoint at the end of a training, or while the next epoch is being made, must be there at once."""
+    plan_epochs(any_url, 1)
+    with rank_of(any_url, timeout_s=30) as loader:
+        batches = made(loader, 2, stateful.StatefulDataLoader)
+        assert one_pass(batches) == numbers_of(0)
+        loader._timeout_s = 0.1
+        state = batches.state_dict()
+    with rank_of(any_url) as loader:
+        batches = made(loader, 2, stateful.StatefulDataLoader)
+        batches.load_state_dict(state)
+        loader._timeout_s = 0.1
+        assert batches.state_dict() == state
+        loader._timeout_s = 30
+        with planned_writer(any_url) as writer:
+            write_shards(writer.epoch(sizes=list(SIZES)), range(len(SIZES)), SIZES, frozenset())
+        assert one_pass(batches) == list(range(sum(SIZES)))
+
+
+def test_a_loaded_state_counts_more_than_one_that_was_asked_for_before(any_url: str) -> None:
+    """Frameworks look at a fresh loader's state before they load the checkpoint's into it."""
+    plan_epochs(any_url, 2)
+    with rank_of(any_url) as loader:
+        batches = made(loader, 2, stateful.StatefulDataLoader)
+        for steps, _ in enumerate(batches, 1):
+            if steps == 5:
+                state = batches.state_dict()
+    with rank_of(any_url) as loader:
+        batches = made(loader, 2, stateful.StatefulDataLoader)
+        fresh = batches.state_dict()
+        batches.load_state_dict(state)
+        assert batches.state_dict() == state
+        assert [one_pass(batches), one_pass(batches)] == [numbers_of(0)[40:], numbers_of(1)]
+        batches.load_state_dict(fresh)
+        assert one_pass(batches) == numbers_of(1)
 
 
 def train_with_checkpoints(url: str, file: str, workers: str, stop: str) -> None:
