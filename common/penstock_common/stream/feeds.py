@@ -6,6 +6,7 @@ Also an operator's closing of an epoch as it stands. Planned epochs are ``manife
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from typing import NamedTuple
 
 from redis.exceptions import ResponseError
@@ -18,6 +19,7 @@ from penstock_common.stream.manifest import (
     ABANDONED,
     OPEN,
     Manifest,
+    NumberTaken,
     begun_shards,
     find_manifest,
     load_manifest,
@@ -48,8 +50,11 @@ def join_feed(client: Client, stream: Stream) -> FeedShard:
             manifest = open_epoch(client, stream, epoch, kind=FEED)  # its opener may have died half-way
             if (taken := _take_shard(client, stream, manifest)) is not None:
                 return taken
-    taken = _take_shard(client, stream, open_epoch(client, stream, kind=FEED))
-    return join_feed(client, stream) if taken is None else taken
+    with suppress(NumberTaken):  # by another writer of the feed, most likely: it is joined then
+        taken = _take_shard(client, stream, open_epoch(client, stream, kind=FEED))
+        if taken is not None:
+            return taken
+    return join_feed(client, stream)
 
 
 def _take_shard(client: Client, stream: Stream, manifest: Manifest) -> FeedShard | None:

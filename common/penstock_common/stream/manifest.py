@@ -27,7 +27,14 @@ from penstock_common.stream.link.commands import (
     run_script,
     run_scripts,
 )
-from penstock_common.stream.lua.epochs import FINISH_SHARD, OPEN_EPOCH, RESERVE_SHARD, SIZE_EPOCH, UNMAKE_EPOCH
+from penstock_common.stream.lua.epochs import (
+    FINISH_SHARD,
+    FORGET_MANIFEST,
+    OPEN_EPOCH,
+    RESERVE_SHARD,
+    SIZE_EPOCH,
+    UNMAKE_EPOCH,
+)
 from penstock_common.stream.lua.streams import BEGIN_MANIFEST, RESERVE_EPOCH
 from penstock_common.stream.streams import Stream, announce, deleted, is_released, read_counters, require_there
 
@@ -173,15 +180,16 @@ def open_epoch(
     """Opens the epoch (None = the next number) or finds it open; ``sizes`` also sizes it.
 
     Every step may be repeated, so a producer that died in between is simply started again. Raises EpochAbandoned,
-    or StreamConflict where the epoch exists with other sizes.
+    or StreamConflict where the epoch exists with other sizes, or where a new epoch's number is already in use.
     """
     keys = stream.keys
     if epoch is not None and not 0 <= epoch < MAX_NUMBER:
         raise EpochNotFound(f"epoch {epoch}: epochs are numbered from 0")
+    is_new = epoch is None
     epoch = _reserve_number(client, stream, epoch)
-    key = keys.manifest(epoch)
+    key, manifest_id = keys.manifest(epoch), secrets.token_hex(8)
     fields: dict[str, str | int] = {
-        "id": secrets.token_hex(8), "kind": kind, "seed": seed, "fingerprint": fingerprint, "done": 0,
+        "id": manifest_id, "kind": kind, "seed": seed, "fingerprint": fingerprint, "done": 0,
         "created_ms": time.time_ns() // 1_000_000, "state": OPEN,
     }  # fmt: skip
     flat = [part for field in fields.items() for part in field]
@@ -189,16 +197,29 @@ def open_epoch(
     if begun < 1:
         raise deleted(client, stream) if begun < 0 else _was_released(client, stream, epoch)
     manifest = load_manifest(client, stream, epoch)
+    if is_new and manifest.id != manifest_id:
+        raise _was_given_twice(stream, epoch, "another writer opened it")
     if manifest.state == ABANDONED:
         raise EpochAbandoned(f"epoch {epoch} of {stream.name!r} was abandoned: it takes no more samples")
-    _register(client, stream, manifest)
+    _register(client, stream, manifest, is_begun_here=manifest.id == manifest_id)
     announce(client, keys, OPEN, epoch)
     if sizes is not None:
         size_epoch(client, stream, manifest, sizes)
     return load_manifest(client, stream, epoch)
 
 
-def _register(client: Client, stream: Stream, manifest: Manifest) -> None:
+class NumberTaken(StreamConflict):
+    """A new epoch's number was given out before: the server came back from before it was."""
+
+
+def _was_given_twice(stream: Stream, epoch: int, why: str) -> NumberTaken:
+    return NumberTaken(
+        f"epoch number {epoch} of {stream.name!r} was given out twice ({why}): the server came back without its newest "
+        "writes; start again, with the next number"
+    )
+
+
+def _register(client: Client, stream: Stream, manifest: Manifest, *, is_begun_here: bool) -> None:
     """Makes the epoch's keys in every partition, or none of them where it was released since the manifest was read.
 
     A release goes partition by partition and takes the manifest last but for its `x:` fields: whoever comes before it
@@ -207,7 +228,15 @@ def _register(client: Client, stream: Stream, manifest: Manifest) -> None:
     epoch = manifest.epoch
     made = [[p.roster, p.state(epoch), p.entries(epoch)] for p in stream.partitions]
     calls: list[Call] = [(names, [epoch, manifest.id]) for names in made]
-    is_whole = all(run_scripts(client, OPEN_EPOCH, calls))
+    try:
+        is_whole = all(run_scripts(client, OPEN_EPOCH, calls))
+    except ResponseError as error:
+        if not is_script_error(error, "epoch has another manifest"):
+            raise
+        if is_begun_here:  # else others use it
+            run_scripts(client, UNMAKE_EPOCH, calls)
+            run_script(client, FORGET_MANIFEST, [stream.keys.manifest(epoch), stream.keys.epochs], [manifest.id, epoch])
+        raise _was_given_twice(stream, epoch, "a partition has it under another manifest") from None
     flat = [stream.keys.manifest(epoch), stream.keys.epochs, *(name for names in made for name in names)]
     require_there(client, stream, flat)
     found = find_manifest(client, stream, epoch)
@@ -239,8 +268,10 @@ def _reserve_number(client: Client, stream: Stream, wanted: int | None) -> int:
 
 
 def _was_released(client: Client, stream: Stream, epoch: int) -> EpochNotFound:
-    following = read_counters(client, stream)[0]
-    return EpochNotFound(f"epoch {epoch} of {stream.name!r} was released; the next is {following}")
+    following, name = read_counters(client, stream)[0], f"epoch {epoch} of {stream.name!r}"
+    if following <= epoch:
+        return EpochNotFound(f"{name} is gone: the server came back without its newest writes; start again")
+    return EpochNotFound(f"{name} was released; the next is {following}")
 
 
 def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequence[int]) -> str:
@@ -290,14 +321,20 @@ def begun_shards(client: Client, stream: Stream, manifest: Manifest) -> range:
     return range(max(int(client.hget(stream.keys.manifest(manifest.epoch), "next_shard") or 0), len(manifest.shards())))
 
 
-def reserve_shard(client: Client, stream: Stream, epoch: int, shard: int) -> None:
+def reserve_shard(client: Client, stream: Stream, manifest: Manifest, shard: int) -> None:
     """Makes an open epoch know of a shard that its writer chose by number."""
-    run_script(client, RESERVE_SHARD, [stream.keys.manifest(epoch)], [shard])
+    run_script(client, RESERVE_SHARD, [stream.keys.manifest(manifest.epoch)], [manifest.id, shard])
 
 
-def abandon_epoch(client: Client, stream: Stream, epoch: int) -> None:
-    """Declares that the epoch will not be completed: partitions first, so that no late write slips in."""
-    manifest = load_manifest(client, stream, epoch)
+def abandon_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str | None = None) -> None:
+    """Declares that the epoch will not be completed: partitions first, so that no late write slips in.
+
+    ``manifest_id`` is the epoch's whose writer gives it up: another epoch that has the number since is left alone.
+    """
+    manifest = find_manifest(client, stream, epoch) if manifest_id else load_manifest(client, stream, epoch)
+    if manifest is None or manifest_id not in (None, manifest.id):
+        require_there(client, stream)
+        return
     for partition in stream.partitions:
         client.set(partition.state(epoch), f"abandoned:{manifest.id}", xx=True)  # not of one that is gone meanwhile
     with client.pipeline(transaction=True) as pipe:

@@ -225,7 +225,7 @@ class Writer:
         """The writer of one shard, at its progress; the stream must have a spec. ``most``: unless a size is planned."""
         size = None if manifest.sizes is None else manifest.shard_size(shard)
         if manifest.sizes is None:
-            reserve_shard(self._client, self.stream, manifest.epoch, shard)
+            reserve_shard(self._client, self.stream, manifest, shard)
 
         committer = self._committer(manifest, shard)
 
@@ -401,7 +401,7 @@ class EpochWriter:
         if self._current is not None:
             self._current.abort()
             self._current = None
-        abandon_epoch(self._writer.client, self._writer.stream, self.number)
+        abandon_epoch(self._writer.client, self._writer.stream, self.number, self._manifest.id)
         self._writer.make_safe()
 
     def refresh(self) -> Manifest:

@@ -44,6 +44,14 @@ redis.call('UNLINK', KEYS[3])
 return 1
 """
 
+FORGET_MANIFEST = """
+-- KEYS manifest epochs | ARGV manifest_id epoch : takes back a manifest that was begun and could not be registered
+if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return 0 end
+redis.call('UNLINK', KEYS[1])
+redis.call('HDEL', KEYS[2], ARGV[2])
+return 1
+"""
+
 NOTE_PRODUCED = """
 local function note_produced(manifest)
   local now = redis.call('TIME')
@@ -93,10 +101,10 @@ return state
 )
 
 RESERVE_SHARD = """
--- KEYS manifest | ARGV shard
-if redis.call('HEXISTS', KEYS[1], 'id') == 0 then return 0 end
+-- KEYS manifest | ARGV manifest_id shard
+if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return 0 end
 local taken = tonumber(redis.call('HGET', KEYS[1], 'next_shard') or '0')
-if taken <= tonumber(ARGV[1]) then redis.call('HSET', KEYS[1], 'next_shard', ARGV[1] + 1) end
+if taken <= tonumber(ARGV[2]) then redis.call('HSET', KEYS[1], 'next_shard', ARGV[2] + 1) end
 return 1
 """
 

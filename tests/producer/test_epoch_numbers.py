@@ -1,0 +1,100 @@
+"""Epoch numbers that a server gave out, forgot, and gives out again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock_common.errors import EpochAbandoned, StreamConflict
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import load_manifest, retained_epochs
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, produce, replayed, sample, stored, writer_of
+
+QUIET: dict[str, Any] = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES}
+
+
+def forget_epoch(client: Client, number: int) -> None:
+    """What a server does that comes back from before the epoch was opened."""
+    stream = open_stream(client, "t")
+    partition = stream.partitions[0]
+    client.delete(stream.keys.manifest(number), partition.state(number), partition.entries(number))
+    client.delete(partition.index(number, 0))
+    client.hdel(stream.keys.epochs, str(number))
+    client.hdel(partition.roster, f"e:{number}", f"b:{number}")
+    client.hset(stream.keys.meta, "next_epoch", number)
+
+
+def test_a_number_that_a_partition_has_under_another_manifest_leaves_no_open_epoch(
+    any_url: str, any_client: Client
+) -> None:
+    """A process that was opening it when the server went down registers it afterwards, and may die then.
+
+    The error was redis-py's, and trainers waited for ever in the epoch that nobody could write.
+    """
+    with writer_of(any_url, **QUIET) as writer:
+        roster = writer.stream.partitions[0].roster
+        any_client.hset(roster, "e:0", "forgotten")
+        with pytest.raises(StreamConflict, match="number 0 of 't' was given out twice"):
+            writer.epoch()
+        assert not retained_epochs(any_client, writer.stream)
+        assert not any_client.exists(writer.stream.keys.manifest(0))
+        assert any_client.hget(roster, "e:0") == b"forgotten"
+        with writer.epoch() as epoch:
+            epoch.write(sample(1))
+        assert epoch.number == 1
+    assert replayed(any_url, 1) == [1]
+
+
+def test_a_damaged_partition_does_not_take_a_running_epoch_away(any_url: str, any_client: Client) -> None:
+    """Only what was begun here and now is taken back: others may write the epoch."""
+    with writer_of(any_url, **QUIET) as writer:
+        epoch = writer.epoch(0, sizes=[4])
+        any_client.hset(writer.stream.partitions[0].roster, "e:0", "other")
+        with pytest.raises(StreamConflict):
+            writer.epoch(0, sizes=[4])
+        assert load_manifest(any_client, writer.stream, 0).id == epoch.manifest.id
+
+
+def test_a_new_epoch_is_never_one_that_another_writer_opened(any_url: str, any_client: Client) -> None:
+    """Both would write its shard 0, and each would take the other's samples for its own."""
+    produce(any_url, "t", 8)
+    stream = open_stream(any_client, "t")
+    any_client.hset(stream.keys.meta, "next_epoch", 0)
+    with writer_of(any_url, **QUIET) as writer:
+        with pytest.raises(StreamConflict, match="number 0 of 't' was given out twice"):
+            writer.epoch()
+        with writer.epoch() as epoch:
+            epoch.write(sample(99))
+    assert retained_epochs(any_client, stream) == {0: "produced", 1: "produced"}
+    assert replayed(any_url) == list(range(8))
+    assert replayed(any_url, 1) == [99]
+
+
+def test_a_feed_goes_on_past_a_number_that_is_in_use(any_url: str, any_client: Client) -> None:
+    """Nothing of a feed is lost by that, so there is nothing to tell its owner."""
+    produce(any_url, "t", 8)
+    stream = open_stream(any_client, "t")
+    any_client.hset(stream.keys.meta, "next_epoch", 0)
+    with writer_of(any_url, **QUIET) as writer:
+        writer.write(sample(99))
+    assert replayed(any_url, 1) == [99]
+
+
+def test_a_writer_of_a_forgotten_epoch_leaves_the_one_with_its_number_alone(any_url: str, any_client: Client) -> None:
+    """It gave up another writer's epoch when it ended by its error, and that writer's samples with it."""
+    with writer_of(any_url, **QUIET) as first, writer_of(any_url, **QUIET) as second:
+        forgotten = first.epoch()
+        forgotten.write(sample(0))
+        forgotten.flush()
+        forget_epoch(any_client, 0)
+        with second.epoch() as epoch:
+            assert epoch.number == 0
+            epoch.write(sample(100))
+            epoch.flush()
+            with pytest.raises(EpochAbandoned, match=r"gone.*another one has its number"), forgotten:
+                for number in range(1, 9):
+                    forgotten.write(sample(number))
+            epoch.write(sample(101))
+    assert stored(any_client, "t", 0).total() == 2
+    assert replayed(any_url) == [100, 101]
