@@ -244,6 +244,8 @@ def test_two_writers_and_a_restart_that_loses_a_second_lose_nothing_in_silence(
     if before >= BLOCK:
         assert said.startswith("ended ShardMismatch"), said
         assert found == kept
+        (lost,) = [finding for finding in report.findings if "the server lost its newest writes" in finding]
+        assert "600 samples that writer" in lost
     else:
         assert said == "done"
         assert found == sorted([*kept, *range(10_000, 10_000 + before + 600)])

@@ -40,7 +40,8 @@ def write(url: str, count: str, pause_s: str = "0.002", epochs: str = "1", outag
     try:
         with Writer("t", url=url, spec=SPEC, block_bytes=4 * SAMPLE_BYTES) as writer:
             for epoch in range(int(epochs)):
-                with writer.epoch(epoch, sizes=[int(count)]).shard(0) as shard:
+                # samples follow from their numbers, which is what a fingerprint says
+                with writer.epoch(epoch, sizes=[int(count)], fingerprint="numbers").shard(0) as shard:
                     while shard.position < int(count):
                         number = shard.position
                         shard.write({"x": payload(epoch, number), "epoch": epoch, "y": number})

@@ -224,14 +224,35 @@ def index_record(record_id: bytes, fields: dict[bytes, bytes]) -> Record:
     )
 
 
+def indexed_ids(client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int = 0) -> set[bytes]:
+    """Return the ids of the entries that a shard's index names beyond an offset, repaired or not."""
+    key = partition.index(epoch, shard)
+    with client.pipeline(transaction=False) as pipe:
+        pipe.xrange(partition.repairs(epoch, shard))
+        pipe.xrange(key, min=f"({after}-0", count=FIRST_PAGE)
+        repairs, page = pipe.execute()
+    repaired = {fields[b"e"] for _, fields in repairs}
+    return repaired | {record.entry_id for record in _base_records(client, key, page, FIRST_PAGE, "+")}
+
+
 def index_ends(client: Client, partition: PartitionKeys, epoch: int, shards: Iterable[int]) -> dict[int, int]:
     """Shard -> offsets committed, for the shards given, in one round trip."""
+    return {shard: end for shard, (end, _) in index_heads(client, partition, epoch, shards).items()}
+
+
+def index_heads(
+    client: Client, partition: PartitionKeys, epoch: int, shards: Iterable[int]
+) -> dict[int, tuple[int, str]]:
+    """Shard -> offsets committed, and the token of the feed's writer that committed last; in one round trip."""
     wanted = list(shards)
     with client.pipeline(transaction=False) as pipe:
         for shard in wanted:
             pipe.xrevrange(partition.index(epoch, shard), count=1)
-        replies: list[list[tuple[bytes, Any]]] = pipe.execute()
-    return {shard: _end_of(found[0][0]) if found else 0 for shard, found in zip(wanted, replies, strict=True)}
+        replies: list[list[tuple[bytes, dict[bytes, bytes]]]] = pipe.execute()
+    return {
+        shard: (_end_of(found[0][0]), found[0][1].get(b"w", b"").decode()) if found else (0, "")
+        for shard, found in zip(wanted, replies, strict=True)
+    }
 
 
 def read_group_command(

@@ -13,6 +13,7 @@ from penstock_common.errors import ServerUnavailable
 from penstock_common.pace import Pace
 from penstock_common.stream.groups.roster import Membership, beat
 from penstock_common.stream.link.commands import Client
+from penstock_common.stream.losses import Witness
 from penstock_common.stream.watching.paces import Teller, trainer_field
 from penstock_common.waiting import Outage
 from penstock_consumer.membership.parts import Idleness, said_of
@@ -27,10 +28,17 @@ class Pulse:
     """Beats from `start` to `stop`."""
 
     def __init__(
-        self, client: Client, who: Membership, lease_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        client: Client,
+        who: Membership,
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        witness: Witness | None = None,
     ) -> None:
+        """``witness``: who compares with a server that came back as another run."""
         self._client = client.impatient()  # a failure is borne here, not below
         self._who, self._lease_s, self._clock = who, lease_s, clock
+        self._witness = witness
         self.idle: Idleness | None = None
         self.pace: Pace | None = None
         """Of the training loop; told to whoever starts workers."""
@@ -60,7 +68,11 @@ class Pulse:
     def _run(self) -> None:
         while not self._stop.wait(min(self._lease_s / BEATS_PER_LEASE, LONGEST_BEAT_S)):
             try:
-                self._beat()
+                try:
+                    self._beat()
+                finally:  # also where it fails because the server lost this member
+                    if self._witness is not None:
+                        self._witness.check()
                 self._outage.over()
                 if self.pace is not None:
                     self._teller.tell(self.pace)

@@ -185,7 +185,7 @@ class SharedReading(Reading):
     def __init__(self, client: Client, who: Membership, options: Options) -> None:
         place = Place(client, who, notify=options.notify, fast=options.fast)
         place.join(options.start)
-        keeper = Keeper(client, who, place.holdings, options.lease_s, options.notify)
+        keeper = Keeper(client, who, place.holdings, options.lease_s, options.notify, witness=place.witness)
         _recover(keeper, client.patience, lambda: False)
         keeper.start()
         assert who.stream.spec is not None
@@ -275,7 +275,7 @@ class OrderedReading(Reading):
         place = OrderedPlace(client, who, notify=options.notify, fast=options.fast)
         place.quiet_ms = max(MIN_QUIET_MS, int(options.lease_s * 1000 / QUIET_PER_LEASE))
         place.join(options.start)
-        pulse = Pulse(client, who, options.lease_s)
+        pulse = Pulse(client, who, options.lease_s, witness=place.witness)
         pulse.start()
         assert who.stream.spec is not None
         arena = options.arena(who.stream.spec)

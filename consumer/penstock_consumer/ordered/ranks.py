@@ -60,6 +60,7 @@ class OrderedPlace(Place):
         force = start != "resume"
         floor = start if isinstance(start, int) else self._released_floor()
         self.first = self._enter(floor, force=force)
+        self._begin_to_witness()
         if force:
             roster = load_roster(self.client, self.stream.partitions[0])
             self.rewind(start if isinstance(start, int) else self._first_whole(roster), 0)
@@ -145,6 +146,10 @@ class OrderedPlace(Place):
         self._known[batch.epoch] = manifest
         with self._refusals():
             self._outbox.send(REPORT, *report_arguments(manifest, self.who, batch.position))
+        if all(span.lease.entry_id for span in batch.spans):
+            self.witness.acknowledged(manifest, batch.spans)
+        else:  # another process read it, and sent its rows without their entries
+            self.witness.reached(manifest, batch.position)
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:

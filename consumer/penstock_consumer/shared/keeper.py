@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from penstock_common.stream.entries import Keys, Pending, claim, list_held, list_overdue
 from penstock_common.stream.groups.roster import Membership, beat
 from penstock_common.stream.link.commands import Client
+from penstock_common.stream.losses import Witness
 from penstock_common.stream.manifest import ABANDONED
 from penstock_common.stream.removal.outlook import look_around
 from penstock_common.waiting import Notify
@@ -60,8 +61,9 @@ class Keeper(Pulse):
         lease_s: float,
         notify: Notify,
         clock: Callable[[], float] = time.monotonic,
+        witness: Witness | None = None,
     ) -> None:
-        super().__init__(client, who, lease_s, clock)
+        super().__init__(client, who, lease_s, clock, witness)
         self._holdings, self._notify = holdings, notify
         self._seen: dict[Key, Sighting] = {}
         self._lock = threading.Lock()

@@ -5,9 +5,10 @@ Everything the training loop's thread asks of the server; receiving is ``reader`
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupBusy, GroupFinished
+from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupBusy, GroupFinished, ServerUnavailable
 from penstock_common.stream.entries import has_unread, index_records, list_pending
 from penstock_common.stream.groups.forgetting import reset_group
 from penstock_common.stream.groups.ledger import owed_samples, uncovered
@@ -23,6 +24,7 @@ from penstock_common.stream.groups.roster import (
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.link.outbox import Outbox
+from penstock_common.stream.losses import Witness
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.ranges import format_ranges, parse_ranges
@@ -65,6 +67,8 @@ class Place:
     def __post_init__(self) -> None:
         self._outbox = Outbox(self.client, fast=self.fast, notify=self.notify)
         self._maps = maps_of_stream(self.stream)
+        by = f"member {self.who.group}/{self.who.member}"
+        self.witness = Witness(self.client.impatient(), self.stream, by, self.notify)
 
     @property
     def stream(self) -> Stream:
@@ -78,6 +82,12 @@ class Place:
             self._restart(start)
         floor = start if isinstance(start, int) else self._released_floor()
         self.first = join_group(self.client, self.who, first=floor, force=force)
+        self._begin_to_witness()
+
+    def _begin_to_witness(self) -> None:
+        """Learns which run of the server this member joined; the next beat does where this fails."""
+        with suppress(ServerUnavailable):
+            self.witness.check()
 
     def _released_floor(self) -> int:
         ranges = parse_ranges(read_counters(self.client, self.stream)[2])
@@ -179,6 +189,8 @@ class Place:
             if known is not None:
                 self._outbox.acknowledge(partition, known, self.who.group, due.ids, due.ranges)
             self.holdings.remove(number, batch.epoch, due.ids)
+        if known is not None:
+            self.witness.acknowledged(known, batch.spans)
 
     def owes(self, epoch: int) -> bool:
         """Whether this member still holds something of an epoch."""
@@ -293,6 +305,7 @@ class Place:
         """Hands back what is held and signs off."""
         try:
             self._outbox.flush()
+            self.witness.check()
         finally:
             self._outbox.close()
             self._maps = None

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from penstock.cli import Parser, add_stream, url_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.cli.console import Console
     from penstock_common.stream.audit.accounts import AuditReport, EpochAudit
     from penstock_common.stream.link.commands import Client
@@ -33,7 +35,8 @@ duplicate: an identity that stands in two entries.
 
 It ends with 0 only if nothing is lost, nothing is duplicate and nothing is unexplained: every finding is one line.
 Pending and unread samples are no fault, also when no member is left: they are handed out when the group comes back.
-Dead letters, deleted entries and entries that no producer committed are. Entries that retention removed after every
+Dead letters, deleted entries and entries that no producer committed are. So are samples that a server confirmed and
+then lost in a crash: writers and trainers that lived through it note them. Entries that retention removed after every
 group had settled them are not. Of an abandoned epoch nothing is owed to anyone.
 
 By default payloads stay in the server: ids and headers are compared. --deep fetches them and verifies checksums.
@@ -138,23 +141,40 @@ def print_report(report: AuditReport, console: Console) -> None:
     if len(report.findings) > SHOWN:
         console.line(f"found: {len(report.findings) - SHOWN} more, see --json")
     for epoch in report.epochs:
-        if epoch.trimmed:
-            what = f"{epoch.trimmed} entries were trimmed: every group that held data had settled them"
-            console.line(f"epoch {epoch.epoch}: {what}")
-        for name, group in epoch.groups.items():
-            if group.given_up:
-                what = f"group {name}: of the dead, {group.given_up} were given up by an operator"
-                console.line(f"epoch {epoch.epoch}: {what}")
+        for line in _remarks(epoch):
+            console.line(f"epoch {epoch.epoch}: {line}")
     if report.released:
         console.line(f"not audited: epochs {report.released} were released: no group that held data needed them")
+    for line in _advice(report):
+        console.line(line)
+    console.line(console.style(report.verdict, "bold", "green" if report.is_clean else "red"))
+
+
+def _remarks(epoch: EpochAudit) -> Iterator[str]:
+    """Return what is no fault, and worth knowing."""
+    if epoch.trimmed:
+        yield f"{epoch.trimmed} entries were trimmed: every group that held data had settled them"
+    for name, group in epoch.groups.items():
+        if group.given_up:
+            yield f"group {name}: of the dead, {group.given_up} were given up by an operator"
+    for loss in epoch.made_again:
+        yield f"the server had lost {loss}; they were made again"
+
+
+def _advice(report: AuditReport) -> Iterator[str]:
+    """Return what to do about what was found."""
+    name = report.stream
+    if lost := [str(epoch.epoch) for epoch in report.epochs if epoch.server_losses]:
+        yield (
+            f"to do: epoch {', '.join(lost)} is not what its trainers were given: produce it again as another epoch, "
+            f"or train on with what is there; `penstock epochs abandon {name} EPOCH` lets it go, and the note with it"
+        )
     if not report.is_clean:
-        name = report.stream
-        console.line(
+        yield (
             f"to mend: `penstock audit {name} --repair SOURCE...` makes lost samples again; "
             f"`penstock bad drop {name} EPOCH` goes on without; with an entry's id and --all-groups it deletes one "
             "that was forged"
         )
-    console.line(console.style(report.verdict, "bold", "green" if report.is_clean else "red"))
 
 
 def _rows(epoch: EpochAudit) -> list[tuple[object, ...]]:

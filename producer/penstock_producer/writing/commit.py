@@ -359,6 +359,7 @@ class Committer:
             is_committed, self._progress = read_commit(outcome[-1], sent.block, live_state, self._token)
             if is_committed:
                 self._confirmed = self._progress.end
+                self._lasting.witness.committed(self._manifest, self._shard, self._progress.end, self._token)
                 self._lacks(self._durability.shortfall(safety, self._client))
             return is_committed
         if any(is_out_of_memory(reply) for reply in replies):
@@ -406,6 +407,7 @@ class Committer:
     def _begin_on(self, channel: Channel) -> None:
         self._channel = channel
         try:
+            self._lasting.witness.check()  # before the shard goes on: what it lacks is named while nobody has filled it
             self._progress = self._look()
         except BaseException:
             channel.close()

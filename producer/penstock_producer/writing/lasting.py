@@ -1,15 +1,17 @@
 """What lasts from shard to shard of one writer, since making it anew for each costs more than a small shard.
 
-A connection that nobody uses just now, what the server said of its memory, which shards are known to be complete, what
-the janitors know to be gone, and the segments that are kept mapped.
+A connection that nobody uses just now, what the server said of its memory, which shards are known to be complete, how
+far each is committed, what the janitors know to be gone, and the segments that are kept mapped.
 """
 
 from __future__ import annotations
 
 import os
+from socket import gethostname
 
 from penstock_common.stream.link.channel import Channel
 from penstock_common.stream.link.commands import Client
+from penstock_common.stream.losses import Witness
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify
@@ -25,6 +27,7 @@ class Lasting:
         self.janitors = Janitors(client, stream, notify)
         self.headroom = Headroom(client)
         self.turns = Turns(client, stream)
+        self.witness = Witness(client, stream, f"writer {gethostname()}-{os.getpid()}", notify)
         self._maps = maps_of_stream(stream)
         self._spare: list[tuple[int, Channel]] = []
         """At most one, with the process whose it is: a forked child must not speak on its parent's."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from penstock_common.errors import PenstockError, ShardMismatch
+from penstock_common.errors import PenstockError, ServerUnavailable, ShardMismatch
 from penstock_common.format.spec import Spec, SpecLike
 from penstock_common.settings import Settings
 from penstock_common.stream.feeds import finish_feed_shard, is_sealed, join_feed
@@ -267,6 +268,8 @@ class Writer:
         """Ends the feed's epoch, if one was begun, and the connection."""
         self._end_feed()
         self._client.patience.seconds = 0  # nobody waits for tidying
+        with suppress(ServerUnavailable):
+            self._lasting.witness.check()
         self._tidying.stop()
         self._lasting.close()
         self._client.close()

@@ -10,6 +10,7 @@ from penstock_common.stream.audit.judgement import judge_epoch
 from penstock_common.stream.audit.survey import Survey, survey_partition
 from penstock_common.stream.groups.positions import starts_of
 from penstock_common.stream.link.commands import Client
+from penstock_common.stream.losses import Loss, losses_of_lost_epochs, noted_losses
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, load_manifest, retained_epochs
 from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import Stream, load_stream, read_counters
@@ -23,8 +24,19 @@ def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = No
     May run while the stream is written and read. Raises StreamNotFound, EpochNotFound.
     """
     found = load_stream(client, stream) if isinstance(stream, str) else stream
-    numbers = list(retained_epochs(client, found)) if epoch is None else [load_manifest(client, found, epoch).epoch]
-    audits = [audit for number in numbers if (audit := _audit_epoch(client, found, number, deep)) is not None]
+    lost = {n: losses for n, losses in losses_of_lost_epochs(client, found).items() if epoch in (None, n)}
+    if epoch is None:
+        numbers = sorted({*retained_epochs(client, found), *lost})
+    else:
+        numbers = [epoch if lost else load_manifest(client, found, epoch).epoch]
+    audits = []
+    for number in numbers:
+        audit = _audit_epoch(client, found, number, deep)
+        if number in lost:
+            audit = audit or EpochAudit(number, "lost", None)
+            _add_losses(audit, lost[number], "the server lost this epoch as it was")
+        if audit is not None:
+            audits.append(audit)
     return AuditReport(found.name, audits, read_counters(client, found)[2])
 
 
@@ -40,7 +52,28 @@ def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> Epoc
     again = find_manifest(client, stream, epoch)
     if again is None or again.id != manifest.id or any(epoch in survey.roster.retiring for survey in surveys):
         return None
-    return judge_epoch(stream.id, manifest, surveys)
+    audit = judge_epoch(stream.id, manifest, surveys)
+    losses = noted_losses(client, stream, epoch)
+    audit.made_again = [loss for loss in losses if is_made_again(manifest, loss, surveys)]
+    _add_losses(audit, [loss for loss in losses if loss not in audit.made_again], "the server lost its newest writes")
+    return audit
+
+
+def is_made_again(manifest: Manifest, loss: Loss, surveys: list[Survey]) -> bool:
+    """Whether the samples of a loss stand in the stream again.
+
+    Only a source with a fingerprint is known to give the same samples for the same offsets. What a feed, or a writer by
+    hand, wrote there since are others.
+    """
+    if not manifest.fingerprint:
+        return False
+    ends = [survey.index[loss.shard][-1].end for survey in surveys if survey.index.get(loss.shard)]
+    return bool(ends) and ends[0] >= loss.end
+
+
+def _add_losses(audit: EpochAudit, losses: list[Loss], why: str) -> None:
+    audit.server_losses += losses
+    audit.findings += [f"{why}: {loss}" for loss in losses]
 
 
 def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bool = False) -> list[Survey]:

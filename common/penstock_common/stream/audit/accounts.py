@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock_common.stream.losses import Loss
+
 
 @dataclass(frozen=True, slots=True)
 class MissingRange:
@@ -68,6 +70,10 @@ class EpochAudit:
     findings: list[str] = field(default_factory=list)
     missing: list[MissingRange] = field(default_factory=list)
     """What `penstock audit --repair` would put back."""
+    server_losses: list[Loss] = field(default_factory=list)
+    """What clients noted that a restarted server had forgotten."""
+    made_again: list[Loss] = field(default_factory=list)
+    """Of those, what the epoch holds again, from a source that is known to give the same samples."""
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from redis.exceptions import WatchError
 
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import Call, Client, run_script, run_scripts
+from penstock_common.stream.losses import forget_losses
 from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.manifest import begun_shards, find_manifest
 from penstock_common.stream.ranges import add_to_ranges
@@ -52,6 +53,7 @@ def unlink_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str) -
         pipe.execute()
     if ours is not None:
         _remember_released(client, stream, epoch)
+        forget_losses(client, stream, epoch)
         client.hdel(stream.keys.epochs, str(epoch))
         client.unlink(stream.keys.manifest(epoch))
     with client.pipeline(transaction=False) as pipe:

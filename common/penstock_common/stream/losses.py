@@ -1,0 +1,345 @@
+"""What a server lost, as its clients know it: a server that restarts a moment older cannot know what it forgot.
+
+A writer remembers how far each shard was committed, a member which entries it acknowledged. After the server came back
+as another run, a `Witness` compares this with the indexes, names the difference, and notes it in the epoch's manifest.
+`penstock audit` reads the notes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from redis.exceptions import ResponseError
+
+from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.stream.entries import index_heads, indexed_ids
+from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.link.commands import Client, readable, run_script
+from penstock_common.stream.link.runs import RunWatch
+from penstock_common.stream.lua.losses import NOTE_LOSS
+from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
+from penstock_common.stream.streams import Stream, is_released
+from penstock_common.waiting import Notify
+
+FIELD = "lost:"
+"""Fields of a manifest, and of a stream's meta for epochs that have no manifest any more, begin with it."""
+MOST_NOTES = 64
+"""Notes kept in one hash: more of them would tell an operator nothing new."""
+MOST_SHARDS = 1024
+"""Shards whose end a writer remembers. A server loses its newest writes, so the newest shards are enough."""
+MOST_ENTRIES = 4096
+"""Acknowledged entries that a member remembers, for the same reason."""
+MOST_EPOCHS = 16
+MOST_SAID = 5
+"""Losses that one notice spells out."""
+COMMITTED, ACKNOWLEDGED = "committed", "acknowledged"
+
+
+class Settled(Protocol):
+    """The part of a lease that a witness reads: which entry it is of."""
+
+    partition: int
+    shard: int
+    entry_id: bytes
+
+
+Spans = Iterable[tuple[Settled, int, int]]
+"""Leases with offsets [lo, hi) of their entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Samples that the server confirmed, or gave out, and does not have any more."""
+
+    epoch: int
+    manifest: str
+    """Id of the epoch's manifest."""
+    shard: int
+    first: int
+    end: int
+    """The samples lie in the offsets [first, end)."""
+    samples: int
+    was: str
+    """``committed`` or ``acknowledged``: what the server had told."""
+    by: str
+    """Who noticed: ``writer <host>-<pid>``, or ``member <group>/<member>``."""
+    at_ms: int
+    """When, by the clock of who noticed."""
+
+    def __str__(self) -> str:
+        """One clause without the epoch, as the audit and the notice say it."""
+        where = f"shard {self.shard} offsets {self.first}-{self.end - 1}"
+        count = "1 sample" if self.samples == 1 else f"{self.samples} samples"
+        return f"{where}: {count} that {self.by} had {self.was}"
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An acknowledged entry, or the acknowledged part of it."""
+
+    manifest_id: str
+    shard: int
+    first: int
+    end: int
+    samples: int
+
+
+class Witness:
+    """Remembers what one client was told, in bounded memory, and compares it with a server that came back.
+
+    Args:
+        client: control connection. Its failures are raised by `check`, so a thread that must not block gives one
+            without patience.
+        stream: the stream that is written or read.
+        by: who remembers, as `Loss.by` says it.
+        notify: where to say what is lost.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self, client: Client, stream: Stream, by: str, notify: Notify, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._client, self._stream, self._by, self._notify, self._clock = client, stream, by, notify, clock
+        self._watch = RunWatch(client)
+        self._comparing = threading.Lock()
+        self._lock = threading.Lock()
+        self._ends: OrderedDict[tuple[int, int], tuple[str, int, str]] = OrderedDict()
+        """(epoch, shard) -> manifest id, committed end, the writer's token."""
+        self._entries: OrderedDict[tuple[int, int, bytes], _Entry] = OrderedDict()
+        """(epoch, partition, entry id) -> what of it was acknowledged."""
+        self._positions: OrderedDict[int, tuple[str, int]] = OrderedDict()
+        """Epoch -> manifest id, position below which a rank settled everything."""
+
+    # --- what it is told ---
+
+    def committed(self, manifest: Manifest, shard: int, end: int, token: str = "") -> None:
+        """Remember that a shard is committed up to an offset; ``token``: of a feed's writer, whose shard it is."""
+        with self._lock:
+            self._ends[manifest.epoch, shard] = manifest.id, end, token
+            if len(self._ends) > MOST_SHARDS:
+                self._ends.popitem(last=False)
+
+    def acknowledged(self, manifest: Manifest, spans: Spans) -> None:
+        """Remember samples that were trained on."""
+        with self._lock:
+            for lease, lo, hi in spans:
+                key = manifest.epoch, lease.partition, lease.entry_id
+                entry = self._entries.get(key)
+                if entry is None:
+                    self._entries[key] = _Entry(manifest.id, lease.shard, lo, hi, hi - lo)
+                    continue
+                entry.first, entry.end = min(entry.first, lo), max(entry.end, hi)
+                entry.samples += hi - lo
+            while len(self._entries) > MOST_ENTRIES:
+                self._entries.popitem(last=False)
+
+    def reached(self, manifest: Manifest, position: int) -> None:
+        """Remember how far a rank settled an epoch whose entries it does not know."""
+        with self._lock:
+            _, before = self._positions.get(manifest.epoch, ("", 0))
+            self._positions[manifest.epoch] = manifest.id, max(before, position)
+            if len(self._positions) > MOST_EPOCHS:
+                self._positions.popitem(last=False)
+
+    # --- comparing ---
+
+    def check(self) -> None:
+        """Compare with the server, if it may be another run than when this was last called.
+
+        The first call only learns the run. Costs nothing while no connection was made. Raises ServerUnavailable; any
+        other failure is said and ends nothing, because whoever trains or writes goes on without a witness.
+        """
+        with self._comparing:
+            try:
+                self._watch.check(self._compare)
+            except ServerUnavailable:
+                raise
+            except (PenstockError, ResponseError) as error:
+                self._notify(
+                    f"the server of {self._stream.name!r} came back, and what it may have lost cannot be found or "
+                    f"noted ({error}): run `penstock audit {self._stream.name}`"
+                )
+
+    def _compare(self) -> None:
+        if self._client.hget(self._stream.keys.meta, "id") != self._stream.id.encode():
+            return  # the whole stream is gone, which everybody who uses it is told
+        with self._lock:
+            told = {epoch for epoch, _ in self._ends} | {epoch for epoch, _, _ in self._entries} | {*self._positions}
+        for epoch in sorted(told):
+            self._compare_epoch(epoch)
+
+    def _compare_epoch(self, epoch: int) -> None:
+        manifest = find_manifest(self._client, self._stream, epoch)
+        losses = [
+            *self._ends_lost(epoch, manifest),
+            *self._entries_lost(epoch, manifest),
+            *self._positions_lost(epoch, manifest),
+        ]
+        if losses and self._is_released(epoch, manifest):
+            self._forget(epoch)
+            return
+        for loss in losses:
+            note_loss(self._client, self._stream, loss)
+        if losses:
+            self._say(epoch, losses)
+        for loss in losses:
+            self._forget_lost(loss)
+
+    def _ends_lost(self, epoch: int, manifest: Manifest | None) -> list[Loss]:
+        """Shards that a writer had committed further than their indexes now reach."""
+        with self._lock:
+            told = {shard: ends for (number, shard), ends in self._ends.items() if number == epoch}
+        heads = self._heads(epoch, [s for s, (of, _, _) in told.items() if manifest and manifest.id == of])
+        losses = []
+        for shard, (of, end, token) in told.items():
+            found, writer = heads.get(shard, (0, token))
+            if writer != token:
+                found = 0  # the shard was given out again: nothing in it is this writer's
+            if found < end:
+                losses.append(self._loss(epoch, of, shard, found, end, end - found, COMMITTED))
+        return losses
+
+    def _entries_lost(self, epoch: int, manifest: Manifest | None) -> list[Loss]:
+        """Acknowledged entries that no index names: they are gone, or other entries stand in their place."""
+        shards: dict[tuple[str, int], dict[bytes, _Entry]] = {}
+        with self._lock:
+            for (number, _, entry_id), entry in self._entries.items():
+                if number == epoch:
+                    shards.setdefault((entry.manifest_id, entry.shard), {})[entry_id] = entry
+        losses = []
+        for (of, shard), entries in shards.items():
+            there: set[bytes] = set()
+            if manifest is not None and manifest.id == of:
+                first = min(entry.first for entry in entries.values())
+                there = indexed_ids(self._client, self._stream.partition_of(shard), epoch, shard, first)
+            gone = [entry for entry_id, entry in entries.items() if entry_id not in there]
+            if gone:
+                low, high = min(entry.first for entry in gone), max(entry.end for entry in gone)
+                samples = sum(entry.samples for entry in gone)
+                losses.append(self._loss(epoch, of, shard, low, high, samples, ACKNOWLEDGED))
+        return losses
+
+    def _positions_lost(self, epoch: int, manifest: Manifest | None) -> list[Loss]:
+        """What a rank settled beyond the end of what is committed."""
+        with self._lock:
+            of, position = self._positions.get(epoch, ("", 0))
+        if not position:
+            return []
+        if manifest is None or manifest.id != of:
+            return [self._loss(epoch, of, 0, 0, position, position, ACKNOWLEDGED)]
+        heads = self._heads(epoch, begun_shards(self._client, self._stream, manifest))
+        shard, end, committed = committed_front(manifest.sizes, [heads[shard][0] for shard in sorted(heads)])
+        lost = min(position, position if manifest.samples is None else manifest.samples) - committed
+        return [self._loss(epoch, of, shard, end, end + lost, lost, ACKNOWLEDGED)] if lost > 0 else []
+
+    def _heads(self, epoch: int, shards: Sequence[int]) -> dict[int, tuple[int, str]]:
+        """Shard -> where its index ends, and whose its newest record is."""
+        found: dict[int, tuple[int, str]] = {}
+        for partition in self._stream.partitions:
+            mine = [shard for shard in shards if self._stream.partition_of(shard) == partition]
+            found |= index_heads(self._client, partition, epoch, mine) if mine else {}
+        return found
+
+    def _is_released(self, epoch: int, manifest: Manifest | None) -> bool:
+        """Whether an epoch lacks something because retention or an operator gave it up.
+
+        A release marks the rosters first and unmarks them last: so this is asked after the indexes were read.
+        """
+        if manifest is None:
+            return is_released(self._client, self._stream, epoch)
+        if epoch in load_roster(self._client, self._stream.partitions[0]).retiring:
+            return True
+        return find_manifest(self._client, self._stream, epoch) is None
+
+    def _loss(self, epoch: int, of: str, shard: int, first: int, end: int, samples: int, was: str) -> Loss:
+        return Loss(epoch, of, shard, first, end, samples, was, self._by, int(self._clock() * 1000))
+
+    def _say(self, epoch: int, losses: Sequence[Loss]) -> None:
+        name = self._stream.name
+        more = f"; and {len(losses) - MOST_SAID} more losses" if len(losses) > MOST_SAID else ""
+        self._notify(
+            f"the server came back without its newest writes: of epoch {epoch} of {name!r} it lost "
+            f"{'; '.join(map(str, losses[:MOST_SAID]))}{more}. `penstock audit {name}` reports it"
+        )
+
+    def _forget_lost(self, loss: Loss) -> None:
+        """Drop what was reported: the next comparison is with what the server has now."""
+        with self._lock:
+            if loss.was == COMMITTED:
+                self._ends.pop((loss.epoch, loss.shard), None)
+                return
+            self._positions.pop(loss.epoch, None)
+            for key, entry in list(self._entries.items()):
+                is_of = key[0] == loss.epoch and (entry.manifest_id, entry.shard) == (loss.manifest, loss.shard)
+                if is_of and loss.first <= entry.first and entry.end <= loss.end:
+                    del self._entries[key]
+
+    def _forget(self, epoch: int) -> None:
+        with self._lock:
+            self._positions.pop(epoch, None)
+            for shard in [key for key in self._ends if key[0] == epoch]:
+                del self._ends[shard]
+            for entry in [key for key in self._entries if key[0] == epoch]:
+                del self._entries[entry]
+
+
+def committed_front(sizes: Sequence[int] | None, ends: Sequence[int]) -> tuple[int, int, int]:
+    """Return the last shard that is reached without a gap, where it ends, and how many positions are committed.
+
+    Args:
+        sizes: planned samples of each shard; None where nobody planned: then no gap can be seen, and all is counted.
+        ends: committed end of each shard.
+    """
+    committed = 0
+    for shard, end in enumerate(ends):
+        committed += end
+        if sizes is not None and end < sizes[shard]:
+            return shard, end, committed
+    return max(len(ends) - 1, 0), ends[-1] if ends else 0, committed
+
+
+# --- notes ------------------------------------------------------------------------------------------------------------
+
+
+def note_loss(client: Client, stream: Stream, loss: Loss) -> None:
+    """Note a loss in its epoch's manifest, or where that is gone in the stream's meta; may run twice."""
+    text = json.dumps(asdict(loss))
+    name = f"{loss.was}:{loss.by}:{loss.shard}:{loss.first}"
+    manifest = stream.keys.manifest(loss.epoch)
+    if run_script(client, NOTE_LOSS, [manifest], [loss.manifest, MOST_NOTES, f"{FIELD}{name}", text]) == 0:
+        field = f"{FIELD}{loss.epoch}:{name}"
+        run_script(client, NOTE_LOSS, [stream.keys.meta], [stream.id, MOST_NOTES, field, text])
+
+
+@readable(lambda client, stream, epoch: stream.keys.manifest(epoch))
+def noted_losses(client: Client, stream: Stream, epoch: int) -> list[Loss]:
+    """Return what clients noted in an epoch's manifest, by shard and offset."""
+    return _parsed(client.hgetall(stream.keys.manifest(epoch)))
+
+
+@readable(lambda client, stream: stream.keys.meta)
+def losses_of_lost_epochs(client: Client, stream: Stream) -> dict[int, list[Loss]]:
+    """Return what clients noted of epochs whose manifest the server lost, less those that were released since."""
+    found: dict[int, list[Loss]] = {}
+    for loss in _parsed(client.hgetall(stream.keys.meta)):
+        if not is_released(client, stream, loss.epoch):
+            found.setdefault(loss.epoch, []).append(loss)
+    return found
+
+
+def forget_losses(client: Client, stream: Stream, epoch: int) -> None:
+    """Remove the notes of a released epoch from the stream's meta; those in a manifest go with it."""
+    noted = [field for field in client.hkeys(stream.keys.meta) if field.startswith(f"{FIELD}{epoch}:".encode())]
+    if noted:
+        client.hdel(stream.keys.meta, *noted)
+
+
+def _parsed(fields: dict[bytes, bytes]) -> list[Loss]:
+    losses = [Loss(**json.loads(text)) for field, text in fields.items() if field.startswith(FIELD.encode())]
+    return sorted(losses, key=lambda loss: (loss.shard, loss.first, loss.end))

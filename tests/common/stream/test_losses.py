@@ -1,0 +1,200 @@
+"""What a client remembers of a server that may forget: in bounded memory, compared once a run, noted once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import redis
+
+from penstock_common.stream import losses
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.connection import connect, open_channel
+from penstock_common.stream.link.runs import RunWatch
+from penstock_common.stream.losses import Loss, Witness, committed_front, note_loss, noted_losses
+from penstock_common.stream.manifest import Manifest, load_manifest
+from penstock_common.stream.removal.release import release_epoch
+from tests.contracts.feed import open_stream, produce
+
+
+@dataclass
+class Lease:
+    """What a witness reads of one."""
+
+    entry_id: bytes
+    partition: int = 0
+    shard: int = 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ends", "front"),
+    [
+        ((10, 10, 10), [10, 4, 7], (1, 4, 14)),
+        ((10, 10), [10, 10], (1, 10, 20)),
+        ((10, 10), [0, 10], (0, 0, 0)),
+        (None, [10, 4, 7], (2, 7, 21)),
+        (None, [], (0, 0, 0)),
+    ],
+)
+def test_a_rank_can_have_settled_no_more_than_is_committed_without_a_gap(
+    sizes: tuple[int, ...] | None, ends: list[int], front: tuple[int, int, int]
+) -> None:
+    """A position counts every sample before it; where nobody planned the shards, no gap can be told."""
+    assert committed_front(sizes, ends) == front
+
+
+class TestRuns:
+    """When the server is asked which run it is, and what follows."""
+
+    def test_a_connection_that_lasts_costs_no_question(self, any_url: str) -> None:
+        """A beat and a commit ask this each time: on a quiet connection it must be free."""
+        with connect(any_url) as client:
+            watch = RunWatch(client)
+            watch.check(self.never)
+            watch.check(self.never)  # the first question may have made a connection itself
+            before = info_calls(client)
+            for _ in range(10):
+                watch.check(self.never)
+            assert info_calls(client) == before + 1  # this very question
+            open_channel(client).close()
+            watch.check(self.never)
+            assert info_calls(client) == before + 3
+
+    def test_a_comparison_that_failed_is_made_again(self, any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The server may go away once more in the middle of it: what it lost must still be found."""
+        compared: list[bool] = []
+
+        def compare() -> None:
+            compared.append(True)
+            if len(compared) == 1:
+                raise ConnectionError
+
+        with connect(any_url) as client:
+            watch = RunWatch(client)
+            watch.check(self.never)
+            monkeypatch.setattr("penstock_common.stream.link.runs.read_run_id", lambda _: "another run")
+            open_channel(client).close()
+            with pytest.raises(ConnectionError):
+                watch.check(compare)
+            watch.check(compare)
+            watch.check(compare)
+            assert len(compared) == 2
+
+    def never(self) -> None:
+        """The server is the same."""
+        raise AssertionError("compared without cause")
+
+
+def info_calls(client: Client) -> int:
+    """INFO commands that the server has answered; asking is one itself."""
+    return int(client.info("commandstats").get("cmdstat_info", {}).get("calls", 0))
+
+
+class TestWitness:
+    """What it remembers, and what it makes of it."""
+
+    def told(self, url: str, client: Client) -> tuple[Witness, Manifest, list[str]]:
+        """A witness of an epoch of 30 samples in 3 entries, of which it knows the run."""
+        produce(url, "t", 30)
+        stream, said = open_stream(client, "t"), list[str]()
+        witness = Witness(client, stream, "member g/m", said.append, clock=lambda: 1.0)
+        witness.check()
+        return witness, load_manifest(client, stream, 0), said
+
+    def reconnect(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The next check finds another run."""
+        monkeypatch.setattr("penstock_common.stream.link.runs.read_run_id", lambda _: None)
+        open_channel(client).close()
+
+    def test_an_entry_with_other_samples_under_the_same_offsets_is_a_loss(
+        self, any_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A feed goes on at the offsets that the server forgot: their numbers alone would hide the loss."""
+        with connect(any_url) as client:
+            witness, manifest, said = self.told(any_url, client)
+            ids = [fields[b"e"] for _, fields in client.xrange(open_stream(client, "t").partitions[0].index(0, 0))]
+            witness.acknowledged(manifest, [(Lease(ids[0]), 0, 10), (Lease(b"1-1"), 10, 14), (Lease(b"1-1"), 14, 17)])
+            self.reconnect(client, monkeypatch)
+            witness.check()
+            assert "shard 0 offsets 10-16: 7 samples that member g/m had acknowledged" in said[0]
+            assert noted_losses(client, open_stream(client, "t"), 0) == [
+                Loss(0, manifest.id, 0, 10, 17, 7, "acknowledged", "member g/m", 1000)
+            ]
+
+    @pytest.mark.parametrize("position", [29, 30, 31])
+    def test_a_position_within_what_is_committed_is_no_loss(
+        self, any_url: str, monkeypatch: pytest.MonkeyPatch, position: int
+    ) -> None:
+        """The last step of an epoch may be filled from its head, and so end beyond its last sample."""
+        with connect(any_url) as client:
+            witness, manifest, said = self.told(any_url, client)
+            witness.reached(manifest, position)
+            self.reconnect(client, monkeypatch)
+            witness.check()
+            assert said == []
+
+    def test_a_position_beyond_what_is_committed_is_a_loss(self, any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A rank whose batches another process reads knows no entries, only how far it is."""
+        with connect(any_url) as client:
+            witness, manifest, said = self.told(any_url, client)
+            witness.reached(manifest, 30)
+            client.xdel(open_stream(client, "t").partitions[0].index(0, 0), "30-0")  # as a cut file would leave it
+            self.reconnect(client, monkeypatch)
+            witness.check()
+            assert "shard 0 offsets 20-29: 10 samples" in said[0]
+
+    def test_a_released_epoch_is_no_loss(self, any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Retention removes what a trainer acknowledged, for good and rightly."""
+        with connect(any_url) as client:
+            witness, manifest, said = self.told(any_url, client)
+            witness.acknowledged(manifest, [(Lease(b"1-1"), 0, 10)])
+            witness.committed(manifest, 0, 30)
+            assert release_epoch(client, open_stream(client, "t"), 0)
+            self.reconnect(client, monkeypatch)
+            witness.check()
+            assert said == []
+
+    def test_memory_is_bounded_and_the_newest_is_kept(self, any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A trainer runs for weeks; a server forgets its newest writes."""
+        monkeypatch.setattr(losses, "MOST_ENTRIES", 3)
+        monkeypatch.setattr(losses, "MOST_SHARDS", 2)
+        with connect(any_url) as client:
+            witness, manifest, said = self.told(any_url, client)
+            witness.acknowledged(manifest, [(Lease(b"1-%d" % number), number, number + 1) for number in range(9)])
+            for shard in range(4):
+                witness.committed(manifest, shard, 40)
+            self.reconnect(client, monkeypatch)
+            witness.check()
+            assert "offsets 6-8: 3 samples that member" in said[0]
+            assert "shard 1 " not in said[0]
+            assert "shard 2 offsets 0-39" in said[0]
+
+    def test_a_user_who_may_not_note_it_says_so_and_goes_on(
+        self, any_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A trainer whose ACL lets it only read a manifest must not stop training over a note."""
+        with connect(any_url) as client:
+            witness, manifest, said = self.told(any_url, client)
+            witness.acknowledged(manifest, [(Lease(b"1-1"), 0, 10)])
+
+            def refuse(*_: object) -> None:
+                raise redis.exceptions.NoPermissionError("this user has no permissions to run 'evalsha'")
+
+            monkeypatch.setattr(losses, "run_script", refuse)
+            self.reconnect(client, monkeypatch)
+            witness.check()
+            assert "cannot be found or noted" in said[0]
+
+
+def test_a_loss_is_noted_once_and_notes_are_bounded(url: str) -> None:
+    """Every member of a large group notes what it lost, and each may say it again after a broken connection."""
+    produce(url, "t", 10)
+    with connect(url) as client:
+        stream = open_stream(client, "t")
+        of = load_manifest(client, stream, 0).id
+        for _ in range(2):
+            for number in range(losses.MOST_NOTES + 5):
+                note_loss(client, stream, Loss(0, of, number, 0, 1, 1, "committed", "writer w", 0))
+        noted = noted_losses(client, stream, 0)
+        assert [loss.shard for loss in noted] == list(range(losses.MOST_NOTES))
+        assert not [field for field in client.hkeys(stream.keys.meta) if field.startswith(b"lost:")]
