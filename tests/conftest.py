@@ -33,6 +33,14 @@ def _label(executable: Path | None) -> str:
     return server_label(executable) if executable else "no-server"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def session_folder() -> Iterator[None]:
+    """A runtime folder of the test run's own, so that no client meets a `penstock server` of whoever runs the tests."""
+    with tempfile.TemporaryDirectory(prefix="penstock-test-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
+
+
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
     """One server per executable for the whole test run, started when first asked for."""

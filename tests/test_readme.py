@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,12 @@ class Reader:
 
     def starts_and_ends(self, line: str, ready: str) -> None:
         """Runs a command that goes on until Ctrl-C, until it says ``ready``."""
+        with self.running(line, ready):
+            pass
+
+    @contextmanager
+    def running(self, line: str, ready: str) -> Iterator[None]:
+        """Runs a command that goes on until Ctrl-C, from when it says ``ready`` until the block ends."""
         process = subprocess.Popen(
             shlex.split(line),
             stdout=subprocess.PIPE,
@@ -97,9 +104,15 @@ class Reader:
             for text in said:
                 heard.append(text)
                 if ready in text:
-                    process.send_signal(signal.SIGINT)
+                    break
+            else:
+                raise AssertionError(heard)
+            try:
+                yield
+            finally:
+                process.send_signal(signal.SIGINT)
+                heard.extend(said)
             assert process.wait(30) == 0, heard
-        assert any(ready in text for text in heard), heard
 
 
 @pytest.fixture
@@ -138,7 +151,7 @@ def test_every_command_line_runs(reader: Reader) -> None:
         "penstock demo": _is_a_journey,
         "penstock run": lambda line: None,  # above, without a server
         "penstock server": lambda line: reader.starts_and_ends(f"{line} --port 0", "is ready at"),
-        "export PENSTOCK_URL": lambda line: None,  # the reader's own server
+        "export PENSTOCK_URL": lambda line: None,  # below, with a server of the README's
         "penstock worker": lambda line: reader.starts_and_ends(line, "on queue"),
         "penstock": reader.runs,
         "python": reader.runs,
@@ -148,6 +161,24 @@ def test_every_command_line_runs(reader: Reader) -> None:
         way = next((way for start, way in ways.items() if line.startswith(start)), None)
         assert way, f"the README shows {line!r}, and nothing here runs it"
         way(line)
+
+
+def test_the_server_of_the_readme_is_found_by_penstock_and_by_other_programs(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It asks for a password that the reader never sees."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    (tmp_path / "run").mkdir(mode=0o700)
+    (server,) = (line for line in command_lines() if line.startswith("penstock server"))
+    (export,) = (line for line in command_lines() if line.startswith("export PENSTOCK_URL"))
+    alone = Reader(workplace)
+    with alone.running(f"{server} --port 0", "is ready at"):
+        script = (
+            f"{export}; python -c \"import os, redis; print(redis.Redis.from_url(os.environ['PENSTOCK_URL']).ping())\""
+        )
+        assert alone.runs(shlex.join(["sh", "-euc", script])) == "True\n"
+        alone.runs("python -c \"import penstock; penstock.Writer('mine', spec={'x': ('uint8', ())}).close()\"")
+        assert "mine" in alone.runs("penstock inspect")
 
 
 def _offers_the_extras(line: str) -> None:

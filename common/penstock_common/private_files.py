@@ -1,4 +1,4 @@
-"""Files for one user alone: a password or a URL that holds one, and the folders that they lie in."""
+"""Files and folders of one user alone: what holds a password, or a URL with one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST = 1 << 16
 
 
 class NotPrivate(OSError):
-    """A file or folder that another user made, or may use; ``strerror`` says which and what to do."""
+    """A file or folder that another user made or may use; ``strerror`` says what was found and what to do."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(0, why, str(path))
@@ -35,20 +35,37 @@ def write_private(path: Path, text: str) -> None:
 
 
 def read_private(path: Path) -> str:
-    """Return the text of a file that this user alone can read, without the spaces around it.
+    """Return the text of a file that this user alone can use, without the spaces around it.
 
     Raises:
         FileNotFoundError: There is none.
-        NotPrivate: It is a link, no regular file, or another user made it or may use it.
+        NotPrivate: It is a link or no regular file, or another user made it or may use it.
         OSError: It cannot be read.
     """
+    with os.fdopen(open_private(path), "rb") as file:
+        return file.read(_LONGEST).decode(errors="replace").strip()
+
+
+def open_private(path: Path) -> int:
+    """Return a descriptor to read a file that this user alone can use. Raises as ``read_private`` does."""
     if path.is_symlink():
         raise NotPrivate(path, "it is a symbolic link: remove it")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        if why := _not_private(os.fstat(descriptor), stat.S_IFREG):
-            raise NotPrivate(path, why)
-        return file.read(_LONGEST).decode(errors="replace").strip()
+    if why := _not_private(os.fstat(descriptor), stat.S_IFREG):
+        os.close(descriptor)
+        raise NotPrivate(path, why)
+    return descriptor
+
+
+def require_private_folder(path: Path) -> None:
+    """Check that this user alone can use a folder.
+
+    Raises:
+        FileNotFoundError: There is none.
+        NotPrivate: It is a link or no folder, or another user made it or may use it.
+    """
+    if why := _not_private(path.lstat(), stat.S_IFDIR):
+        raise NotPrivate(path, why)
 
 
 def _not_private(found: os.stat_result, kind: int) -> str:

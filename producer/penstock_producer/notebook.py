@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock_common.errors import PenstockError, WaitTimeout
-from penstock_common.settings import Settings, child_environment
+from penstock_common.settings import Settings
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production as Loop
@@ -126,7 +126,8 @@ def produce(
     if callable(block_transform):
         tokens.append(register(block_transform))
         block_transform = tokens[-1]
-    settings = Settings.from_environment(child_environment({"PENSTOCK_URL": url}) if url else None)
+    settings = Settings.from_environment()
+    url = url or settings.url
     plan = ProductionPlan(
         stream=stream, source=LocalConfig(token=tokens[0], transform=transform), epochs=epochs, seed=seed,
         shuffle=shuffle, shard_samples=shard_samples, spec=spec, budget_bytes=budget_bytes, retention=retention,
@@ -134,7 +135,7 @@ def produce(
         block_transform=block_transform, block_samples=block_samples,
     )  # fmt: skip
     options = WorkerOptions(
-        url=settings.url, queue_url=settings.queue_url, queue=f"penstock-{secrets.token_hex(4)}",
+        url=url, queue_url=settings.named_queue_url or url, queue=f"penstock-{secrets.token_hex(4)}",
         memory_bytes=worker_memory_bytes,
     )  # fmt: skip
     try:

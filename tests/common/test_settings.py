@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from penstock_common.settings import DEFAULT_URL, BadSettings, Settings, child_environment
 
 
-def test_an_empty_environment_means_a_local_server() -> None:
+def test_an_empty_environment_means_a_local_server(tmp_path: Path) -> None:
     """The first try needs no setting; an empty variable counts as none."""
     assert Settings.from_environment({}) == Settings.from_environment({"PENSTOCK_URL": ""}) == Settings()
-    assert (Settings().url, Settings().plain_redis) == (DEFAULT_URL, False)
+    alone = Settings.from_environment({"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert (alone.url, alone.queue_url, alone.plain_redis) == (DEFAULT_URL, DEFAULT_URL, False)
 
 
 def test_jobs_live_with_the_streams_unless_said_otherwise() -> None:
@@ -40,6 +43,48 @@ def test_a_malformed_url_does_not_print_its_password() -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("variable", ["PENSTOCK_URL", "PENSTOCK_QUEUE_URL"])
+def test_a_url_can_be_a_secret_in_a_file(variable: str, tmp_path: Path) -> None:
+    """Containers get passwords as files, because anyone who inspects a container sees its environment."""
+    file = tmp_path / "secret"
+    file.write_text("redis://default:pw@host:1\n")
+    found = Settings.from_environment({f"{variable}_FILE": str(file)})
+    assert (found.named_url if variable == "PENSTOCK_URL" else found.named_queue_url) == "redis://default:pw@host:1"
+    assert found.queue_url == "redis://default:pw@host:1"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "a file that can be read (No such file or directory)"),
+        (b"", "a file that holds a URL (it is empty)"),
+        (b" \n", "a file that holds a URL (it is empty)"),
+        (b"\xff\xfe", "a file that can be read (it is no text)"),
+        (b"hunter2", f"a file that holds one URL like {DEFAULT_URL}"),
+        (b"redis://:hunter2@a\nredis://b", f"a file that holds one URL like {DEFAULT_URL}"),
+    ],
+)
+@pytest.mark.parametrize("variable", ["PENSTOCK_URL_FILE", "PENSTOCK_QUEUE_URL_FILE"])
+def test_a_useless_secret_file_is_named_and_not_shown(
+    variable: str, content: bytes | None, expected: str, tmp_path: Path
+) -> None:
+    """Most often the path is wrong, or the file holds the password alone; neither belongs in a log."""
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(BadSettings) as caught:
+        Settings.from_environment({variable: str(file)})
+    assert str(caught.value) == f"{variable}={str(file)!r}: expected {expected}; correct or unset it"
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("variable", ["PENSTOCK_URL", "PENSTOCK_QUEUE_URL"])
+def test_a_url_and_a_file_with_one_are_one_too_many(variable: str, tmp_path: Path) -> None:
+    """Which of two servers is meant cannot be guessed."""
+    with pytest.raises(BadSettings, match=f"{variable}_FILE=.*expected nothing, because {variable} is set too"):
+        Settings.from_environment({variable: "redis://a", f"{variable}_FILE": str(tmp_path / "secret")})
+
+
 def test_switches_are_read_as_yes_or_no() -> None:
     """Any value of NO_COLOR counts, as no-color.org asks; ours must be clear."""
     assert Settings.from_environment({"PENSTOCK_PLAIN_REDIS": "yes"}).plain_redis
@@ -52,5 +97,7 @@ def test_switches_are_read_as_yes_or_no() -> None:
 def test_a_child_gets_our_environment_and_what_we_add(monkeypatch: pytest.MonkeyPatch) -> None:
     """`penstock run` tells the trainer where the server is, and takes nothing away."""
     monkeypatch.setenv("HERE", "1")
+    monkeypatch.setenv("PENSTOCK_URL_FILE", "/run/secrets/url")
     child = child_environment({"PENSTOCK_URL": "redis://x"})
     assert (child["HERE"], child["PENSTOCK_URL"]) == ("1", "redis://x")
+    assert "PENSTOCK_URL_FILE" not in child  # both would be an error

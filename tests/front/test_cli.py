@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import penstock
 from penstock import __main__ as command_line
 from penstock.cli import COMMANDS, Entry, byte_size, load_command, url_of
 from penstock.cli.console import Console
+from penstock_common.private_files import read_private
 from penstock_common.settings import BadSettings
 from penstock_common.stream.servers.embedded import EmbeddedServer
 
@@ -56,14 +58,15 @@ def _server_command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], st
     with _python("-m", "penstock", "server", "--port", "0", *arguments) as process:
         try:
             assert process.stdout is not None
-            told = "".join(process.stdout.readline() for _ in range(4))
+            told = "".join(process.stdout.readline() for _ in range(5))
             yield process, told
         finally:
             process.kill()
 
 
 def _url_in(told: str) -> str:
-    return told.splitlines()[0].split()[-1]
+    """The URL in the file that the server names."""
+    return read_private(Path(told.splitlines()[1].split()[-1]))
 
 
 @pytest.mark.parametrize("statement", ["import penstock", "from penstock.__main__ import main; main(['--help'])"])
@@ -94,10 +97,54 @@ def test_penstock_server_serves_and_ends_cleanly(end: signal.Signals) -> None:
         os.killpg(process.pid, end)
         _, err = process.communicate(timeout=10)
     assert (process.returncode, err) == (0, "server ended\n")
-    assert f"redis-cli -u {url}\n" in told
-    assert f"PENSTOCK_URL={url}\n" in told
+    assert f"is ready at redis://{url.rpartition('@')[2]}\n" in told
     with pytest.raises(ProcessLookupError):
         os.kill(server_pid, 0)
+
+
+def test_the_lines_that_penstock_server_prints_can_be_typed() -> None:
+    """The password is in none of them, and whoever follows them needs to know nothing of it."""
+    with _server_command() as (_, told):
+        url, shell = _url_in(told), "penstock() { " + f'{shlex.quote(sys.executable)} -m penstock "$@"; }}\n'
+        assert re.fullmatch(r"redis://default:[0-9a-f]{64}@127\.0\.0\.1:[0-9]+", url)
+        assert url.split(":")[2].split("@")[0] not in told
+        export, look = (line.removeprefix("  look inside:").strip() for line in told.splitlines()[2:4])
+        env = {**os.environ, "PYTHONPATH": _PATHS}
+        ran = subprocess.run(
+            ["sh", "-euc", shell + export + "\n" + look + " ping"], capture_output=True, text=True, check=False, env=env
+        )
+        assert ran.stdout == "PONG\n", ran.stderr
+        found = [_python("-m", "penstock", *words).communicate() for words in (["server", "--print-url"], ["inspect"])]
+        assert found[0] == (url + "\n", "")
+        assert found[1][1] == ""
+
+
+def test_without_a_password_penstock_server_says_what_that_means() -> None:
+    """Whoever reaches a server without one runs code as the user of its workers."""
+    with _server_command("--no-password") as (process, told):
+        url = _url_in(told)
+        with redis.Redis.from_url(url) as client:
+            assert client.ping()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=10)
+    assert "@" not in url
+    assert err.splitlines()[0].startswith("warning: without a password every user of this host can")
+
+
+def test_two_servers_of_one_user_are_told_apart_by_port(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first must not lose its clients because a second was started, nor when that ends."""
+    with _server_command() as (_, first):
+        with _server_command() as (second, told):
+            urls = [_url_in(first), _url_in(told)]
+            for url in urls:
+                assert main(["server", "--print-url", "--port", url.rpartition(":")[2]]) == 0
+            assert capsys.readouterr().out.splitlines() == urls
+            second.send_signal(signal.SIGTERM)
+            second.communicate(timeout=10)
+        assert main(["server", "--print-url"]) == 0
+        assert capsys.readouterr().out.splitlines() == urls[:1]
+        assert main(["server", "--print-url", "--port", urls[1].rpartition(":")[2]]) == 1
+        assert "no `penstock server` of this user runs here on port" in capsys.readouterr().err
 
 
 def test_penstock_server_says_when_the_server_ends_by_itself() -> None:
@@ -113,15 +160,18 @@ def test_penstock_server_says_when_the_server_ends_by_itself() -> None:
 
 
 def test_penstock_server_keeps_streams_over_a_restart_when_asked(tmp_path: Path) -> None:
-    """--aof DIR is the promise of `streams survive a restart`."""
+    """--aof DIR is the promise of `streams survive a restart`, and clients keep their URL."""
+    passwords = set()
     for expected in (0, 1):
         with _server_command("--aof", str(tmp_path)) as (process, told):
             url = _url_in(told)
             with redis.Redis.from_url(url) as client:
                 assert client.xlen("feed") == expected
                 client.xadd("feed", {"x": "1"})
+            passwords.add(url.split("@")[0])
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=10) == 0
+    assert len(passwords) == 1
 
 
 def test_an_error_is_one_line_on_stderr_and_exit_code_1(

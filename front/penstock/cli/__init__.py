@@ -119,7 +119,10 @@ def load_command(name: str) -> Command:
 
 def add_url(parser: argparse.ArgumentParser) -> None:
     """``--url``: read it with ``url_of``."""
-    parser.add_argument("--url", help="the server that holds the streams (default: PENSTOCK_URL, else localhost:6379)")
+    parser.add_argument(
+        "--url",
+        help="the streams' server (default: PENSTOCK_URL, else your `penstock server`, else localhost:6379)",
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -152,16 +155,25 @@ def url_of(args: argparse.Namespace) -> str:
 
 def typed(command: str, args: argparse.Namespace) -> str:
     """A command that some rule proposes, as it has to be typed to reach the server that was looked at."""
-    from penstock_common.settings import DEFAULT_URL
-
     is_told = bool(args.url) and "@" not in args.url  # a password is not for screens and logs
-    if url_of(args) != DEFAULT_URL:
-        where = args.url if is_told else '"$PENSTOCK_URL"'
+    if where := args.url if is_told else _url_in_shell(args):
         command = command.replace("redis-cli ", f"redis-cli -u {where} ")
     if is_told:
         parts = command.split("; ")
         command = "; ".join(f"{part} --url {args.url}" if part.startswith("penstock ") else part for part in parts)
     return command
+
+
+def _url_in_shell(args: argparse.Namespace) -> str:
+    """Return what a shell turns into the URL, which may hold a password; empty for Redis' own port on this host."""
+    from penstock_common.settings import DEFAULT_URL, Settings
+
+    settings = Settings.from_environment()
+    if args.url or (settings.named_url and not settings.url_file):
+        return '"$PENSTOCK_URL"'
+    if settings.url_file:
+        return '"$(cat "$PENSTOCK_URL_FILE")"'
+    return '"$(penstock server --print-url)"' if settings.url != DEFAULT_URL else ""
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import shlex
 import signal
 import subprocess
@@ -87,15 +86,14 @@ def _server(args: argparse.Namespace, console: Console) -> Iterator[WorkerOption
     from penstock_common.settings import Settings
     from penstock_common.stream.servers.embedded import EmbeddedServer
 
-    if args.url or "url" in Settings.from_environment().model_fields_set:
+    if args.url or Settings.from_environment().named_url:
         yield options_of(args)
         return
     with EmbeddedServer() as server:
         console.notice(f"{server.name} {server.version} at {server.address}, for this run only")
-        options = options_of(args)
-        queue_url = options.queue_url if args.queue_url else server.url
+        here = {**vars(args), "url": server.url, "queue_url": args.queue_url or server.url}
         try:
-            yield dataclasses.replace(options, url=server.url, queue_url=queue_url)
+            yield options_of(argparse.Namespace(**here))
         finally:
             _remove_segments(server.url)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli import byte_size
@@ -21,34 +22,56 @@ _MAX_PORT = 65535
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--port", type=_port, help=f"0 takes a free one (default: {DEFAULT_PORT})")
     parser.add_argument("--maxmemory", type=byte_size, metavar="SIZE", help="e.g. 2gb (default: no limit)")
     parser.add_argument("--aof", metavar="DIR", help="keep an append-only file there; streams survive a restart")
     parser.add_argument("--executable", metavar="PATH", help="a redis-server or valkey-server (default: found on PATH)")
+    parser.add_argument("--no-password", action="store_true", help="let in every user of this host, to run any code")
+    parser.add_argument(
+        "--print-url", action="store_true", help="start none: print the URL, with the password, of the one that runs"
+    )
     parser.epilog = (
-        "example:\n  penstock server --port 6400 --maxmemory 2gb\n  PENSTOCK_URL=redis://127.0.0.1:6400 python train.py"
+        "example:\n  penstock server --port 6400 --maxmemory 2gb\n"
+        '  export PENSTOCK_URL="$(penstock server --print-url --port 6400)"\n\n'
+        "The server asks for a random password. Your own programs on this host find its URL in a file that only you\n"
+        "can read, unless PENSTOCK_URL names another. --aof DIR keeps the password in DIR, so it stays the same."
     )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Until Ctrl-C or SIGTERM; both end it cleanly, with exit code 0."""
+    """Run until Ctrl-C or SIGTERM; both end it cleanly, with exit code 0."""
     from penstock_common.errors import ServerUnavailable
+    from penstock_common.local_servers import announced
+    from penstock_common.settings import Settings
     from penstock_common.stream.servers.embedded import EmbeddedServer
 
+    folder = Settings.from_environment().own_servers
+    if args.print_url:
+        console.line(_running_url(folder, args.port))
+        return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with EmbeddedServer(
-            args.executable,
-            maxmemory_bytes=args.maxmemory,
-            port=args.port or None,
-            appendonly=args.aof is not None,
-            directory=args.aof,
-            password="",
-        ) as server:
+        with (
+            EmbeddedServer(
+                args.executable,
+                maxmemory_bytes=args.maxmemory,
+                port=(DEFAULT_PORT if args.port is None else args.port) or None,
+                appendonly=args.aof is not None,
+                directory=args.aof,
+                password="" if args.no_password else None,
+            ) as server,
+            announced(server.url, server.port, folder) as file,
+        ):
+            if args.no_password:
+                console.notice(
+                    "warning: without a password every user of this host can read and write its streams, and run code "
+                    "as the user of its workers: leave --no-password out"
+                )
             console.line(
-                f"{server.name} {server.version} ({server.executable}) is ready at {server.url}\n"
-                f"  use it:       export PENSTOCK_URL={server.url}\n"
-                f"  look inside:  redis-cli -u {server.url}\n"
+                f"{server.name} {server.version} ({server.executable}) is ready at {server.address}\n"
+                f"  use it:       your programs on this host find it by themselves, in {file}\n"
+                f'  look inside:  export PENSTOCK_URL="$(penstock server --print-url --port {server.port})"\n'
+                '                redis-cli -u "$PENSTOCK_URL"\n'
                 "  end it:       Ctrl-C"
             )
             server.wait()
@@ -56,6 +79,20 @@ def run(args: argparse.Namespace, console: Console) -> int:
     except KeyboardInterrupt:
         console.notice("server ended")
     return 0
+
+
+def _running_url(folder: Path, port: int | None) -> str:
+    from penstock_common.errors import ServerUnavailable
+    from penstock_common.local_servers import find_servers_of_user
+
+    running = find_servers_of_user(folder).running
+    for server in running:
+        if port is None or server.port == port:
+            return server.url
+    others = ", ".join(str(server.port) for server in running)
+    found = f"only on port {others}" if running else f"none says so in {folder}"
+    where = "" if port is None else f" on port {port}"
+    raise ServerUnavailable(f"no `penstock server` of this user runs here{where} ({found}): start one")
 
 
 def _port(text: str) -> int:

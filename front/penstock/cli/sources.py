@@ -110,7 +110,10 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     where = "where payloads of a new stream lie: inline (default), or segments:DIR, a folder that all readers see"
     add("--payload", type=_payload, metavar="WHERE", help=where)
     add("--partitions", type=_COUNT, metavar="P", help="of a new stream (default: 1)")
-    add("--url", help="the server that holds the streams (default: PENSTOCK_URL, else localhost:6379)")
+    add(
+        "--url",
+        help="the streams' server (default: PENSTOCK_URL, else your `penstock server`, else localhost:6379)",
+    )
     add_queue(parser)
 
 
@@ -169,14 +172,13 @@ def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> Producti
 
 def options_of(args: argparse.Namespace) -> WorkerOptions:
     """Where streams and jobs are."""
-    from penstock_common.settings import Settings, child_environment
+    from penstock_common.settings import Settings
     from penstock_producer.working.worker import WorkerOptions
 
-    given = {"PENSTOCK_URL": args.url, "PENSTOCK_QUEUE_URL": args.queue_url}
-    settings = Settings.from_environment(child_environment({name: url for name, url in given.items() if url}))
-    return WorkerOptions(
-        url=settings.url, queue_url=settings.queue_url, queue=args.queue, memory_bytes=args.worker_memory
-    )
+    settings = Settings.from_environment()
+    url = args.url or settings.url
+    queue_url = args.queue_url or settings.named_queue_url or url
+    return WorkerOptions(url=url, queue_url=queue_url, queue=args.queue, memory_bytes=args.worker_memory)
 
 
 def worker_count(args: argparse.Namespace) -> int:

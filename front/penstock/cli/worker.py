@@ -29,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--auto", action="store_true", help="as many as the trainers need, from 1 to --max")
     parser.add_argument("--max", type=int, metavar="N", help="with --auto: at most so many (default: one per core)")
     parser.add_argument("--burst", action="store_true", help="end when the queue is empty")
-    parser.add_argument("--url", help="the server that holds the streams (default: PENSTOCK_URL, else localhost:6379)")
+    parser.add_argument(
+        "--url",
+        help="the streams' server (default: PENSTOCK_URL, else your `penstock server`, else localhost:6379)",
+    )
     parser.add_argument(
         "--allow", action="append", default=[], metavar="MODULE",
         help="only its functions and objects may be named by jobs; may be repeated (default: any module's)",

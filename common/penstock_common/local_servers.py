@@ -1,0 +1,122 @@
+"""Which ``penstock server`` of this user runs on this host: it says so in a private folder, its clients look there.
+
+Each server keeps one file, ``server-PORT.url``, and holds a lock on it for as long as it lives. The kernel takes the
+lock away however the server ends, so a client knows a file that was left behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_common.errors import ServerUnsuitable
+from penstock_common.private_files import open_private, require_private_folder
+
+_NAME = re.compile(r"server-[0-9]{1,5}\.url")
+_LONGEST = 4096
+
+
+@dataclass(frozen=True)
+class Announced:
+    """A server that runs: its URL, with the password, and the file that says so."""
+
+    url: str
+    port: int
+    file: Path
+
+
+@dataclass(frozen=True)
+class Found:
+    """The servers of this user that run, the last started first, and the files that dead ones left."""
+
+    running: Sequence[Announced]
+    left: Sequence[Path]
+
+
+def private_folder(session: Path | None) -> Path:
+    """Return the folder where this user's servers announce themselves; it need not exist.
+
+    Args:
+        session: XDG_RUNTIME_DIR, which counts if it belongs to this user alone.
+    """
+    user = os.geteuid()
+    for place in (session, Path(f"/run/user/{user}")):
+        if place is not None and place.is_absolute():
+            with suppress(OSError):
+                require_private_folder(place)
+                return place / "penstock"
+    return Path(tempfile.gettempdir()) / f"penstock-{user}"
+
+
+@contextmanager
+def announced(url: str, port: int, folder: Path) -> Iterator[Path]:
+    """Keep a file with the URL of a server that runs here, until the block ends.
+
+    Yields:
+        The file, mode 0600.
+
+    Raises:
+        ServerUnsuitable: The folder cannot be made, or it is not this user's alone.
+    """
+    file = folder / f"server-{port}.url"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        require_private_folder(folder)
+        descriptor = _placed(file, url)
+    except OSError as error:
+        why = f"cannot tell this user's programs of the server in {error.filename or folder}: {error.strerror}"
+        raise ServerUnsuitable(f"{why}; set XDG_RUNTIME_DIR to a folder of your own (mode 0700)") from None
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), file.stat()):
+                file.unlink()  # not the one of a server that took the port since
+        os.close(descriptor)
+
+
+def find_servers_of_user(folder: Path) -> Found:
+    """Return the servers that announced themselves in a folder; files that others could have made do not count."""
+    running: list[tuple[int, Announced]] = []
+    left: list[Path] = []
+    for file in sorted(path for path in folder.glob("server-*.url") if _NAME.fullmatch(path.name)):
+        with suppress(OSError):
+            descriptor = open_private(file)
+            try:
+                if _is_locked(descriptor):
+                    url = os.read(descriptor, _LONGEST).decode(errors="replace").strip()
+                    port = int(file.stem.partition("-")[2])
+                    running.append((os.fstat(descriptor).st_mtime_ns, Announced(url, port, file)))
+                else:
+                    left.append(file)
+            finally:
+                os.close(descriptor)
+    return Found([server for _, server in sorted(running, key=lambda each: -each[0])], left)
+
+
+def _placed(file: Path, url: str) -> int:
+    """Put a locked file in its place at once; nobody sees it without its lock or its text."""
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")  # 0600
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.write(descriptor, f"{url}\n".encode())
+        os.replace(name, file)  # noqa: PTH105 - both are in one folder
+    except BaseException:
+        os.close(descriptor)
+        Path(name).unlink(missing_ok=True)
+        raise
+    return descriptor
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
