@@ -163,9 +163,9 @@ def _in_turns(options: Any) -> Paid:
 def _worker(options: Any) -> tuple[Any, Any]:
     """With its workbench."""
     from penstock_common.stream.link.connection import connect
-    from penstock_producer.working.jobs import set_workbench
+    from penstock_producer.working.jobs import open_queue, set_workbench
     from penstock_producer.working.paced import PacedBench
-    from penstock_producer.working.worker import ShardWorker, open_queue
+    from penstock_producer.working.worker import ShardWorker
 
     bench = PacedBench(options.url, options.name)
     set_workbench(bench)

@@ -31,7 +31,8 @@ from penstock_producer.planning.production import Production
 from penstock_producer.sources.config import DatasetConfig
 from penstock_producer.sources.plan import cut
 from penstock_producer.working.fleet import Fleet
-from penstock_producer.working.worker import QUEUE, WorkerOptions, open_queue
+from penstock_producer.working.jobs import open_queue
+from penstock_producer.working.worker import QUEUE, WorkerOptions
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
 from tests.contracts.processes import child

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from penstock_common.errors import PenstockError, ServerUnavailable
@@ -19,27 +20,33 @@ except ModuleNotFoundError as error:
         raise
     raise PenstockError('producing needs rq: pip install "penstock[producer]"') from None
 
-from rq.exceptions import NoSuchJobError
 from rq.job import Job, JobStatus, Retry
-from rq.registry import StartedJobRegistry
-from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.commands import Client, Refused
 from penstock_common.stream.link.connection import connect
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.working.jobs import FUNCTION, RETRIES, ShardJob
+from penstock_producer.working.jobs import (
+    FAILURE_TTL_S,
+    FUNCTION,
+    OWN_NAME,
+    RESULT_TTL_S,
+    RETRIES,
+    ShardJob,
+    ShardQueue,
+    open_queue,
+    records_of,
+)
 from penstock_producer.working.oversight import Death
+from penstock_producer.working.record import shown
 from penstock_producer.working.task import ShardTask
-from penstock_producer.working.worker import open_queue, return_jobs
+from penstock_producer.working.worker import return_jobs
 
 SILENCE_S = 2.0
 """How long an answer may take that somebody needs who was told to end."""
 AT_ONCE_S = 0.3
 """And where one has not come already."""
-RESULT_TTL_S = 600
-FAILURE_TTL_S = 86_400
 SAMPLED = 8
 """Queued jobs looked at from either end, to know for which streams the queue works."""
 LOST_AFTER = 2
@@ -72,12 +79,19 @@ class Dispatcher:
     """
 
     def __init__(self, queue_url: str, name: str, notify: Notify = to_stderr) -> None:
+        self._notify = notify
         self._client = connect(queue_url, bears_outages=notify)
-        self._queue: Queue = open_queue(self._client, name)
+        self._queue: ShardQueue = open_queue(self._client, name)
         self._missed: dict[str, int] = {}
+        self._strangers: set[str] = set()
+        """Workers that are none of Penstock's, and took jobs."""
 
     def enqueue(self, tasks: Iterable[ShardTask], *, at_front: bool = False) -> None:
         """Queues one job per task, in order; ``at_front`` before all others, also in order."""
+        self._enqueue([(task, {}) for task in tasks], at_front)
+
+    def _enqueue(self, tasks: list[tuple[ShardTask, dict[str, Any]]], at_front: bool) -> None:
+        """The same with what is known of each."""
         jobs = [
             Queue.prepare_data(
                 FUNCTION,
@@ -89,15 +103,17 @@ class Dispatcher:
                 description=f"shard {task.shard} of epoch {task.epoch} of {task.stream!r}",
                 retry=Retry(max=RETRIES, enqueue_at_front=True),
                 at_front=at_front,
+                meta=meta,
             )
-            for task in tasks
+            for task, meta in tasks
         ]
         if jobs:  # each is pushed on its own: at the front the last one pushed comes first
-            self._queue.enqueue_many(jobs[::-1] if at_front else jobs)
+            ids = [task.job_id for task, _ in tasks]
+            self._queue.asked(lambda: self._queue.enqueue_many(jobs[::-1] if at_front else jobs), self._notify, ids)
 
     def known(self) -> set[str]:
         """Ids of the jobs that are queued, just taken, or running."""
-        return {*self._queue.get_job_ids(), *self.running()}
+        return {*self._queue.asked(self._queue.get_job_ids, self._notify), *self.running()}
 
     def requeue_lost(self, tasks: Iterable[ShardTask], known: set[str]) -> int:
         """Queues unfinished shards whose job vanished: a worker died just as it took one, or the queue was emptied."""
@@ -108,66 +124,121 @@ class Dispatcher:
             if missed >= LOST_AFTER:
                 lost.append(task)
                 self._missed[task.job_id] = 0
-        self.enqueue(lost, at_front=True)
+        self._renew(lost)
         return len(lost)
+
+    def requeue_untold(self, tasks: Iterable[ShardTask]) -> int:
+        """Queues jobs again that failed by no word of a worker of Penstock; says whose, once for each.
+
+        A plain `rq worker` can run no job: it takes one after the other and has it failed. Nor is it a verdict where
+        another program gave up a job of a silent host.
+        """
+        planned = {task.job_id: task for task in tasks}
+        untold = [job for job in self._failed(set(planned)) if not job.is_told]
+        for job in untold:
+            self._tell_of_stranger(str(job.worker_name or ""), str(job.id))
+        self._renew([planned[str(job.id)] for job in untold])
+        return len(untold)
+
+    def _renew(self, tasks: list[ShardTask]) -> None:
+        """Queues jobs at the front as they were planned, with what Penstock noted of them, whatever became of them."""
+        if not tasks:
+            return
+        known = [self._queue.fetch(task.job_id) for task in tasks]
+        notes = [{} if job is None else {k: v for k, v in job.meta.items() if k != "told_by"} for job in known]
+        with self._queue.connection.pipeline() as pipe:
+            for task in tasks:
+                pipe.delete(Job.key_for(task.job_id))
+                pipe.zrem(self._queue.failed_job_registry.key, task.job_id)
+            self._queue.asked(pipe.execute, self._notify)
+        self._enqueue(list(zip(tasks, notes, strict=True)), at_front=True)
+
+    def _tell_of_stranger(self, worker: str, job_id: str) -> None:
+        if not worker or OWN_NAME.fullmatch(worker):  # `rq info` gives up jobs of hosts that are silent, for one
+            worker = ""
+        if worker in self._strangers:
+            return
+        self._strangers.add(worker)
+        if not worker:
+            self._notify(
+                f"another program gave up job {job_id} of queue {self._queue.name!r} (`rq info` may, of a silent "
+                "host); it is queued again, and counts as not tried"
+            )
+            return
+        with suppress(Refused):
+            key = Worker.redis_worker_namespace_prefix + worker
+            host, pid = self._queue.connection.hmget(key, "hostname", "pid")
+            where = f" (process {shown(pid)} on {shown(host)})" if host and pid else ""
+            self._notify(
+                f"worker {shown(worker)!r}{where} takes jobs of queue {self._queue.name!r} and cannot do them: it is a "
+                "plain `rq worker`, so end it and start `penstock worker`; its tries count against no job, and what it "
+                "took is queued again"
+            )
 
     def clean(self) -> None:
         """Puts jobs of workers that are not heard of any more back into the queue; workers do the same."""
-        StartedJobRegistry(queue=self._queue, job_class=ShardJob).cleanup()
+        self._queue.asked(self._queue.tidy, self._notify)
 
     def return_jobs(self, death: Death) -> None:
         """Puts a dead worker's job back at once, and takes it off rq's list of workers."""
-        return_jobs(self._queue, death)
+        self._queue.asked(lambda: return_jobs(self._queue, death), self._notify)
         key = Worker.redis_worker_namespace_prefix + death.worker
         with self._queue.connection.pipeline() as pipe:
             pipe.srem(REDIS_WORKER_KEYS, key)
             pipe.srem(WORKERS_BY_QUEUE_KEY % self._queue.name, key)
             pipe.delete(key)
-            pipe.execute()
+            self._queue.asked(pipe.execute, self._notify)
 
     def hurry(self, patience_s: float) -> None:
         """From now on a server that is away is not waited for longer than this, and one that is silent is away."""
         hurry(self._client, patience_s)
 
     def failure(self, job_ids: set[str]) -> tuple[str, str] | None:
-        """(what, why) of the first of these jobs that failed for good."""
-        for job_id in self._queue.failed_job_registry.get_job_ids(cleanup=False):
-            if job_id in job_ids and (job := self._fetch(job_id)) and job.get_status(refresh=False) == JobStatus.FAILED:
-                assert isinstance(job, ShardJob)
+        """(what, why) of the first of these jobs that failed for good, as a worker of Penstock says."""
+        for job in self._failed(job_ids):
+            if job.is_told:
                 return str(job.description), str(job.meta.get("error") or job.why_lost())
         return None
 
+    def _failed(self, job_ids: set[str]) -> list[ShardJob]:
+        failed = [job_id for job_id in self._queue.asked(self._queue.failed_ids, self._notify) if job_id in job_ids]
+        jobs = map(self._queue.fetch, failed)
+        return [job for job in jobs if job and job.get_status(refresh=False) == JobStatus.FAILED]
+
     def reports(self, job_ids: Iterable[str]) -> Reports:
         """What these jobs have noted so far."""
-        wanted = list(job_ids)
         reports = Reports()
-        for job in ShardJob.fetch_many(wanted, connection=self._queue.connection, serializer=JSONSerializer):
-            meta: dict[str, Any] = job.meta if job else {}
-            reports.nbytes += int(meta.get("bytes", 0))
-            reports.workers |= set(meta.get("workers", []))
-            reports.waits = reports.waits or str(meta.get("waits", ""))
+        for job in ShardJob.fetch_many(job_ids, connection=self._queue.connection, serializer=JSONSerializer):
+            if job is not None:
+                reports.nbytes += int(job.meta.get("bytes", 0))
+                reports.workers |= set(job.meta.get("workers", []))
+                reports.waits = reports.waits or str(job.meta.get("waits", ""))
         return reports
 
     def running(self) -> set[str]:
         """Ids of the queue's jobs that workers have in hand."""
-        registry = StartedJobRegistry(queue=self._queue, job_class=ShardJob)
-        return {job_id for job_id, _ in registry.get_job_and_execution_ids(cleanup=False)}
+        return {job_id for job_id, _ in self._queue.asked(lambda: list(self._queue.started()), self._notify)}
 
     def streams(self) -> set[str]:
         """Names of the streams that jobs are for: of those running, and of the first and last ones queued."""
-        wanted = {*self._queue.get_job_ids(0, SAMPLED), *self._queue.get_job_ids(-SAMPLED, SAMPLED), *self.running()}
+        ends = ((0, SAMPLED), (-SAMPLED, SAMPLED))
+        queued = self._queue.asked(lambda: [self._queue.get_job_ids(*end) for end in ends], self._notify)
+        wanted = {*queued[0], *queued[1], *self.running()}
         jobs = ShardJob.fetch_many(list(wanted), connection=self._queue.connection, serializer=JSONSerializer)
         return {str(job.kwargs["stream"]) for job in jobs if job is not None and "stream" in (job.kwargs or {})}
 
     def count_workers(self) -> int:
-        """Workers that listen to this queue, wherever they are."""
-        return Worker.count(queue=self._queue)
+        """Workers of Penstock that listen to this queue, wherever they are."""
+        key = WORKERS_BY_QUEUE_KEY % self._queue.name
+        names: set[Any] = self._queue.asked(lambda: self._client.smembers(key), self._notify)
+        return sum(OWN_NAME.fullmatch(name.decode("utf-8", "replace")) is not None for name in names)
 
     def cancel(self, job_ids: Iterable[str]) -> None:
         """Takes jobs out of the queue, with what it knows of them; running ones go on."""
         wanted = list(job_ids)
-        for job_id in wanted:
-            self._queue.remove(job_id)
+        self._queue.asked(
+            lambda: [self._queue.connection.lrem(self._queue.key, 1, each) for each in wanted], self._notify
+        )
         running = self.running()
         if left := [Job.key_for(job_id) for job_id in wanted if job_id not in running]:
             self._queue.connection.delete(*left)
@@ -180,7 +251,7 @@ class Dispatcher:
         done: set[str] = set()
         reports = Reports()
         for job_id in job_ids:
-            job = self._fetch(job_id)
+            job = self._queue.fetch(job_id)
             if job is not None and job.get_status(refresh=False) not in (JobStatus.FINISHED, JobStatus.FAILED):
                 continue  # its worker is about to say so
             done.add(job_id)
@@ -188,21 +259,21 @@ class Dispatcher:
             if job is not None:
                 reports.nbytes += int(job.meta.get("bytes", 0))
                 reports.workers |= set(job.meta.get("workers", []))
-                # it may still list the run of a killed worker, whose own record expired: rq's delete would raise
-                self._queue.connection.delete(job.execution_registry.key)
-                job.delete(remove_from_queue=False)
-                Result.delete_all(job)
+            self._queue.asked(partial(self._remove, job_id), self._notify)
         return done, reports
+
+    def _remove(self, job_id: str) -> None:
+        """Everything that rq and Penstock keep of a job."""
+        key = Job.key_for(job_id)
+        with self._queue.connection.pipeline() as pipe:
+            pipe.zrem(self._queue.finished_job_registry.key, job_id)
+            pipe.zrem(self._queue.failed_job_registry.key, job_id)
+            pipe.delete(key, f"{key}:dependents", f"{key}:dependencies", *records_of(job_id))
+            pipe.execute()
 
     def close(self) -> None:
         """Gives the connection back, and the queue's name where nobody uses it any more."""
-        with suppress(ServerUnavailable):
+        with suppress(ServerUnavailable, Refused):
             if not self._queue.count and not self.count_workers():
                 self._queue.connection.srem(Queue.redis_queues_keys, self._queue.key)
         self._queue.connection.close()
-
-    def _fetch(self, job_id: str) -> Job | None:
-        try:
-            return ShardJob.fetch(job_id, connection=self._queue.connection, serializer=JSONSerializer)
-        except NoSuchJobError:
-            return None

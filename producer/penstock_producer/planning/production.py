@@ -357,6 +357,7 @@ class Production:
         return None if per_epoch is None else per_epoch * len(self.epochs)
 
     def _check_failures(self, progress: Progress) -> None:
+        self._dispatcher.requeue_untold(task for tasks in self._live.values() for task in tasks)
         # of what is complete another run may fail as it likes: its worker died before it could say that it was done
         failed = self._dispatcher.failure(set(self._live_jobs()))
         if failed:

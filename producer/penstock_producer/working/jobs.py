@@ -1,24 +1,31 @@
-"""The one function that jobs may name, and the Job class that refuses every other before anything is imported.
+"""Jobs as they lie on the queue's server: the one function that they may name, and a queue that survives all others.
 
-What the function does is ``workbench``'s; the process it runs in is ``worker``'s.
+What others left in a job, or in rq's keys, ends nobody who reads them. What the function does is ``workbench``'s, the
+process it runs in is ``worker``'s, and which fields a job may have ``record``'s.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from rq import Queue
 from rq.exceptions import NoSuchJobError
-from rq.job import Job, Retry, get_current_job
+from rq.intermediate_queue import IntermediateQueue
+from rq.job import Job, JobStatus, Retry, get_current_job
+from rq.registry import FailedJobRegistry, FinishedJobRegistry
 from rq.serializers import JSONSerializer
+from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY, clean_worker_registry
 
 from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable, SourceError
-from penstock_common.waiting import to_stderr
+from penstock_common.stream.link.commands import Refused
+from penstock_common.waiting import Notify
 from penstock_producer.working.fill import Stopped
 from penstock_producer.working.oversight import Death, Suspicion, suspect
+from penstock_producer.working.record import LIMITS, Unreadable, checked, shown
 from penstock_producer.working.task import ShardTask
 from penstock_producer.working.workbench import Made, SourceChanged, Workbench
 
@@ -32,10 +39,27 @@ PAUSES_S = (0.0, 0.5, 2.0, 5.0)
 DEATHS = 15
 """Workers killed in a row without any progress before their shard fails: a machine short of memory, or an impatient
 operator, kills some by chance. A sample that kills whoever makes it is found out before (oversight.py)."""
-MENDED_BY_RETRY = (ServerUnavailable, SourceError, OSError, MemoryError)
+MENDED_BY_RETRY = (ServerUnavailable, SourceError, OSError, MemoryError, Refused)
 ENDLESS = 1 << 30
+RESULT_TTL_S = 600
+FAILURE_TTL_S = 86_400
 PASS_ON_S = 3.0
 """A job that waits for room looks this often whether an earlier shard has nobody to make it, and then makes place."""
+
+SET_ASIDE: Final = ":set-aside"
+"""What the name of a key ends in that was of the wrong type."""
+SET_ASIDE_TTL_S: Final = 86_400
+TRIES: Final = 3
+"""How often what a key of another type prevented is tried again."""
+ABANDONED: Final = "its worker was not heard of any more"
+"""Why a job of a silent host goes back."""
+_JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
+OWN_NAME: Final = re.compile(r".+\.[0-9a-f]{8}")
+"""Of workers of ours: a host and eight random digits (`WorkerOptions.named`)."""
+TOLD: Final = 1000
+"""Refused jobs that a process remembers having told of."""
+
+T = TypeVar("T")
 
 _bench: Workbench | None = None
 
@@ -89,10 +113,10 @@ def bring_forward(queue: Queue, job_ids: Sequence[str]) -> None:
     """Moves those of the jobs that are queued to the front, in this order and in one step: none is ever missing."""
 
     def move(pipe: Any) -> None:
-        queued = {job_id.decode() for job_id in pipe.lrange(queue.key, 0, -1)}
+        queued = set(pipe.lrange(queue.key, 0, -1))
         pipe.multi()
         for job_id in reversed(job_ids):
-            if job_id in queued:
+            if job_id.encode() in queued:
                 pipe.lrem(queue.key, 1, job_id)
                 pipe.lpush(queue.key, job_id)
 
@@ -100,8 +124,8 @@ def bring_forward(queue: Queue, job_ids: Sequence[str]) -> None:
         queue.connection.transaction(move, queue.key)
 
 
-def _queue_of(job: Job) -> Queue:
-    return Queue(job.origin, connection=job.connection, job_class=ShardJob, serializer=JSONSerializer)
+def _queue_of(job: Job) -> ShardQueue:
+    return open_queue(job.connection, job.origin)
 
 
 class _Note:
@@ -131,10 +155,8 @@ class _Note:
         self._job.meta["at"] = committed
         # some run got on since this was last noted, be it this one or one that was killed
         self._job.meta.pop("deaths", None)
-        if self._job.retries_left != RETRIES:
-            self._job.retries_left = RETRIES
-            with suppress(ServerUnavailable):
-                self._job.connection.hset(self._job.key, "retries_left", RETRIES)
+        self._job.meta.pop("failures", None)
+        self._job.retries_left = RETRIES
         _save_meta(self._job)
 
     def keep(self, made: Made) -> None:
@@ -146,18 +168,35 @@ class _Note:
 class ShardJob(Job):
     """A job that can only be `produce_shard` with JSON arguments: no other function, no callbacks, no web hooks."""
 
+    def refresh(self) -> None:
+        """Read the job; raise NoSuchJobError where there is none that may be run."""
+        self.restore(_read(self.connection, [self.key])[0])
+
+    @classmethod
+    def fetch_many(cls, job_ids: Iterable[str], connection: Any, serializer: Any = None) -> list[Job | None]:
+        """Return these jobs; None for each that is not there, or may not be run."""
+        wanted = list(job_ids)
+        jobs: list[Job | None] = []
+        for job_id, raw in zip(wanted, _read(connection, [cls.key_for(each) for each in wanted]), strict=True):
+            job = cls(job_id, connection=connection, serializer=serializer)
+            with suppress(NoSuchJobError):
+                job.restore(raw)
+                jobs.append(job)
+                continue
+            jobs.append(None)
+        return jobs
+
     def restore(self, raw_data: Any) -> Any:
-        """Refuse what is not ours while it is loaded: for rq it is then no job at all, and is passed over."""
+        """Take over what the server says; raise NoSuchJobError for a job that is not ours: rq passes it over."""
+        if not raw_data:
+            raise NoSuchJobError(f"no job {self.id}")
         try:
-            super().restore(raw_data)
-            reason = _refusal(self)
-        except NoSuchJobError:
-            raise
-        except Exception as error:
-            reason = f"it cannot be read ({type(error).__name__})"
-        if reason:
-            to_stderr(f"refused job {self.id}: {reason}; this worker only runs {FUNCTION}")
-            raise NoSuchJobError(f"refused: {reason}")
+            super().restore(checked(raw_data, FUNCTION))
+        except Unreadable as error:
+            _refuse(str(self.id), str(error))
+            raise NoSuchJobError(f"refused: {error}") from None
+        self.timeout, self.result_ttl, self.failure_ttl = -1, RESULT_TTL_S, FAILURE_TTL_S
+        self.retries_left = max(0, RETRIES - int(self.meta.get("failures", 0)))
 
     def heartbeat(self, timestamp: Any, ttl: int, pipeline: Any = None, xx: bool = False) -> None:
         """As rq's, but not by itself, at the job's end: what says that it ended comes at once."""
@@ -205,25 +244,245 @@ class ShardJob(Job):
     def judge(self, error: BaseException) -> None:
         """Notes why a run failed, and whether another run may help; rq then does what ``retries_left`` says."""
         text = " ".join(str(error).split()) or type(error).__name__
-        self.meta["error"] = text if isinstance(error, PenstockError) else f"{type(error).__name__}: {text}"
-        _save_meta(self)
+        self.tell(text if isinstance(error, PenstockError) else f"{type(error).__name__}: {text}")
         left = self.retries_left or 0
         if isinstance(error, Stopped):
             self.retries_left = left + 1  # not its fault
         elif not isinstance(error, MENDED_BY_RETRY) or isinstance(error, SourceChanged):
             self.retries_left = 0
         else:
+            self.count_failure()
+        _save_meta(self)
+        if self.retries_left and not isinstance(error, Stopped):
             time.sleep(PAUSES_S[max(0, min(len(PAUSES_S) - 1, RETRIES - left))])
 
+    def count_failure(self) -> None:
+        """Note a try that failed. rq's own count is no proof: other programs that touch the job change it."""
+        self.meta["failures"] = int(self.meta.get("failures", 0)) + 1
 
-def _refusal(job: Job) -> str:
+    def tell(self, error: str) -> None:
+        """Note why a try failed, and that a worker of Penstock says so."""
+        self.meta["error"], self.meta["told_by"] = error, str(self.worker_name or "")
+
+    @property
+    def is_told(self) -> bool:
+        """Whether its last try was one of a worker of Penstock, which said how it ended."""
+        return "told_by" in self.meta and self.meta["told_by"] == str(self.worker_name or "")
+
+
+class ShardQueue(Queue):
+    """rq's queue, without dependents, and without entries that are no job's id."""
+
+    def enqueue_dependents(self, *_: Any, **__: Any) -> None:
+        """No job of ours has any."""
+
+    def get_job_ids(self, offset: int = 0, length: int = -1) -> list[str]:
+        """See rq; entries that are no job's id are left out."""
+        end = offset + length - 1 if length >= 0 else length
+        return list(filter(None, map(_job_id_of, self._server.lrange(self.key, offset, end))))
+
+    @classmethod
+    def lmove(cls, connection: Any, queue_key: str, timeout: int | None) -> tuple[str, Any] | None:
+        """See rq; an entry that is no job's id is dropped."""
+        while True:
+            found: tuple[str, Any] | None = super().lmove(connection, queue_key, timeout)
+            if found is None or _job_id_of(found[1]) is not None:
+                return found
+            connection.lrem(IntermediateQueue.get_intermediate_queue_key(queue_key), 1, found[1])
+
+    # --- registries ---
+
+    @property
+    def _server(self) -> Any:
+        """The connection; see `commands.Client` for why it has no type."""
+        return self.connection
+
+    def started(self) -> Iterator[tuple[str, str]]:
+        """Yield (job id, execution id) of each job that a worker has in hand."""
+        for member in self._server.zrange(self.started_job_registry.key, 0, -1):
+            if (pair := _pair_of(member)) is not None:
+                yield pair
+
+    def failed_ids(self) -> list[str]:
+        """Return the ids of the jobs that failed for good."""
+        return list(filter(None, map(_job_id_of, self._server.zrange(self.failed_job_registry.key, 0, -1))))
+
+    def fetch(self, job_id: str) -> ShardJob | None:
+        """Return a job; None where there is none that can be read."""
+        try:
+            found = ShardJob.fetch(job_id, connection=self.connection, serializer=JSONSerializer)
+        except NoSuchJobError:
+            return None
+        assert isinstance(found, ShardJob)
+        return found
+
+    def tidy(self) -> None:
+        """Return jobs of workers that are silent, or died as they took one; forget what has expired."""
+        self._return_abandoned()
+        for registry in (FinishedJobRegistry, FailedJobRegistry):
+            self._server.zremrangebyscore(registry.key_template.format(self.name), 0, time.time())
+        clean_worker_registry(self)
+        self._return_stuck()
+
+    def _return_abandoned(self) -> None:
+        key = self.started_job_registry.key
+        for member in self._server.zrangebyscore(key, 0, time.time()):
+            pair = _pair_of(member)
+            job = None if pair is None else self.fetch(pair[0])
+            with self._server.pipeline() as pipe:
+                pipe.zrem(key, member)
+                if job is not None:
+                    job.count_failure()
+                    return_or_fail(self, job, pipe, ABANDONED)
+                pipe.execute()
+
+    def _return_stuck(self) -> None:
+        taken = IntermediateQueue(self.key, connection=self.connection)
+        running = {job_id for job_id, _ in self.started()}
+        for entry in self._server.lrange(taken.key, 0, -1):
+            job_id = _job_id_of(entry)
+            if job_id in running:
+                continue
+            if job_id is None or self.fetch(job_id) is None:
+                self._server.lrem(taken.key, 1, entry)
+                continue
+            with suppress(ValueError, OverflowError, OSError):  # of a time that nobody wrote
+                if not taken.set_first_seen(job_id) and taken.should_be_cleaned_up(job_id):
+                    with self._server.pipeline() as pipe:
+                        pipe.lrem(taken.key, 1, entry)
+                        pipe.lpush(self.key, entry)
+                        pipe.delete(taken.get_first_seen_key(job_id))
+                        pipe.execute()
+
+    # --- keys of another type ---
+
+    def asked(self, ask: Callable[[], T], notify: Notify, job_ids: Iterable[str] = ()) -> T:
+        """Return what ``ask`` does, and set aside what keeps it from being answered.
+
+        Raises:
+            Refused: The server refused a command though all keys are of their types.
+        """
+        for _ in range(TRIES):
+            try:
+                return ask()
+            except Refused as error:
+                if not self.set_aside(notify, job_ids) and "WRONGTYPE" not in str(error):
+                    raise  # else another process has just set it aside
+        return ask()
+
+    def set_aside(self, notify: Notify, job_ids: Iterable[str] = ()) -> bool:
+        """Rename each key of the queue, and of these jobs, that is of another type than rq's; True if there was one."""
+        wanted = {
+            self.key: "list", IntermediateQueue.get_intermediate_queue_key(self.key): "list",
+            self.started_job_registry.key: "zset", self.failed_job_registry.key: "zset",
+            self.finished_job_registry.key: "zset", REDIS_WORKER_KEYS: "set", WORKERS_BY_QUEUE_KEY % self.name: "set",
+            self.redis_queues_keys: "set",
+        }  # fmt: skip
+        for job_id in job_ids:
+            key = Job.key_for(job_id)
+            wanted |= {key: "hash", **dict(zip(records_of(job_id), ("zset", "stream"), strict=True))}
+        with self._server.pipeline(transaction=False) as pipe:
+            for key in wanted:
+                pipe.type(key)
+            found = [kind.decode() for kind in pipe.execute()]
+        wrong = [(key, kind) for key, kind in zip(wanted, found, strict=True) if kind not in ("none", wanted[key])]
+        for key, kind in wrong:
+            with suppress(Refused):  # another process was faster
+                self.connection.rename(key, key + SET_ASIDE)
+                self.connection.expire(key + SET_ASIDE, SET_ASIDE_TTL_S)
+                notify(
+                    f"key {key!r} of the queue held a {kind}, expected a {wanted[key]}: another program wrote it; it "
+                    f"is kept for a day as {key + SET_ASIDE!r}, and the work goes on"
+                )
+        return bool(wrong)
+
+
+def records_of(job_id: str) -> tuple[str, str]:
+    """Return the keys in which rq keeps a job's executions (a sorted set) and results (a stream)."""
+    return f"rq:executions:{job_id}", f"rq:results:{job_id}"
+
+
+def open_queue(connection: Any, name: str) -> ShardQueue:
+    """Return the queue, whose jobs are JSON and ours."""
+    return ShardQueue(name, connection=connection, job_class=ShardJob, serializer=JSONSerializer)
+
+
+def return_or_fail(queue: Queue, job: ShardJob, pipe: Any, reason: str) -> None:
+    """Put a job that lost its worker to the front of the queue; note that it failed where it was tried too often."""
+    if job.should_retry:
+        job.tell(reason)
+        job.retry(queue, pipe)
+    else:
+        job.tell(job.why_lost(reason))
+        job.set_status(JobStatus.FAILED, pipeline=pipe)
+        job.save(pipeline=pipe)
+        queue.failed_job_registry.add(job, ttl=job.failure_ttl, exc_string=reason, pipeline=pipe)
+
+
+def _job_id_of(entry: bytes) -> str | None:
+    """Return the id that an entry of the queue is; None for what rq makes no job's id of."""
     try:
-        name, instance, arguments = job.func_name, job.instance, job.args
-    except Exception:
-        return "its data is not JSON"
-    if name != FUNCTION:
-        return f"it names the function {name!r}"
-    return "it carries an object or positional arguments" if instance is not None or arguments else ""
+        text = entry.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if _JOB_ID.fullmatch(text) else None
+
+
+def _pair_of(member: bytes) -> tuple[str, str] | None:
+    job, _, execution = member.partition(b":")
+    job_id, execution_id = _job_id_of(job), _job_id_of(execution)
+    return None if job_id is None or execution_id is None else (job_id, execution_id)
+
+
+def _read(connection: Any, keys: Sequence[str]) -> list[dict[str, bytes | None]]:
+    """Read the fields that jobs are made of: None for one that is too long to be read, nothing of what is no hash."""
+    with connection.pipeline(transaction=False) as pipe:
+        for key in keys:
+            for name in LIMITS:
+                pipe.hstrlen(key, name)
+        sizes = [_answer(answer) or 0 for answer in pipe.execute(raise_on_error=False)]
+        lengths = [
+            dict(zip(LIMITS, sizes[at : at + len(LIMITS)], strict=True)) for at in range(0, len(sizes), len(LIMITS))
+        ]
+        wanted = [[name for name, most in LIMITS.items() if 0 < found[name] <= most] for found in lengths]
+        for key, names in zip(keys, wanted, strict=True):
+            pipe.hmget(key, names or ["data"])
+        values = [_answer(answer) or [] for answer in pipe.execute(raise_on_error=False)]
+    return [
+        {
+            **{name: None for name, most in LIMITS.items() if found[name] > most},
+            **{name: value for name, value in zip(names, held, strict=False) if value is not None},
+        }
+        for found, names, held in zip(lengths, wanted, values, strict=True)
+    ]
+
+
+def _answer(answer: Any) -> Any:
+    """Return an answer of a pipeline; None where its key is of another type. Raises what else the server refused."""
+    if isinstance(answer, Refused) and "WRONGTYPE" in str(answer):
+        return None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+_tell_refusal: Notify = lambda text: None  # noqa: E731 - who does jobs says it, who only looks does not
+_told: set[str] = set()
+
+
+def tell_refusals(notify: Notify) -> None:
+    """Have this process say, once for each job, which jobs it refuses."""
+    global _tell_refusal  # noqa: PLW0603 - rq restores jobs in places that know no notify
+    _tell_refusal = notify
+
+
+def _refuse(job_id: str, reason: str) -> None:
+    if job_id in _told:
+        return
+    if len(_told) >= TOLD:
+        _told.clear()
+    _told.add(job_id)
+    _tell_refusal(f"refused job {shown(job_id)}: {reason}; this worker only runs {FUNCTION}")
 
 
 def _save_meta(job: Job) -> None:

@@ -20,23 +20,32 @@ from typing import Any
 from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable
 
 try:
-    from rq import Queue, SimpleWorker
+    from rq import SimpleWorker
 except ModuleNotFoundError as error:
     if error.name != "rq":
         raise
     raise PenstockError('producing needs rq: pip install "penstock[producer]"') from None
 
-from rq.exceptions import NoSuchJobError, StopRequested
+from rq.exceptions import StopRequested
 from rq.executions import Execution
-from rq.job import Job, JobStatus
-from rq.registry import StartedJobRegistry
+from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty
+from rq.utils import now
 
+from penstock_common.stream.link.commands import Refused
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.sources.names import allow_only
 from penstock_producer.working.fill import Stopped
-from penstock_producer.working.jobs import ShardJob, set_workbench
+from penstock_producer.working.jobs import (
+    TRIES,
+    ShardJob,
+    ShardQueue,
+    open_queue,
+    return_or_fail,
+    set_workbench,
+    tell_refusals,
+)
 from penstock_producer.working.memory import keep_freed
 from penstock_producer.working.oversight import Death, Making
 from penstock_producer.working.paced import PacedBench
@@ -87,11 +96,6 @@ class WorkerOptions:
         return replace(self, name=f"{socket.gethostname()}.{secrets.token_hex(4)}")
 
 
-def open_queue(connection: Any, name: str) -> Queue:
-    """The queue, whose jobs are JSON and ours."""
-    return Queue(name, connection=connection, job_class=ShardJob, serializer=JSONSerializer)
-
-
 def work(options: WorkerOptions, cells: Any = None) -> None:
     """The whole life of one worker process: until SIGTERM, until its owner is gone, or in a burst until all is done.
 
@@ -99,6 +103,7 @@ def work(options: WorkerOptions, cells: Any = None) -> None:
     """
     _forget_owners_handlers()
     keep_freed()
+    tell_refusals(to_stderr)
     try:
         if options.allow:
             allow_only(options.allow)
@@ -118,7 +123,10 @@ def work(options: WorkerOptions, cells: Any = None) -> None:
             if worker.waited_in_vain is not None:
                 raise worker.waited_in_vain
         bench.close()
-        if not options.burst and not stopping.is_set():
+        if worker.broke is not None:
+            to_stderr(f"worker: ended by {type(worker.broke).__name__}: {' '.join(str(worker.broke).split())}")
+            raise SystemExit(1)
+        if not worker.is_drained and not stopping.is_set():
             raise SystemExit(EXIT_LOST)  # rq ends where it cannot tell the queue how a job went
     except ServerUnavailable as error:  # who started it says so
         raise SystemExit(EXIT_AWAY if error.borne_s else EXIT_LOST) from None
@@ -131,10 +139,11 @@ class ShardWorker(SimpleWorker):
     """rq's in-process worker with heartbeats while it works, and an end that gives its job back."""
 
     job_class = ShardJob
+    queue_class = ShardQueue
 
     def __init__(
         self,
-        queue: Queue,
+        queue: ShardQueue,
         options: WorkerOptions,
         stopping: threading.Event,
         on_idle: Callable[[], None] = lambda: None,
@@ -154,8 +163,15 @@ class ShardWorker(SimpleWorker):
             log_job_description=False,
         )
         self._options, self._stopping = options, stopping
+        self._queue = queue
         self.waited_in_vain: ServerUnavailable | None = None
         """A server that did not come back, which ends this worker."""
+        self.broke: Exception | None = None
+        """What ended this worker that nobody foresaw; rq would only log it."""
+        self._in_vain = 0
+        """How often in a row a command was refused, and no key was to blame."""
+        self.is_drained = False
+        """Whether it ended, in a burst, because there is no job left, or `rq suspend` said so."""
         self._said_s: dict[str, float] = {}
         """When something was said last, outside of a transaction."""
         self._working_at: Job | None = None
@@ -179,8 +195,12 @@ class ShardWorker(SimpleWorker):
             except ServerUnavailable as error:
                 self._await_server(outage, error)
                 continue
+            except Refused as error:
+                self._set_aside(error)
+                continue
             outage.over()
             if found is not None or timeout is None:
+                self.is_drained = found is None
                 return found
             self._on_idle()
         raise StopRequested
@@ -198,6 +218,30 @@ class ShardWorker(SimpleWorker):
                 if error.borne_s:
                     self.waited_in_vain = error
                     return
+
+    def check_for_suspension(self, burst: bool) -> None:
+        """See rq."""
+        try:
+            super().check_for_suspension(burst)
+        except StopRequested:
+            self.is_drained = True
+            raise
+
+    def run_maintenance_tasks(self) -> None:
+        """Only what concerns this queue; rq's own looks at everything that any program left on the server."""
+        self.last_cleaned_at = now()  # type: ignore[assignment]
+        try:
+            self._queue.tidy()
+        except Refused as error:
+            self._set_aside(error)
+
+    def _set_aside(self, error: Refused, job_ids: tuple[str, ...] = ()) -> None:
+        """What others wrote into the queue's keys; raises what it was not, or what comes back."""
+        is_found = self._queue.set_aside(to_stderr, job_ids)
+        self._in_vain = 0 if is_found else self._in_vain + 1  # another process may have been faster
+        if self._in_vain > TRIES:
+            self.broke = error
+            raise error
 
     def get_heartbeat_ttl(self, job: Job) -> int:
         """Short, because a heartbeat comes every few seconds whatever the job does."""
@@ -227,11 +271,16 @@ class ShardWorker(SimpleWorker):
         threading.Thread(target=self._beat, name="penstock-heartbeat", daemon=True).start()
         return super().work(*args, **how)
 
-    def execute_job(self, job: Job, queue: Queue) -> None:
+    def execute_job(self, job: Job, queue: Any) -> None:
         """In this process."""
         self._working_at = job
         try:
             super().execute_job(job, queue)
+        except Refused as error:  # the job comes back when its heartbeat has expired
+            self._set_aside(error, (str(job.id),))
+        except Exception as error:
+            self.broke = error
+            raise
         finally:
             self._working_at = None
             with self._telling:  # one that is under way ends before the next job begins
@@ -256,6 +305,8 @@ class ShardWorker(SimpleWorker):
         if isinstance(error, ServerUnavailable) and error.borne_s:
             self.waited_in_vain = error  # the streams' server: its job goes back, and this worker ends
             self._stop_requested = True
+        if isinstance(error, Refused):
+            self._queue.set_aside(to_stderr, (str(job.id),))
         if isinstance(job, ShardJob):
             job.judge(error)
         if self._options.is_chatty and not isinstance(error, Stopped | BudgetFull):
@@ -312,31 +363,20 @@ def _watch_owner(owner: int) -> None:
         os._exit(EXIT_LOST)  # it waits for a server that most likely went with its owner; what is committed stands
 
 
-def return_jobs(queue: Queue, death: Death) -> int:
+def return_jobs(queue: ShardQueue, death: Death) -> int:
     """Puts what a dead worker was doing back to the front of the queue, at once; returns how many jobs."""
-    registry = StartedJobRegistry(queue=queue, job_class=ShardJob)
     returned = 0
-    for job_id, execution_id in registry.get_job_and_execution_ids(cleanup=False):
+    for job_id, execution_id in queue.started():
         try:
             execution = Execution.fetch(execution_id, job_id, queue.connection)
-            job = ShardJob.fetch(job_id, connection=queue.connection, serializer=JSONSerializer)
-        except (ValueError, NoSuchJobError):
-            continue
-        if execution.worker_name == death.worker and isinstance(job, ShardJob):
+        except (ValueError, KeyError, OverflowError, Refused):
+            continue  # it has expired, or somebody else wrote it
+        job = queue.fetch(job_id) if execution.worker_name == death.worker else None
+        if job is not None:
             job.lose_worker(death)
-            _return(queue, job, execution, death.reason)
+            with queue.connection.pipeline() as pipe:
+                execution.delete(job, pipe)
+                return_or_fail(queue, job, pipe, death.reason)
+                pipe.execute()
             returned += 1
     return returned
-
-
-def _return(queue: Queue, job: ShardJob, execution: Execution, reason: str) -> None:
-    job.meta["error"] = reason if job.should_retry else job.why_lost(reason)
-    with queue.connection.pipeline() as pipe:
-        execution.delete(job, pipe)
-        if job.should_retry:
-            job.retry(queue, pipe)
-        else:
-            job.set_status(JobStatus.FAILED, pipeline=pipe)
-            job.save(pipeline=pipe)
-            queue.failed_job_registry.add(job, ttl=job.failure_ttl, exc_string=reason, pipeline=pipe)
-        pipe.execute()

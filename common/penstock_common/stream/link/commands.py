@@ -31,6 +31,9 @@ Client: TypeAlias = Any
 """A control connection, as `connection.connect` makes it. redis-py declares every reply `bytes | str`, though here they
 are bytes: so the client is Any, and each reply's type is said where it is read."""
 
+Refused = ResponseError
+"""What redis-py raises where the server answers one command with an error, for callers that can repair the cause."""
+
 _CANNOT_READ = re.compile(r"user_script:\s*\d+: (Expected |attempt to |bad argument )")
 """How Lua, and its cjson, complain of a value: not what a command inside a script answered."""
 _NUMBER = re.compile(r"Command # (\d+) ")

@@ -1,0 +1,176 @@
+"""Checks what the queue's server says of a job before rq sees it: each field's size, type and meaning. Pure.
+
+Whoever can write to the queue can write anything here. Reading it from the server is ``jobs``'s.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+DATA_BYTES: Final = 64 << 20
+"""A job's arguments, inflated. A watched epoch of 10,000 files with long names has a tenth of this."""
+META_BYTES: Final = 1 << 20
+FIELD_BYTES: Final = 4096
+SHOWN_CHARACTERS: Final = 80
+LARGEST: Final = 1 << 62
+
+_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
+"""How rq writes times."""
+_STATES = (
+    b"created", b"queued", b"finished", b"failed", b"started", b"deferred", b"scheduled", b"stopped", b"canceled",
+)  # fmt: skip
+_TIMES = ("created_at", "enqueued_at", "started_at", "ended_at", "last_heartbeat")
+_NUMBERS = ("timeout", "result_ttl", "failure_ttl", "number_of_retries", "retries_left")
+_TEXTS = ("origin", "worker_name", "description")
+LIMITS: Final[Mapping[str, int]] = {
+    "data": DATA_BYTES, "meta": META_BYTES, "status": FIELD_BYTES,
+    **dict.fromkeys((*_TIMES, *_NUMBERS, *_TEXTS), FIELD_BYTES),
+}  # fmt: skip
+"""Field -> most bytes that are read of it. What else rq keeps in a job (results, tracebacks, callbacks, web hooks,
+dependencies, groups) is not read at all."""
+
+
+class Unreadable(ValueError):
+    """A field of a job holds what neither Penstock nor rq wrote there."""
+
+
+def inflated(raw: bytes | None, limit: int = DATA_BYTES) -> bytes:
+    """Return the bytes behind rq's compression; rq also takes them uncompressed.
+
+    Raises:
+        Unreadable: More than ``limit`` bytes would come out. No more than that are ever made.
+    """
+    if raw is not None and len(raw) <= limit:
+        try:
+            found = zlib.decompressobj().decompress(raw, limit + 1)
+        except zlib.error:
+            found = raw
+        if len(found) <= limit:
+            return found
+    raise Unreadable(f"its data is larger than {limit >> 20} MiB")
+
+
+def checked(raw: Mapping[str, bytes | None], function: str) -> dict[bytes, bytes]:
+    """Return the fields of a job that may be restored: a call of ``function`` with JSON arguments by name.
+
+    Args:
+        raw: The job's hash, by field; None for a field that is too long to be read.
+        function: The only function that a job may name.
+
+    Raises:
+        Unreadable: A field is none that a job of ours has; the text says which and why.
+    """
+    if "data" not in raw:
+        raise Unreadable("it has no data")
+    kept = {"data": json.dumps(_call(inflated(raw["data"]), function)).encode()}
+    for names, read in ((_TIMES, _time), (_NUMBERS, _number), (_TEXTS, _text), (("status",), _status)):
+        for name in names:
+            if (value := raw.get(name, b"")) != b"":
+                kept[name] = _field(name, value, read)
+    kept["enqueue_at_front_on_retry"] = b"1"
+    if notes := readable_meta(raw.get("meta")):
+        kept["meta"] = json.dumps(notes).encode()
+    return {name.encode(): value for name, value in kept.items()}
+
+
+def readable_meta(raw: bytes | None) -> dict[str, Any]:
+    """Return what Penstock noted in a job, without what it cannot have noted. Never raises.
+
+    rq's own tools save a job's ``meta`` by pickle when they touch the job (``rq info`` does): such a note is lost.
+    """
+    if not raw or len(raw) > META_BYTES:
+        return {}
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: found[name] for name, fits in _NOTES.items() if name in found and fits(found[name])}
+
+
+def shown(value: bytes | str) -> str:
+    """Return a name or value of a job as it may stand in a message: one short line that controls no terminal."""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: SHOWN_CHARACTERS + 1])
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def _call(data: bytes, function: str) -> list[Any]:
+    try:
+        call = json.loads(data)
+    except (ValueError, RecursionError):
+        raise Unreadable("its data is not JSON") from None
+    if not isinstance(call, list) or len(call) != 4:
+        raise Unreadable("its data is no call")
+    name, instance, positional, named = call
+    if name != function:
+        raise Unreadable(f"it names the function {shown(str(name))!r}")
+    if instance is not None or positional or not isinstance(named, dict):
+        raise Unreadable("it carries an object or positional arguments")
+    return [name, None, [], named]
+
+
+def _field(name: str, value: bytes | None, read: Callable[[bytes], object]) -> bytes:
+    if value is None or len(value) > FIELD_BYTES:
+        raise Unreadable(f"its field {name!r} is longer than {FIELD_BYTES} bytes")
+    try:
+        read(value)
+    except (ValueError, TypeError, OverflowError):
+        raise Unreadable(f"its field {name!r} holds {shown(value)!r}") from None
+    return value
+
+
+def _time(value: bytes) -> None:
+    datetime.strptime(value.decode(), _TIME)
+
+
+def _number(value: bytes) -> None:
+    if not -1 <= int(value) <= LARGEST:
+        raise ValueError
+
+
+def _text(value: bytes) -> None:
+    value.decode()
+
+
+def _status(value: bytes) -> None:
+    if value not in _STATES:
+        raise ValueError
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _are_suspects(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        place.isascii()
+        and place.isdecimal()
+        and len(place) < 19
+        and isinstance(noted, list)
+        and len(noted) == 3
+        and _is_count(noted[0])
+        and _is_count(noted[1])
+        and _is_text(noted[2])
+        for place, noted in value.items()
+    )
+
+
+_NOTES: Final[Mapping[str, Callable[[object], bool]]] = {
+    "workers": _is_texts, "bytes": _is_count, "waits": _is_text, "at": _is_count, "deaths": _is_count,
+    "failures": _is_count, "error": _is_text, "told_by": _is_text, "suspects": _are_suspects,
+}  # fmt: skip
+"""Everything that Penstock notes in a job's ``meta``."""

@@ -1,0 +1,285 @@
+"""A queue that others write to: forged jobs, bombs, `rq info` and a plain `rq worker` cost no sample and end nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from rq.exceptions import NoSuchJobError
+from rq.serializers import JSONSerializer
+
+from penstock_producer.planning import production as productions
+from penstock_producer.planning.dispatch import Dispatcher
+from penstock_producer.planning.plan import ProductionPlan
+from penstock_producer.planning.production import Production
+from penstock_producer.working.fleet import Fleet
+from penstock_producer.working.jobs import FUNCTION, ShardJob, open_queue
+from penstock_producer.working.record import META_BYTES, Unreadable, checked, inflated, readable_meta
+from penstock_producer.working.worker import QUEUE
+from tests.producer.made import SAMPLES
+from tests.producer.test_jobs import PATIENCE_S, dataset, numbers_in, options_of
+
+BOMB_BYTES = 256 << 20
+Attack = Callable[[Any, str], object]
+
+
+@pytest.fixture(autouse=True)
+def _cares_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(productions, "CARE_S", 0.3)
+
+
+def rq(*words: str) -> list[str]:
+    """The real command."""
+    return [str(Path(sys.executable).parent / "rq"), *words]
+
+
+def bomb(nbytes: int = BOMB_BYTES) -> bytes:
+    """A field that inflates to so many bytes."""
+    packer, block = zlib.compressobj(1), b"[" * (1 << 20)
+    return b"".join([*(packer.compress(block) for _ in range(nbytes >> 20)), packer.flush()])
+
+
+def set_field(name: str, value: bytes | str) -> Attack:
+    """Overwrites one field of a job."""
+    return lambda client, job_id: client.hset(f"rq:job:{job_id}", name, value)
+
+
+def set_key(key: str) -> Attack:
+    """Puts a string where rq keeps something else."""
+    return lambda client, job_id: client.set(key.format(job_id), "x")
+
+
+ATTACKS: dict[str, Attack] = {
+    "a note that is a list": set_field("meta", "[1]"),
+    "a note that is a string": set_field("meta", '"abc"'),
+    "a note that is a pickle": set_field("meta", pickle.dumps({"at": 3})),
+    "a note of wrong types": set_field("meta", json.dumps({"at": "x", "suspects": [1], "workers": 7, "deaths": 1e400})),
+    "a note of deep lists": set_field("meta", "[" * 100_000),
+    "a time that is none": set_field("created_at", "never"),
+    "a status that is none": set_field("status", "\n\x1b[31mgone"),
+    "a number that is none": set_field("retries_left", "9" * 5000),
+    "bytes that are no text": set_field("origin", b"\xff\xfe"),
+    "arguments that are none": set_field("data", b"\x00"),
+    "arguments that are a bomb": set_field("data", bomb(128 << 20)),
+    "a job that is a string": lambda client, job_id: (
+        client.pipeline().delete(f"rq:job:{job_id}").set(f"rq:job:{job_id}", "x").execute()
+    ),
+    "running jobs that are a string": set_key("rq:wip:penstock"),
+    "a queue that is a string": set_key("rq:queue:penstock"),
+    "failed jobs that are a string": set_key("rq:failed:penstock"),
+    "finished jobs that are a string": set_key("rq:finished:penstock"),
+    "workers that are a string": set_key("rq:workers:penstock"),
+    "taken jobs that are a string": set_key("rq:queue:penstock:intermediate"),
+    "results that are a string": set_key("rq:results:{}"),
+    "a queued name that is no job's": lambda client, job_id: client.lpush("rq:queue:penstock", b"\xff", "a:b:c", ""),
+    "a running name that is no job's": lambda client, job_id: client.zadd(
+        "rq:wip:penstock", {b"\xff": 1, "x": 1, f"{job_id}:y": 1, "a:b:c:d": 1}
+    ),
+    "a failure that nobody had": lambda client, job_id: client.zadd("rq:failed:penstock", {job_id: 2e9, b"\xff": 2e9}),
+}
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_nothing_that_is_written_into_the_queue_ends_a_production(
+    any_url: str, part: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One forged field used to end every worker and the producer, and again after each restart."""
+    attacks = list(ATTACKS.items())[part::4]
+    plan = ProductionPlan(stream="train", source=dataset("slowly"), shard_samples=6)
+    told: list[str] = []
+    left = list(attacks)
+    with (
+        redis.Redis.from_url(any_url) as client,
+        Production(plan, options_of(any_url), workers=2, notify=told.append) as production,
+    ):
+        deadline = time.monotonic() + 2 * PATIENCE_S
+        for look in production.run():
+            assert time.monotonic() < deadline, (look, told)
+            if look.done and left:
+                jobs = [job for job in production._live_jobs() if client.exists(f"rq:job:{job}")]
+                left.pop(0)[1](client, jobs[-1] if jobs else "none")
+        assert production.summary().samples == SAMPLES
+    assert not left, "all attacks were made while it ran"
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+    errors = capfd.readouterr().err
+    assert "Traceback" not in errors
+    for line in {line for line in [*told, *errors.splitlines()] if "refused job" in line}:
+        assert errors.count(line) <= 2, "each worker says it once"
+        assert "\x1b" not in line
+
+
+def test_an_unreadable_job_is_named_once_and_others_are_done(any_url: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its sentence is all that a user has to find out who wrote it."""
+    with redis.Redis.from_url(any_url) as client:
+        client.hset("rq:job:forged", mapping={"data": b"[]", "status": "queued"})
+        client.rpush("rq:queue:penstock", "forged", "forged", "forged")
+        with Production(ProductionPlan(stream="train", source=dataset()), options_of(any_url), workers=1) as production:
+            list(production.run())
+        assert client.llen("rq:queue:penstock") == 0
+    assert capfd.readouterr().err.count("refused job forged: its data is no call") == 1
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+
+
+# --- bombs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["data", "exc_info"])
+def test_a_bomb_is_refused_before_it_takes_memory(any_url: str, field: str) -> None:
+    """Two megabytes that inflate to four gigabytes would have the kernel kill worker after worker."""
+    job = {"data": zlib.compress(json.dumps([FUNCTION, None, [], {}]).encode())} | {field: bomb()}
+    with redis.Redis.from_url(any_url) as client:
+        client.hset("rq:job:bomb", mapping=job)
+        tracemalloc.start()
+        try:
+            if field == "data":
+                with pytest.raises(NoSuchJobError, match="larger than 64 MiB"):
+                    ShardJob.fetch("bomb", connection=client)
+            else:
+                assert ShardJob.fetch("bomb", connection=client, serializer=JSONSerializer).kwargs == {}
+            assert tracemalloc.get_traced_memory()[1] < BOMB_BYTES * 3 // 4
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_bomb_within_a_bomb_is_not_inflated() -> None:
+    """Rq inflates what it is given; what comes out of our hands is JSON, which no second pass inflates."""
+    inner = zlib.compress(json.dumps([FUNCTION, None, [], {}]).encode())
+    with pytest.raises(Unreadable, match="not JSON"):
+        checked({"data": zlib.compress(inner)}, FUNCTION)
+    assert zlib.decompressobj().decompress(zlib.compress(b"x" * 100), 10) == b"x" * 10
+    with pytest.raises(Unreadable):
+        inflated(zlib.compress(b"x" * 100), 99)
+    assert inflated(zlib.compress(b"x" * 100), 100) == b"x" * 100
+    assert readable_meta(b'{"at": 1, "error": "' + b"x" * META_BYTES + b'"}') == {}
+    assert readable_meta(b'{"at": 1, "deaths": true, "other": 2}') == {"at": 1}
+
+
+# --- rq's own commands ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def stopped(url: str, stage: Callable[[], bool]) -> Iterator[Fleet]:
+    """A host of one worker that stands still, in the middle of a job, long enough to count as silent."""
+    fleet = Fleet(replace(options_of(url), heartbeat_ttl_s=1), 1)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not stage():
+            assert time.monotonic() < deadline
+        os.kill(fleet.pids[0], signal.SIGSTOP)
+        yield fleet
+    finally:
+        os.kill(fleet.pids[0], signal.SIGCONT)
+        fleet.stop()
+
+
+def expired(client: redis.Redis) -> list[bytes]:
+    """Jobs whose workers are silent."""
+    found: Any = client.zrangebyscore("rq:wip:penstock", 0, int(time.time()))  # as rq asks
+    return found  # type: ignore[no-any-return]
+
+
+def test_rq_info_beside_a_silent_host_costs_nothing(any_url: str) -> None:
+    """An operator looks at the queue while a host stands still; rq then rewrites the job's notes by pickle."""
+    plan = ProductionPlan(stream="train", source=dataset("very_slowly"), shard_samples=SAMPLES)
+    with (
+        redis.Redis.from_url(any_url) as client,
+        Production(plan, options_of(any_url), workers=0) as production,
+    ):
+        looks = production.run()
+
+        def is_noted() -> bool:
+            next(looks)
+            return any(client.hexists(f"rq:job:{job}", "meta") for job in production._live_jobs())
+
+        with stopped(any_url, is_noted):
+            deadline = time.monotonic() + PATIENCE_S
+            while not expired(client):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            subprocess.run(rq("info", "-u", any_url), check=True, capture_output=True)
+            notes = [client.hget(f"rq:job:{job}", "meta") or b"" for job in production._live_jobs()]
+            assert any(note.startswith(b"\x80") for note in notes), "rq has rewritten them"
+            assert Dispatcher(any_url, QUEUE).reports(production._live_jobs()).nbytes == 0
+            helper = Fleet(replace(options_of(any_url), burst=True), 1)
+            try:
+                for look in looks:
+                    helper.poll()
+                    assert time.monotonic() < deadline + PATIENCE_S, look
+            finally:
+                helper.stop()
+            assert production.summary().samples == SAMPLES
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+
+
+def test_a_plain_rq_worker_is_named_and_its_tries_count_against_nothing(
+    any_url: str,
+) -> None:
+    """Somebody starts `rq worker` on the queue: it can do no job, and used to fail the epoch as a crash."""
+    plan = ProductionPlan(stream="train", source=dataset("slowly"), shard_samples=10)
+    told: list[str] = []
+    stranger = subprocess.Popen(
+        rq("worker", "-u", any_url, "--name", "stranger", QUEUE), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        with redis.Redis.from_url(any_url) as client:
+            deadline = time.monotonic() + PATIENCE_S
+            while not client.exists("rq:worker:stranger"):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            with Production(plan, options_of(any_url), workers=1, notify=told.append) as production:
+                for look in production.run():
+                    assert time.monotonic() < deadline + PATIENCE_S, (look, told)
+                assert production.summary().samples == SAMPLES
+                kept = open_queue(client, QUEUE)
+                assert all(
+                    (job := kept.fetch(each)) is None or "deaths" not in job.meta for each in production._job_ids
+                )
+    finally:
+        stranger.terminate()
+        stranger.wait(30)
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+    named = [line for line in told if "stranger" in line]
+    assert len(named) == 1
+    assert f"worker 'stranger' (process {stranger.pid} on " in named[0]
+    assert "a plain `rq worker`" in named[0]
+
+
+def test_a_worker_that_is_ended_by_the_queue_says_so_in_its_exit_code(
+    any_url: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`penstock worker --burst` ended with 0 when 80 of 200 samples were made: a script went on to train on them."""
+    from penstock_producer.working import worker as workers
+
+    monkeypatch.setattr(workers.ShardWorker, "prepare_execution", _raises(TypeError("unforeseen")))
+    plan = ProductionPlan(stream="train", source=dataset())
+    with Production(plan, options_of(any_url), workers=0) as production:
+        production.enqueue_all()
+        fleet = Fleet(replace(options_of(any_url), burst=True), 1)
+        try:
+            process = fleet._members[0].process
+            process.join(PATIENCE_S)
+            assert process.exitcode == 1
+        finally:
+            fleet.stop()
+    assert "worker: ended by TypeError: unforeseen" in capfd.readouterr().err
+
+
+def _raises(error: Exception) -> Callable[..., None]:
+    def raising(*_: object) -> None:
+        raise error
+
+    return raising
