@@ -16,6 +16,22 @@ ROOT = Path(__file__).parents[2]
 _RUN = "import importlib, sys; getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(*sys.argv[3:])"
 
 
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Interrupts what is waited for inside, by a TimeoutError in the main thread, once so long has passed."""
+
+    def expire(*_: object) -> None:
+        raise TimeoutError(f"it took longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class Child:
     """A process that runs ``function(*arguments)``; what it prints is read line by line."""
 

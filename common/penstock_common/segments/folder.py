@@ -12,15 +12,16 @@ import fcntl
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_IMODE, S_ISGID, S_ISREG
 
 from penstock_common.errors import BadSegment, PenstockError, SegmentGone, SegmentsUnseen
 from penstock_common.format.ref import NAME
 from penstock_common.format.segment import SegmentInfo, info_bytes, pack_info, parse_info
+from penstock_common.segments.trust import Step, User, walk, why_not_read, why_not_write
 
 MARK = "stream"
 """A file that holds the stream's id: whoever sees it sees the segments."""
@@ -28,9 +29,17 @@ _FREE = re.compile(r"free-[0-9a-f]{12}\.seg\Z")
 _NEW = re.compile(r"new-[0-9a-f]{12}\.seg\Z")
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 MODE = 0o640
+"""Rights of a file, whatever the umask. Whether a group gets as far as the file is said by the folder."""
+FOLDER_MODE, SHARED_MODE, ABOVE_MODE = 0o700, 0o2750, 0o755
+"""Rights of a stream's folder and of a root that is made for it; of a stream's folder in a setgid root; of folders
+above a root that are made with it."""
+MARK_BYTES = 64
+"""Of a mark that are read: no id is as long."""
 REMOVALS = 5
 _OURS = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """What is amiss with this process or host, and not with the file: others may read it well."""
+
+WhyNot = Callable[[Sequence[Step], Sequence[Step], User], str | None]
 
 
 def new_token() -> str:
@@ -94,38 +103,132 @@ def unreadable(name: str, error: OSError) -> PenstockError:
     )
 
 
-class SegmentFolder:
-    """``root/<stream>.<id>``: all segments of one life of a stream."""
+def read_mark(folder: Path) -> str:
+    """Return the id of the stream whose folder this is; raises OSError where that cannot be read."""
+    fd = os.open(folder / MARK, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)  # a pipe under that name would block
+    try:
+        if not S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, f"{MARK} is no file")
+        return os.read(fd, MARK_BYTES).decode("ascii", "replace").strip()
+    finally:
+        os.close(fd)
 
-    def __init__(self, root: str | Path, stream: str, stream_id: str) -> None:
-        self.path = Path(root).expanduser().absolute() / f"{stream}.{stream_id}"
-        self.stream, self.stream_id = stream, stream_id
+
+def _write_mark(path: Path, stream_id: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, MODE)
+    try:
+        os.fchmod(fd, MODE)
+        os.write(fd, f"{stream_id}\n".encode())
+    finally:
+        os.close(fd)
+
+
+def _make_folder(path: Path, mode: int) -> None:
+    if not path.exists():
+        with suppress(FileExistsError):
+            path.mkdir(mode)
+
+
+class SegmentFolder:
+    """``root/<stream>.<id>``: all segments of one life of a stream.
+
+    Args:
+        root: The folder in which streams have theirs.
+        stream: The stream's name.
+        stream_id: The id of this life of it.
+        user: The user who reads or writes; that of the process by default.
+    """
+
+    def __init__(self, root: str | Path, stream: str, stream_id: str, user: User | None = None) -> None:
+        self.root = Path(root).expanduser().absolute()
+        self.path = self.root / f"{stream}.{stream_id}"
+        self.stream, self.stream_id, self._user = stream, stream_id, user
 
     def make(self) -> None:
-        """Makes the folder, for those who write; raises SegmentsUnseen where that is not possible."""
+        """Make the folder, for those who write.
+
+        Raises:
+            SegmentsUnseen: It cannot be made, or another user could replace it.
+        """
+        what = f"segments of {self.stream!r} cannot be kept in {self.path}"
+        self._check(what, why_not_write)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            for folder in reversed(self.root.parents):
+                _make_folder(folder, ABOVE_MODE)
+            _make_folder(self.root, FOLDER_MODE)
+            _make_folder(self.path, FOLDER_MODE)
+            self._check(what, why_not_write)  # what was there before this process made it, too
+            self._limit_rights()
             mark, own = self.path / MARK, self.path / f"{MARK}.{new_token()}"
             if not mark.exists():
-                own.write_text(f"{self.stream_id}\n")
+                _write_mark(own, self.stream_id)
                 own.rename(mark)  # nobody reads half of it
         except OSError as error:
-            raise SegmentsUnseen(
-                f"segments of {self.stream!r} cannot be kept in {self.path}: {error.strerror}"
-            ) from None
+            raise SegmentsUnseen(f"{what}: {error.strerror}") from None
 
     def require(self) -> None:
-        """Raises SegmentsUnseen unless this process sees the folder of this very stream."""
+        """Return if this process sees the folder of this very stream, and may read from it.
+
+        Raises:
+            SegmentsUnseen: It does not see it, or another user could replace it.
+        """
+        self._require(f"segments of {self.stream!r} cannot be read from {self.path}", why_not_read)
+
+    def require_own(self) -> None:
+        """Return if this process sees the folder of this very stream, and may write to it.
+
+        Raises:
+            SegmentsUnseen: It does not see it, or another user could replace it.
+        """
+        what = f"segments of {self.stream!r} cannot be kept in {self.path}"
+        self._require(what, why_not_write)
         try:
-            found = (self.path / MARK).read_text().strip()
+            self._limit_rights()  # an earlier release left more
         except OSError as error:
-            found = error.strerror or "unreadable"
-        if found != self.stream_id:
+            raise SegmentsUnseen(f"{what}: {error.strerror}") from None
+
+    def _require(self, what: str, why_not: WhyNot) -> None:
+        try:
+            found = read_mark(self.path)
+        except PermissionError:
+            self._check(what, why_not)  # it may know more
+            last = walk(self.root)[-1]
             raise SegmentsUnseen(
-                f"stream {self.stream!r} keeps its payloads in {self.path}, which this process does not see "
-                f"({found}): run it on that host, mount the same file system there, or say where it is mounted with "
-                "PENSTOCK_SEGMENTS; over a network alone, produce with payload='inline'"
-            )
+                f"{what}: permission denied ({last.path}: {last.told()}); run as that user, or, where the mode begins "
+                "with 2, as a member of that group"
+            ) from None
+        except OSError as error:
+            raise self._unseen(error.strerror or "unreadable") from None
+        self._check(what, why_not)
+        if found != self.stream_id:
+            raise self._unseen(found)
+
+    def _unseen(self, found: str) -> SegmentsUnseen:
+        return SegmentsUnseen(
+            f"stream {self.stream!r} keeps its payloads in {self.path}, which this process does not see "
+            f"({found}): run it on that host, mount the same file system there, or say where it is mounted with "
+            "PENSTOCK_SEGMENTS; over a network alone, produce with payload='inline'"
+        )
+
+    def _check(self, what: str, why_not: WhyNot) -> None:
+        """Raise SegmentsUnseen where another user could replace the folder, or a component of its path."""
+        try:
+            root = walk(self.root)
+            folder: list[Step] = []
+            with suppress(PermissionError):  # the root says who may pass
+                folder = walk(self.path)[len(root) :]
+        except OSError as error:
+            raise SegmentsUnseen(f"{what}: {error.strerror}") from None
+        if (reason := why_not(root, folder, self._user or User.current())) is not None:
+            raise SegmentsUnseen(f"{what}: {reason}")
+
+    def _limit_rights(self) -> None:
+        """Give the folder to its owner alone, or in a setgid root also to the root's group, to read."""
+        root, folder = self.root.stat(), self.path.stat()
+        is_shared = root.st_mode & S_ISGID and folder.st_gid == root.st_gid
+        mode = SHARED_MODE if is_shared else FOLDER_MODE
+        if S_IMODE(folder.st_mode) != mode:
+            self.path.chmod(mode)
 
     # --- listing ---
 
@@ -195,6 +298,7 @@ class SegmentFolder:
         path = self.path / f"new-{info.token}.seg"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, MODE)
         try:
+            os.fchmod(fd, MODE)  # whatever the umask
             fcntl.flock(fd, fcntl.LOCK_SH)
             os.posix_fallocate(fd, 0, nbytes)  # now, where it is an error; later it would be a SIGBUS
             head = pack_info(info)
@@ -279,8 +383,12 @@ class SegmentFolder:
     def remove(self) -> bool:
         """Removes everything, for a stream that is deleted; what is read at the moment lives until it is not.
 
-        False where something is left: it is not this process's to remove, or was no segment.
+        False where something is left: it is not this user's to remove, or was no segment.
         """
+        try:
+            self._check("", why_not_write)
+        except SegmentsUnseen:
+            return False
         for _ in range(REMOVALS):  # a writer that has not heard of it may make one more file
             marks = [entry.name for entry in self._entries() if entry.name.partition(".")[0] == MARK]
             for name in (*self.names(), *self.spare(), *self.unfinished()):

@@ -34,6 +34,8 @@ class StreamFacts:
     """Whether this host sees the folder of its segments; None where it has none."""
     segments_free: int = 0
     """Bytes left there."""
+    segments_trouble: str = ""
+    """Why this host does not see the folder, or may not trust it."""
 
 
 def durability(facts: StreamFacts) -> Finding:
@@ -65,8 +67,8 @@ def segments(facts: StreamFacts) -> Finding:
     if not facts.segments_seen:
         return Finding(
             "segments", "warning",
-            f"this host does not see the stream's segments in {folder}: it can neither write nor read",
-            "export PENSTOCK_SEGMENTS=/where/it/is/mounted",
+            f"this host can neither write nor read the stream's segments in {folder}: {facts.segments_trouble}",
+            f"ls -ld {folder}; export PENSTOCK_SEGMENTS=/where/it/is/mounted",
         )  # fmt: skip
     lacking = facts.glance.budget_bytes - facts.glance.held_bytes - facts.segments_free
     if lacking > 0:

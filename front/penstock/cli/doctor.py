@@ -86,17 +86,18 @@ def _stream(client: Client, name: str) -> StreamFacts:
 
     stream = load_stream(client, name)
     replicas, is_aof = following(client)
-    seen, free = None, 0
+    seen, free, trouble = None, 0, ""
     folder = folder_of(stream.payload, name, stream.id, Settings.from_environment().segments)
     if folder is not None:
         try:
             folder.require()
             seen, free = True, shutil.disk_usage(folder.path).free
-        except SegmentsUnseen:
-            seen = False
+        except SegmentsUnseen as error:
+            seen, trouble = False, str(error)
     return StreamFacts(
         glance=Onlooker(client, name).look(), durability=stream.durability, payload=stream.payload, is_aof=is_aof,
         has_waitaof=has_waitaof(client), replicas=replicas, segments_seen=seen, segments_free=free,
+        segments_trouble=trouble,
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def prepare_folder(client: Client, stream: Stream) -> None:
     """
     folder = segments_of(stream)
     if folder is not None and read_counters(client, stream)[0]:
-        folder.require()
+        folder.require_own()
     elif folder is not None:
         folder.make()
 
@@ -78,7 +78,7 @@ def open_lane(client: Client, stream: Stream, manifest: Manifest, shard: int) ->
         return None
     assert stream.spec is not None
     try:
-        folder.require()
+        folder.require_own()
     except SegmentsUnseen:
         require_there(client, stream)
         raise

@@ -61,9 +61,9 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
         (stream.durability, replace(FINE, durability="fsync", is_aof=True), "ok", "fsync", ""),
         (
             stream.segments,
-            replace(FINE, payload="segments:/dev/shm/p", segments_seen=False),
+            replace(FINE, payload="segments:/dev/shm/p", segments_seen=False, segments_trouble="belongs to bob"),
             "warning",
-            "/dev/shm/p",
+            "/dev/shm/p: belongs to bob",
             "PENSTOCK_SEGMENTS",
         ),
         (

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock_common.segments.folder import MARK, SegmentFolder
+from penstock_common.segments.folder import SegmentFolder, read_mark
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.streams import find_stream
 
@@ -46,8 +46,8 @@ def find_strays(client: Client, root: Path, clock: Callable[[], float] = time.ti
 def _folder_at(path: Path) -> SegmentFolder | None:
     """None where that is no stream's folder."""
     try:
-        stream_id = (path / MARK).read_text().strip()
-    except (OSError, UnicodeDecodeError):
+        stream_id = read_mark(path)
+    except OSError:
         return None
     name = path.name.removesuffix(f".{stream_id}")
     return SegmentFolder(path.parent, name, stream_id) if stream_id and name != path.name else None

@@ -1,0 +1,226 @@
+"""Decide whether another user of the host could replace a folder of segments, or anything on the way to it.
+
+`walk` collects the facts, `why_not_write` and `why_not_read` judge them. A folder that passes stays safe: nobody but
+its owner, the user who asks, or root can put another one in its place.
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import shlex
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from stat import S_IMODE, S_ISDIR, S_ISGID, S_ISLNK, S_ISVTX, S_IWGRP, S_IWOTH
+
+MAX_LINKS = 40
+"""Symlinks that a path may lead through, as in the kernel."""
+SUPERUSER = 0
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """The user and the groups on whose behalf a process opens files."""
+
+    uid: int
+    groups: frozenset[int]
+
+    @classmethod
+    def current(cls) -> User:
+        """Return the effective user of this process, with all its groups."""
+        return cls(os.geteuid(), frozenset({os.getegid(), *os.getgroups()}))
+
+    def is_in(self, group: int) -> bool:
+        """Return whether the user has the rights of a group; root has those of every group."""
+        return self.uid == SUPERUSER or group in self.groups
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One component that the kernel passes on the way to a path: a folder, a symlink, or the file at its end."""
+
+    path: Path
+    uid: int
+    gid: int
+    mode: int
+    """Type and rights, as in `os.stat_result.st_mode`."""
+
+    def has(self, bit: int) -> bool:
+        """Return whether the mode has a bit of `stat`."""
+        return bool(self.mode & bit)
+
+    def told(self) -> str:
+        """Return owner, group and mode in words."""
+        return f"user {user_name(self.uid)}, group {group_name(self.gid)}, mode {S_IMODE(self.mode):04o}"
+
+
+def walk(path: Path) -> list[Step]:
+    """Return the components of an absolute path, those of symlinks' targets included, as far as they exist.
+
+    Raises OSError where a component cannot be looked at, or symlinks lead in a circle.
+    """
+    here, links = Path("/"), 0
+    steps = [_step(here)]
+    left = list(reversed(path.parts[1:]))
+    while left:
+        name = left.pop()
+        if name == "..":
+            here = here.parent
+            continue
+        try:
+            step = _step(here / name)
+        except FileNotFoundError:
+            break
+        steps.append(step)
+        if not S_ISLNK(step.mode):
+            here = step.path
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = step.path.readlink()
+        here = Path("/") if target.is_absolute() else here
+        left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+    return steps
+
+
+def _step(path: Path) -> Step:
+    found = path.lstat()
+    return Step(path, found.st_uid, found.st_gid, found.st_mode)
+
+
+@lru_cache(maxsize=64)
+def private_group(uid: int) -> int | None:
+    """Return the group that has a user's own name and no other member, None where there is no such group.
+
+    Many distributions give each user one, and a umask that lets it write: that lets nobody else write.
+    """
+    try:
+        user = pwd.getpwuid(uid)
+        group = grp.getgrgid(user.pw_gid)
+    except KeyError:
+        return None
+    is_private = group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    return group.gr_gid if is_private else None
+
+
+def user_name(uid: int) -> str:
+    """Return a user's name, or the number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def group_name(gid: int) -> str:
+    """Return a group's name, or the number where it has none."""
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+PrivateGroup = Callable[[int], int | None]
+"""Returns the group that a user shares with nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trust:
+    """The users who may own components, and the groups that let nobody else in."""
+
+    owners: frozenset[int]
+    """Of the components on the way to the stream's folder."""
+    writers: frozenset[int]
+    """Of the stream's folder itself."""
+    closed: frozenset[int | None]
+
+    @classmethod
+    def of(cls, owners: AbstractSet[int], writers: AbstractSet[int], private: PrivateGroup) -> _Trust:
+        """Look up the private groups of all these users."""
+        return cls(frozenset(owners), frozenset(writers), frozenset(private(uid) for uid in owners | writers))
+
+    def weak_step(self, way: Sequence[Step], end: Step | None) -> Step | None:
+        """Return the first component that another user owns, or in which he can replace the next one.
+
+        A sticky bit guards what is in the folders on the way, not new files in the folder at the end.
+        """
+        for step in way:
+            if step.uid not in self.owners or (not step.has(S_ISVTX) and self.is_open(step)):
+                return step
+        return end if end is not None and (end.uid not in self.writers or self.is_open(end)) else None
+
+    def is_open(self, step: Step) -> bool:
+        """Return whether users may write to a folder who may not own it."""
+        is_shared = step.has(S_IWGRP) and step.gid not in self.closed
+        return S_ISDIR(step.mode) and (is_shared or step.has(S_IWOTH))
+
+
+def why_not_write(
+    root: Sequence[Step], folder: Sequence[Step], user: User, private: PrivateGroup = private_group
+) -> str | None:
+    """Return why a writer may not keep a stream in a folder, and what helps; None where it may.
+
+    Args:
+        root: The components of the path to the root, from `walk`.
+        folder: Those from the root to the stream's folder, empty before that is made.
+        user: The user of the writer.
+        private: Tells groups of one member.
+    """
+    trust = _Trust.of(_owners(root, user), {user.uid}, private)
+    step = trust.weak_step([*root, *folder[:-1]], folder[-1] if folder else None)
+    if step is None:
+        return None
+    if step.uid in trust.owners and trust.is_open(step):
+        return _told_open(step)
+    return (
+        f"{step.path} belongs to another user ({step.told()}), who can replace what lies there: name a folder of "
+        f"user {user_name(user.uid)}, or run as user {user_name(step.uid)}"
+    )
+
+
+def why_not_read(
+    root: Sequence[Step], folder: Sequence[Step], user: User, private: PrivateGroup = private_group
+) -> str | None:
+    """Return why a reader may not trust a stream's folder, and what helps; None where it may.
+
+    The folder of another user is trusted where a setgid root gives it to a group of the reader, and nobody outside
+    that group can write to the root. The arguments are those of `why_not_write`.
+    """
+    last, owners, writers = root[-1], _owners(root, user), _owners(root, user)
+    if last.has(S_ISGID) and not last.has(S_IWOTH) and user.is_in(last.gid):
+        owners |= {last.uid}
+        writers |= {last.uid, *(step.uid for step in folder[-1:])}
+    trust = _Trust.of(owners, writers, private)
+    step = trust.weak_step([*root, *folder[:-1]], folder[-1] if folder else None)
+    if step is None:
+        return None
+    if step.uid in trust.owners and trust.is_open(step):
+        return _told_open(step)
+    share = shlex.quote(str(last.path))
+    return (
+        f"{step.path} belongs to another user ({step.told()}), who can replace what lies there: run as user "
+        f"{user_name(step.uid)}, or have that user share the root with a group of both, before the stream is made: "
+        f"chgrp GROUP {share} && chmod 2750 {share}"
+    )
+
+
+def _owners(steps: Sequence[Step], user: User) -> set[int]:
+    """Return the users who may own a component, whoever asks.
+
+    Inside a user namespace root may have another number. It still owns ``/``, and can replace everything below.
+    """
+    return {user.uid, SUPERUSER, steps[0].uid}
+
+
+def _told_open(step: Step) -> str:
+    path = shlex.quote(str(step.path))
+    who = "every user" if step.has(S_IWOTH) else f"every member of group {group_name(step.gid)}"
+    return (
+        f"{who} can replace what lies in {step.path} ({step.told()}): take that right away (chmod go-w {path}), allow "
+        f"only owners to rename and remove (chmod +t {path}), or name another folder"
+    )
