@@ -1,0 +1,161 @@
+"""Another user of the host beside `penstock run` and `penstock server`: no port, file or process lets it in."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from PIL import Image
+
+from penstock_common.private_files import read_private
+from tests.contracts.processes import ROOT
+from tests.journeys import stranger
+from tests.journeys.test_demo import family
+
+NOBODY = 65534
+PATHS = os.pathsep.join(str(ROOT / folder) for folder in ("common", "producer", "consumer", "front", "."))
+
+
+@dataclass
+class Household:
+    """What one user runs: the processes, their URLs, and the folders in which they keep files."""
+
+    pids: list[int]
+    urls: list[str]
+    folders: list[Path]
+
+    @property
+    def passwords(self) -> list[str]:
+        """What nobody else may see."""
+        return [url.split(":")[2].split("@")[0] for url in self.urls]
+
+    @property
+    def ports(self) -> list[int]:
+        """Those that the processes listen on, whatever for."""
+        opened = {name for pid in self.pids for name in _opened(pid)}
+        tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+        rows = [line.split() for table in tables for line in table]
+        return sorted(
+            {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in opened}
+        )
+
+
+def _opened(pid: int) -> Iterator[str]:
+    """The files and sockets that a process has open, as /proc names them."""
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            yield str(link.readlink())
+
+
+@contextmanager
+def started(words: list[str], folder: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A command of the user's."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**clean, "PYTHONPATH": PATHS, **environment},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
+
+
+@pytest.fixture
+def household() -> Iterator[Household]:
+    """A server with its file, and `penstock run` with segments, in folders that every user can reach."""
+    with tempfile.TemporaryDirectory(prefix="penstock-test-") as made, ExitStack() as stack:
+        base = Path(made)
+        base.chmod(0o755)
+        places = {name: base / name for name in ("tmp", "session", "aof", "segments", "photos")}
+        for name, place in places.items():
+            place.mkdir()
+            place.chmod({"tmp": 0o1777, "session": 0o700}.get(name, 0o755))
+        for number in range(8):
+            pixels = np.random.default_rng(number).integers(0, 255, (12, 10, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(places["photos"] / f"{number}.png")
+        environment = {"TMPDIR": str(places["tmp"]), "XDG_RUNTIME_DIR": str(places["session"])}
+        server = stack.enter_context(
+            started(["server", "--port", "0", "--aof", str(places["aof"])], base, **environment)
+        )
+        assert server.stdout is not None
+        ready = [server.stdout.readline() for _ in range(2)]
+        urls = [read_private(Path(ready[1].split()[-1]))]
+        words = ["--payload", f"segments:{places['segments']}", "--epochs", "50", "--budget", "1mb", "--workers", "1"]
+        command = ["sh", "-c", 'echo "$PENSTOCK_URL"; exec sleep 120']
+        run = stack.enter_context(started(["run", "images", "photos", *words, "--", *command], base, **environment))
+        assert run.stdout is not None
+        urls.append(run.stdout.readline().strip())
+        with redis.Redis.from_url(urls[1]) as client:
+            deadline = time.monotonic() + 60
+            while not list(client.scan_iter("penstock:*:entries")):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        pids = [pid for process in (server, run) for pid in (process.pid, *family(process.pid))]
+        yield Household(pids, urls, [places[name] for name in ("tmp", "session", "aof", "segments")])
+
+
+def found_by(household: Household, user: int | None) -> Any:
+    """What a program of that user finds."""
+    tasks = {
+        "user": user,
+        "pids": household.pids,
+        "ports": household.ports,
+        "folders": [str(one) for one in household.folders],
+    }
+    script = str(Path(stranger.__file__))
+    done = subprocess.run(
+        [sys.executable, "-I", script],
+        input=json.dumps(tasks),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_another_user_reads_writes_and_runs_nothing(household: Household) -> None:
+    """Hosts are shared, and whoever writes to the queue has code run as the user of the workers."""
+    assert len(household.ports) == 2
+    # 1. what the owner finds shows that the search works; nobody needs to be root for the rest of it
+    own = found_by(household, None)
+    assert all(any(password in text for text in own["processes"]["environ"]) for password in household.passwords[1:])
+    assert not [text for text in own["processes"]["cmdline"] if any(word in text for word in household.passwords)]
+    assert any("penstock-password" in line for line in own["files"])
+    for answers in own["answers"].values():
+        assert [answer.split()[0] for answer in answers] == [
+            "-WRONGPASS" if words.startswith("AUTH") else "-NOAUTH" for words in stranger.ASKED
+        ]
+    # 2. what all of them could find
+    made = {path: path.lstat().st_mode for folder in household.folders for path in folder.iterdir()}
+    assert {path.parent for path in made} == set(household.folders)
+    assert {str(path): stat.filemode(mode) for path, mode in made.items() if mode & 0o077} == {}
+    # 3. what one of them does find
+    if os.geteuid() == 0:
+        other = found_by(household, NOBODY)
+        assert other["user"] == NOBODY
+        assert other["files"] == []
+        assert other["answers"] == own["answers"]
+        assert set(other["processes"]) <= {"cmdline", "environ"}
+        shown = [text for texts in other["processes"].values() for text in texts]
+        assert not [text for text in shown if any(word in text for word in household.passwords)]
