@@ -321,6 +321,17 @@ def test_a_kept_password_that_others_may_know_is_refused(tmp_path: Path, damage:
     assert "chosen" not in str(caught.value)
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o1777], ids=oct)
+def test_an_append_only_file_where_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    """The server runs every command in it: whoever writes it first writes streams and jobs."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(ServerUnsuitable, match=f"every user can replace what lies in {folder}"):
+        EmbeddedServer(appendonly=True, directory=folder)
+    assert list(folder.iterdir()) == []
+
+
 def test_no_client_makes_the_server_load_a_module_or_write_a_file_of_another_name(
     server: EmbeddedServer, client: redis.Redis
 ) -> None:

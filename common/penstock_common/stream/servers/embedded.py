@@ -26,6 +26,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from penstock_common.errors import ServerUnavailable, ServerUnsuitable
+from penstock_common.segments.trust import User, walk, why_not_write
 from penstock_common.stream.servers import watcher as server_watcher
 from penstock_common.stream.servers.executables import Build, choose, find_servers, server_label
 from penstock_common.stream.servers.passwords import choose_password
@@ -110,6 +111,8 @@ class EmbeddedServer:
         try:
             _make_folder(data)
             kept = data if appendonly and directory is not None else None
+            if kept is not None:
+                _require_own(kept)
             self.password = extra.get("requirepass", choose_password(kept) if password is None else password)
             settings = _settings(self._build, data, maxmemory_bytes, self.password, appendonly=appendonly)
             self._start({**settings, **extra}, port)
@@ -293,6 +296,13 @@ def _make_folder(data: Path) -> None:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ServerUnsuitable(f"cannot keep the server's files in {data}: {error.strerror}; name a folder") from None
+
+
+def _require_own(data: Path) -> None:
+    """The server runs every command of an append-only file, and trusts the password beside it."""
+    steps = walk(data)
+    if why := why_not_write(steps[:-1], steps[-1:], User.current()):
+        raise ServerUnsuitable(f"the server's files are not safe in {data}: {why}")
 
 
 def _free_port() -> int:
