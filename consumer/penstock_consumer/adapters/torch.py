@@ -5,9 +5,11 @@ How arrays become tensors, and reach a device, is ``torch_tensors``'; what worke
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from inspect import getattr_static
 from typing import Any
 
 import torch
@@ -26,6 +28,10 @@ from penstock_consumer.state import State
 UNSEEN = (
     "batches are read in worker processes, and nothing here sees which of them the training process is done with: "
     "iterate penstock.torch.acknowledging(DataLoader(...)), or use num_workers=0, which is the fast way"
+)
+BATCHED = (
+    "a DataLoader would make batches of what are batches already, and nothing could say which of them the step is done "
+    "with: use DataLoader(dataset, batch_size=None)"
 )
 FINISHED = "_iterator_finished"
 """StatefulDataLoader's word, in its state, for a pass whose loop has seen the end."""
@@ -94,6 +100,9 @@ class Dataset(IterableDataset):
         self._is_over = False
 
     def __iter__(self) -> Iterator[Any]:
+        """One pass. Raises ValueError in a DataLoader that would make batches of batches."""
+        if _makes_batches(sys._getframe(1).f_locals.get("self")):
+            raise ValueError(BATCHED)
         worker = get_worker_info()
         return self._pass() if worker is None else self._share(worker.id, worker.num_workers)
 
@@ -348,11 +357,20 @@ class Acknowledging:
         return (None, 0) if has_ended else (shares.part(epoch, start), position)
 
 
+def _makes_batches(asking: object) -> bool:
+    """Return whether what asks for the dataset's iterator is part of a DataLoader with a ``batch_size``.
+
+    A DataLoader tells its dataset nothing about itself, in a worker process not even the DataLoader is there. Its
+    fetcher, which asks for the iterator, knows.
+    """
+    return getattr_static(asking, "auto_collation", False) is True
+
+
 def _checked_workers(batches: Any) -> int:
     """Worker processes of a DataLoader."""
     workers = int(getattr(batches, "num_workers", 0))
     if getattr(batches, "batch_size", None) is not None:
-        raise ValueError("elements are batches already: DataLoader(ds, batch_size=None)")
+        raise ValueError(BATCHED)
     if workers and batches.persistent_workers:
         raise ValueError("persistent_workers=True would go on where workers had read ahead, not where training is")
     if workers and not getattr(batches, "in_order", True):

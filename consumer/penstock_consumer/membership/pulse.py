@@ -17,6 +17,7 @@ from penstock_common.stream.losses import Witness
 from penstock_common.stream.watching.paces import Teller, trainer_field
 from penstock_common.waiting import Outage
 from penstock_consumer.membership.parts import Idleness, said_of
+from penstock_consumer.ordered.peers import PeerWatch
 
 BEATS_PER_LEASE = 30
 """Renewals are cheap, and their rhythm is how soon others see that a member lives."""
@@ -34,11 +35,12 @@ class Pulse:
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
         witness: Witness | None = None,
+        peers: PeerWatch | None = None,
     ) -> None:
-        """``witness``: who compares with a server that came back as another run."""
+        """``witness``: who compares with a server that came back as another run; ``peers``: with other ranks."""
         self._client = client.impatient()  # a failure is borne here, not below
         self._who, self._lease_s, self._clock = who, lease_s, clock
-        self._witness = witness
+        self._witness, self._peers = witness, peers
         self.idle: Idleness | None = None
         self.pace: Pace | None = None
         """Of the training loop; told to whoever starts workers."""
@@ -76,6 +78,8 @@ class Pulse:
                 self._outage.over()
                 if self.pace is not None:
                     self._teller.tell(self.pace)
+                    if self._peers is not None:
+                        self._peers.look(self.pace.look().samples)
                 self._after_beat()
             except ServerUnavailable as error:
                 self._missed()

@@ -20,6 +20,7 @@ from penstock_common.waiting import Notify, Outage, Wait
 from penstock_consumer.membership.parts import AnyKeeper, AnyPlace, AnyReader
 from penstock_consumer.membership.pulse import Pulse
 from penstock_consumer.ordered.canonical import Steps
+from penstock_consumer.ordered.peers import PeerWatch
 from penstock_consumer.ordered.ranks import OrderedPlace
 from penstock_consumer.ordered.reader import OrderedReader
 from penstock_consumer.pipeline.allowance import Allowance
@@ -275,7 +276,8 @@ class OrderedReading(Reading):
         place = OrderedPlace(client, who, notify=options.notify, fast=options.fast)
         place.quiet_ms = max(MIN_QUIET_MS, int(options.lease_s * 1000 / QUIET_PER_LEASE))
         place.join(options.start)
-        pulse = Pulse(client, who, options.lease_s, witness=place.witness)
+        peers = PeerWatch(client, who, options.notify)
+        pulse = Pulse(client, who, options.lease_s, witness=place.witness, peers=peers)
         pulse.start()
         assert who.stream.spec is not None
         arena = options.arena(who.stream.spec)

@@ -41,6 +41,8 @@ class Told:
     """Made, or trained on, in all."""
     now: dict[str, float] = field(default_factory=dict)
     """The shares of the seconds since it last spoke: what is over shows here at once, in ``shares`` after a while."""
+    seen_ms: int = 0
+    """Server time at which it spoke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def load_paces(client: Client, stream: Stream) -> Paces:
 def _told(said: dict[str, Any]) -> Told:
     rate = said.get("rate")
     shares, now = (_shares(said.get(name)) for name in ("shares", "now"))
-    return Told(None if rate is None else float(rate), shares, int(said.get("samples", 0)), now)
+    return Told(None if rate is None else float(rate), shares, int(said.get("samples", 0)), now, int(said["seen"]))
 
 
 def _shares(said: Any) -> dict[str, float]:

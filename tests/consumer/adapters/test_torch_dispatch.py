@@ -1,0 +1,155 @@
+"""Frameworks around a DataLoader: what would train on a part of each epoch, or on batches of batches, is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from penstock_common.pace import Pace
+from penstock_common.stream.groups.roster import Membership, Order, rank_member, server_ms
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.streams import load_stream
+from penstock_common.stream.watching.paces import Teller, trainer_field
+from penstock_consumer.ordered.peers import FIRST_BATCHES, PeerWatch
+from tests.contracts.feed import produce
+from tests.contracts.ordered import plan, rank_of
+from tests.contracts.processes import child
+
+torch = pytest.importorskip("torch")
+stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+from torch.utils.data import DataLoader  # noqa: E402 - only where PyTorch is
+
+from penstock.torch import dataset  # noqa: E402 - only where PyTorch is
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+WORLD, BATCH, SAMPLES = 2, 2, 480
+"""An epoch of 120 steps for each of two ranks."""
+FIX = "accelerator.prepare(model, optimizer)"
+
+
+# --- batches of batches -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [DataLoader, stateful.StatefulDataLoader])
+def test_a_data_loader_that_would_batch_batches_is_refused(kind: Any, workers: int, any_url: str) -> None:
+    """A model with an extra dimension often trains on, and a batch is acknowledged before its step has begun."""
+    plan(any_url, [20])
+    with rank_of(any_url) as loader:
+        for settings in ({}, {"batch_size": 4}, {"batch_size": 4, "collate_fn": list}):
+            with pytest.raises(ValueError, match=r"DataLoader\(dataset, batch_size=None\)"):
+                next(iter(kind(dataset(loader), num_workers=workers, **settings)))
+        assert next(iter(kind(dataset(loader), batch_size=None)))["y"].shape == (8,)
+
+
+# --- rank 0 reading for all -------------------------------------------------------------------------------------------
+
+
+def train(url: str, rank: str, port: str, way: str) -> None:
+    """One rank under Accelerate; prints the labels its steps had, and what the loader said of the peers."""
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+    from accelerate import Accelerator
+
+    torch.set_num_threads(1)
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-10)
+    said: list[str] = []
+    heard = threading.Event()
+
+    def notify(line: str) -> None:
+        if FIX in line:
+            said.append(line)
+            heard.set()
+
+    seen: list[int] = []
+    with rank_of(url, int(rank), WORLD, BATCH, timeout_s=60, lease_s=6, notify=notify) as loader:
+        batches: Any = DataLoader(dataset(loader), batch_size=None)
+        if way == "dispatched":
+            model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+        else:
+            model, optimizer = accelerator.prepare(model, optimizer)
+        for batch in batches:
+            optimizer.zero_grad()
+            accelerator.backward((model(batch["x"]).squeeze(1) - batch["y"]).pow(2).mean())
+            optimizer.step()
+            seen += batch["y"].tolist()
+            if rank == "0" and way == "dispatched" and len(seen) > FIRST_BATCHES * BATCH:
+                heard.wait(0.5)  # a step; without a word at the epoch's end the test fails
+    accelerator.end_training()
+    sys.stdout.write(json.dumps({"seen": seen, "said": said}) + "\n")
+
+
+def trained(url: str, way: str) -> list[dict[str, Any]]:
+    """What both ranks printed."""
+    plan(url, [SAMPLES])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(child(train, url, rank, port, way)) for rank in range(WORLD)]
+        return [json.loads(rank.rest(timeout_s=120)[-1]) for rank in ranks]
+
+
+@pytest.mark.slow
+def test_a_data_loader_that_accelerate_prepared_is_reported_with_the_fix(any_url: str) -> None:
+    """Accelerate reads on rank 0 and deals its batches out: half of each epoch is never trained on, in silence."""
+    zero, one = trained(any_url, "dispatched")
+    assert len(set(zero["seen"] + one["seen"])) <= SAMPLES // 2 + WORLD * BATCH
+    assert [len(found["said"]) for found in (zero, one)] == [1, 0]
+
+
+@pytest.mark.slow
+def test_ranks_that_each_read_train_on_the_whole_epoch_under_accelerate(any_url: str) -> None:
+    """The way that the report names is right, and nothing is said of it."""
+    zero, one = trained(any_url, "own")
+    assert sorted(zero["seen"] + one["seen"]) == list(range(SAMPLES))
+    assert zero["said"] == one["said"] == []
+
+
+def looked(url: str, asked: Sequence[bool | None], samples: int = FIRST_BATCHES * BATCH) -> list[str]:
+    """What rank 0 says of peers that asked for a batch, or (False) did not, or (None) never spoke."""
+    said: list[str] = []
+    with connect(url) as client:
+        stream = load_stream(client, "t")
+        watch = PeerWatch(
+            client, Membership(stream, "g", rank_member(0), "", Order(0, len(asked) + 1, BATCH)), said.append
+        )
+        for _ in range(2):
+            watch.look(samples)
+            looked_ms = server_ms(client)
+            while server_ms(client) == looked_ms:  # a word of the same millisecond may be the older one
+                pass
+            for rank, has_asked in enumerate(asked, 1):
+                pace = Pace("training")
+                if has_asked:
+                    pace.enter("asking")
+                if has_asked is not None:
+                    Teller(client, stream, trainer_field("g", rank_member(rank))).tell(pace)
+        watch.look(samples)
+    return said
+
+
+def test_rank_0_speaks_only_when_all_peers_said_afterwards_that_they_read_nothing(any_url: str) -> None:
+    """A word that is older than the first batches says nothing; a rank that waits for its first batch has asked."""
+    produce(any_url, "t", 20)
+    (line,) = looked(any_url, [False, False])
+    assert FIX in line
+    assert "ranks 1 to 2 of group 'g'" in line
+    silent: list[tuple[bool | None, ...]] = [(True, False), (None, False), (True, True)]
+    for asked in silent:
+        with connect(any_url) as client:
+            client.delete(load_stream(client, "t").keys.paces)
+        assert looked(any_url, asked) == []
+    assert looked(any_url, [False], samples=FIRST_BATCHES * BATCH - 1) == []
