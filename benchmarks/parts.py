@@ -130,5 +130,8 @@ class Nowhere:
     def settle(self) -> None:
         """All is kept that will be."""
 
+    def require_whole(self, end: int) -> None:
+        """Nothing is kept."""
+
     def finish(self) -> None:
         """The end."""

@@ -200,6 +200,7 @@ def test_a_writer_that_lost_confirmed_samples_ends_by_an_error_and_harms_nobody(
             feed(third, 1070, 70)
     with rollback.client() as client:
         assert read_all(rollback.url, client) == [*range(30), *range(1000, 1140)]
+        assert any("40 samples that writer" in finding for finding in audit_stream(client, "t").findings)
 
 
 def feed_in_two_parts(url: str, first: str, before: str, after: str, go_on: str) -> None:
@@ -244,6 +245,7 @@ def test_two_writers_and_a_restart_that_loses_a_second_lose_nothing_in_silence(
     if before >= BLOCK:
         assert said.startswith("ended ShardMismatch"), said
         assert found == kept
+        assert any(f"{before} samples that writer" in finding for finding in report.findings), report.findings
         (lost,) = [finding for finding in report.findings if "the server lost its newest writes" in finding]
         assert "600 samples that writer" in lost
     else:

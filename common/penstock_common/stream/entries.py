@@ -235,6 +235,12 @@ def indexed_ids(client: Client, partition: PartitionKeys, epoch: int, shard: int
     return repaired | {record.entry_id for record in _base_records(client, key, page, FIRST_PAGE, "+")}
 
 
+def read_index_page(reply: Reply) -> list[Record]:
+    """Records of an index as XRANGE answers a channel; raises DamagedKey where no producer wrote one."""
+    page = cast("list[tuple[bytes, list[bytes]]]", reply)
+    return [index_record(record_id, dict(zip(fields[::2], fields[1::2], strict=True))) for record_id, fields in page]
+
+
 def index_ends(client: Client, partition: PartitionKeys, epoch: int, shards: Iterable[int]) -> dict[int, int]:
     """Shard -> offsets committed, for the shards given, in one round trip."""
     return {shard: end for shard, (end, _) in index_heads(client, partition, epoch, shards).items()}

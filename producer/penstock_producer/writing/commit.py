@@ -32,6 +32,7 @@ from penstock_common.segments.writing import SegmentWriter
 from penstock_common.stream.entries import (
     Progress,
     commit_commands,
+    index_records,
     is_out_of_memory,
     is_sealed,
     look_commands,
@@ -47,6 +48,7 @@ from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.servers.durability import Durability, await_safety, touch_command
 from penstock_common.stream.streams import Stream, is_released, require_there
 from penstock_common.waiting import Notify, Outage, Wait, to_stderr
+from penstock_producer.writing.ending import find_forged, first_fault, read_index, unknown
 from penstock_producer.writing.lane import open_lane, place_block
 from penstock_producer.writing.lasting import Lasting
 from penstock_producer.writing.reserve import memory_for
@@ -105,6 +107,8 @@ class Committer:
         self._unsafe = Wait(notify, clock=clock)
         """Since that is so."""
         self._outage = Outage(notify, doing="writing", clock=clock)
+        self._own: dict[int, int] = {}
+        """The blocks that this run committed: end -> first offset."""
         self._confirmed = 0
         """The offset after the last sample that the server said to be committed."""
         self._is_taken = False
@@ -127,9 +131,12 @@ class Committer:
     def unconfirmed(self) -> list[tuple[Block, Mapping[int, str]]]:
         """Return what was sent to a shard that is another writer's, for this writer's next shard.
 
-        Raises ShardMismatch where the server had confirmed samples of this writer there: they are gone.
+        Raises ShardMismatch where the server had confirmed samples of this writer there.
         """
         if self._confirmed:
+            records = index_records(self._client, self._partition, self._manifest.epoch, self._shard)
+            if any(record.writer == self._token and record.end >= self._confirmed for record in records):
+                raise self._not_whole("behind this writer's records is another one")
             raise ShardMismatch(
                 f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} is not this writer's "
                 f"any more: the server lost data, and with it {self._confirmed} samples that it had confirmed; start "
@@ -232,6 +239,45 @@ class Committer:
         """Runs a script that may run twice, once all is settled, on this connection."""
         return run_script_on(self._channel, self._client, script, keys, args)
 
+    def require_whole(self, end: int) -> None:
+        """Raise unless the shard holds what its writers committed, up to ``end``; once all is settled.
+
+        Raises ShardMismatch where records were lost, or somebody else wrote them, and ShardTaken where the shard is
+        another writer's.
+        """
+        where = self._partition, self._manifest.epoch, self._shard
+        while True:
+            try:
+                records = read_index(self._channel, self._client, *where)
+                self._outage.over()
+                break
+            except ServerUnavailable:
+                self._channel.close()
+                try:
+                    self._resume()  # a connection that was closed is no outage
+                except ServerUnavailable as error:
+                    self._come_back(error)
+        if self._is_anothers or (records and all(record.writer != self._token for record in records)):
+            raise self._taken()
+        fault = first_fault(records, end, self._token)
+        if fault:  # unless it was repaired meanwhile, which is seldom
+            records = list(index_records(self._client, *where))
+            fault = first_fault(records, end, self._token)
+        if not fault:
+            others = unknown(records, self._own)
+            forged = find_forged(self._client, self._stream, self._manifest, self._shard, others) if others else None
+            fault = "" if forged is None else f"the record {forged.end}-0 names an entry that is not its own"
+        if fault:
+            raise self._not_whole(fault)
+
+    def _not_whole(self, fault: str) -> ShardMismatch:
+        epoch, name = self._manifest.epoch, self._stream.name
+        return ShardMismatch(
+            f"the index of shard {self._shard} of epoch {epoch} of {name!r} is not what its writers committed "
+            f"({fault}): the server lost data, or somebody else wrote there; see `penstock audit {name}`, then abandon "
+            f"the epoch (`penstock epochs abandon {name} {epoch}`) and produce it again"
+        )
+
     def finish(self) -> None:
         """Ends, once all is settled; the connection is the next shard's."""
         if self._lane is not None:
@@ -274,10 +320,7 @@ class Committer:
         if self._progress.state != self._manifest.live_state.encode():
             self._refuse_state(self._progress.state.decode())
         if self._is_anothers:
-            raise ShardTaken(
-                f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} is another writer's: "
-                "the server lost data and gave the shard out again"
-            )
+            raise self._taken()
         if end < block.first:
             raise ShardMismatch(
                 f"shard {self._shard} of epoch {self._manifest.epoch} is committed up to {end}, the next block "
@@ -286,6 +329,12 @@ class Committer:
         if end >= block.end:
             return None
         return block if end == block.first else block.tail(end)
+
+    def _taken(self) -> ShardTaken:
+        return ShardTaken(
+            f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} is another writer's: the "
+            "server lost data and gave the shard out again"
+        )
 
     def _refuse_state(self, state: str) -> NoReturn:
         """The epoch takes nothing more, or is not the one that it was."""
@@ -360,6 +409,7 @@ class Committer:
             if is_committed:
                 self._confirmed = self._progress.end
                 self._lasting.witness.committed(self._manifest, self._shard, self._progress.end, self._token)
+                self._own[sent.block.end] = sent.block.first
                 self._lacks(self._durability.shortfall(safety, self._client))
             return is_committed
         if any(is_out_of_memory(reply) for reply in replies):
@@ -413,15 +463,18 @@ class Committer:
             channel.close()
             raise
 
+    def _resume(self) -> None:
+        """Begins anew, with a server that may not know of this writer's shard any more."""
+        self._begin()
+        if self._token:
+            self._is_taken = not retake_shard(self._client, self._stream, self._manifest, self._shard, self._token)
+
     def _come_back(self, error: ServerUnavailable) -> None:
         """Begins anew as soon as the server answers again; the outage lasts until a commit."""
         while True:
             self._outage.bear(error)
             try:
-                self._begin()
-                if self._token:
-                    where = self._client, self._stream, self._manifest, self._shard
-                    self._is_taken = not retake_shard(*where, self._token)
+                self._resume()
                 break
             except ServerUnavailable as again:
                 error = again

@@ -10,9 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock_common.errors import PenstockError, ShardMismatch
 from penstock_common.format.block import Block, NoneLeft, check_rows, columns_in
 from penstock_common.format.limits import MAX_HOLES, MAX_SHARD_SAMPLES
@@ -58,7 +55,8 @@ class ShardWriter:
         """
         self._committer = committer
         self._spec = spec
-        self._builder = builder_of(spec, block_bytes, MAX_BLOCK_SAMPLES, self._place)
+        self._block_bytes = block_bytes
+        self._builder = builder_of(spec, block_bytes, MAX_BLOCK_SAMPLES, committer.place)
         self._shard = shard
         self._size = size
         self._limit = most if size is None else size
@@ -79,9 +77,6 @@ class ShardWriter:
         """Samples that are being made in place."""
         self.bytes_written = 0
         """Payload bytes handed to the committer by this writer."""
-
-    def _place(self, count: int) -> NDArray[np.uint8] | None:
-        return self._committer.place(count)
 
     @property
     def position(self) -> int:
@@ -205,6 +200,15 @@ class ShardWriter:
             except ShardTaken as error:
                 self._move(error)
 
+    def _settle_whole(self) -> None:
+        """Settles, and looks once whether the server holds all of the shard."""
+        while True:
+            self.settle()
+            try:
+                return self._committer.require_whole(self.position)
+            except ShardTaken as error:
+                self._move(error)
+
     def _move(self, error: ShardTaken) -> None:
         """Goes on in a new shard with what is not committed, under the identities that come next there.
 
@@ -216,8 +220,10 @@ class ShardWriter:
         blocks, before = [*self._committer.unconfirmed(), *self._uncommitted], self._committer
         self._committer, self._shard, self._finish = self._take_another()
         at = self._committer.position
+        # it is empty, and its blocks may be made in a segment that is given back
+        self._builder = builder_of(self._spec, self._block_bytes, MAX_BLOCK_SAMPLES, self._committer.place)
         self._uncommitted.clear()
-        for block, bad in blocks:  # copied: their memory may be that of a segment which is given back
+        for block, bad in blocks:  # copied, for the same reason
             self._uncommitted.append((block.moved(at), {at + o - block.first: why for o, why in bad.items()}))
             at += block.end - block.first
         self._first, self.is_over = at, False
@@ -226,7 +232,7 @@ class ShardWriter:
     def close(self) -> None:
         """Commits the rest and declares the shard complete; raises ShardMismatch if fewer samples came than planned."""
         self._require_free()
-        self.settle()
+        self._settle_whole()
         if self._size is not None and self.position != self._size:
             raise ShardMismatch(
                 f"shard {self._shard} was closed after {self.position} samples, its manifest plans {self._size}: "
@@ -238,6 +244,7 @@ class ShardWriter:
     def close_as_committed(self) -> None:
         """Declares the shard complete with what is committed, for a writer that ends by an error; the rest is lost."""
         self._committer.settle()
+        self._committer.require_whole(self._committer.position)
         self._finish(self._committer.position)
         self._committer.finish()
 

@@ -109,6 +109,18 @@ redis.call('HSET', KEYS[3], ARGV[3], cjson.encode({why = ARGV[4], at = now}))
 return 1
 """
 
+ENTRY_HEADERS = """
+-- KEYS entries | ARGV most_header_bytes id.. : the header of each entry; '' where there is no such entry, '-' where it
+-- has no header. No command tells of an entry without its payload: XRANGE inside a script does not send it.
+local found = {}
+for i = 2, #ARGV do
+  local entry = redis.call('XRANGE', KEYS[1], ARGV[i], ARGV[i])[1]
+  local meta = entry and entry[2][1] == 'meta' and entry[2][2]
+  found[i - 1] = not entry and '' or (meta and #meta <= tonumber(ARGV[1]) and meta ~= '') and meta or '-'
+end
+return found
+"""
+
 TRIM = (
     GO_ON
     + MARK_LOST

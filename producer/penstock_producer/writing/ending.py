@@ -1,0 +1,113 @@
+"""The last look at a shard before it is declared complete: its index holds what its writers committed, and no more.
+
+A record that somebody forged would make a writer skip samples and end well, since it goes by the newest record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from penstock_common.errors import BadEntry
+from penstock_common.format.header import parse_header
+from penstock_common.format.limits import MAX_HEADER_BYTES
+from penstock_common.stream.entries import PAGE, Record, raise_errors, read_index_page
+from penstock_common.stream.groups.ledger import dead_letters, group_bits
+from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.channel import Channel
+from penstock_common.stream.link.commands import Client, run_script
+from penstock_common.stream.lua.entries import ENTRY_HEADERS
+from penstock_common.stream.manifest import Manifest
+from penstock_common.stream.streams import Stream
+
+FIRST_PAGE = 64
+"""Records of a shard that most have; then a thousand at once."""
+PAGE_BYTES = 4 << 20
+"""Payload that the server looks over in one call, as in the audit."""
+
+
+def read_index(channel: Channel, client: Client, partition: PartitionKeys, epoch: int, shard: int) -> list[Record]:
+    """Return all records of a shard's index, without repairs, by a channel with nothing under way."""
+    key, records, count = partition.index(epoch, shard).encode(), list[Record](), FIRST_PAGE
+    while True:
+        after = b"(%d-0" % records[-1].end if records else b"-"
+        channel.send([(b"XRANGE", key, after, b"+", b"COUNT", b"%d" % count)])
+        reply = channel.read()
+        raise_errors([reply], client)
+        page = read_index_page(reply)
+        records += page
+        if len(page) < count:
+            return records
+        count = PAGE
+
+
+def first_fault(records: Iterable[Record], end: int, token: str) -> str:
+    """Say what is wrong with the records of a shard that its writer committed up to ``end``; empty where nothing is."""
+    at = 0
+    for record in records:
+        name = f"the record {record.end}-0"
+        if record.writer != token:
+            return f"{name} is another writer's"
+        counted = record.first + record.count + len(record.holes)
+        is_inside = all(record.first <= hole < record.end for hole in record.holes)
+        if record.first != at or counted != record.end or not is_inside or bool(record.entry_id) != (record.count > 0):
+            return f"{name} does not follow the offset {at}"
+        at = record.end
+    return "" if at == end else f"it ends at the offset {at}, and this writer at {end}"
+
+
+def find_forged(
+    client: Client, stream: Stream, manifest: Manifest, shard: int, records: Sequence[Record]
+) -> Record | None:
+    """Return the first record whose entry is not there or is another's; None where all are as a producer writes them.
+
+    An entry that retention removed is gone for good reason: its epoch is marked as trimmed, and every group that data
+    is held for has settled it.
+    """
+    partition = stream.partition_of(shard)
+    named = [record for record in records if record.entry_id]
+    some = max(1, min(PAGE, PAGE_BYTES // max(1, stream.block_bytes)))
+    for begin in range(0, len(named), some):
+        page = named[begin : begin + some]
+        ids = [record.entry_id for record in page]
+        keys = [partition.entries(manifest.epoch)]
+        headers: list[bytes] = run_script(client, ENTRY_HEADERS, keys, [MAX_HEADER_BYTES, *ids])
+        for record, meta in zip(page, headers, strict=True):
+            is_right = _is_of(meta, stream, manifest.epoch, shard, record) if meta else False
+            if not is_right and (meta or not _is_trimmed(client, stream, manifest, shard, record)):
+                return record
+    return None
+
+
+def _is_of(meta: bytes, stream: Stream, epoch: int, shard: int, record: Record) -> bool:
+    """Whether an entry says of itself what the record says of it."""
+    assert stream.spec is not None
+    try:
+        header = parse_header(meta, stream.spec, takes_refs=True)
+    except BadEntry:
+        return False
+    said = header.stream, header.epoch, header.shard, header.first, header.end, header.holes
+    return said == (stream.id, epoch, shard, record.first, record.end, record.holes)
+
+
+def _is_trimmed(client: Client, stream: Stream, manifest: Manifest, shard: int, record: Record) -> bool:
+    """Whether retention may have removed the entry: it marks the epoch first."""
+    partition = stream.partition_of(shard)
+    roster = load_roster(client, partition)
+    if manifest.epoch not in roster.trimmed:
+        return False
+    for name, group in roster.groups.items():
+        if not group.holds or group.first > manifest.epoch:
+            continue
+        if record.entry_id in dead_letters(client, partition, manifest.epoch, name):
+            continue
+        bits = group_bits(client, stream, manifest, name, group, shard, record.first, record.end)
+        bits[[hole - record.first for hole in record.holes]] = True
+        if not bits.all():
+            return False
+    return True
+
+
+def unknown(records: Iterable[Record], own: Mapping[int, int]) -> list[Record]:
+    """Return the records of blocks that this run did not commit; ``own`` has the first offset of its blocks by end."""
+    return [record for record in records if own.get(record.end) != record.first]

@@ -1,0 +1,175 @@
+"""A shard's end: its writer looks once whether the index holds what was committed, before it declares it complete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock_common.errors import ShardMismatch
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.entries import Record
+from penstock_common.stream.link.commands import Client
+from penstock_common.stream.manifest import load_manifest
+from penstock_producer.writing.ending import first_fault
+from penstock_producer.writing.shard import ShardWriter
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, open_stream, sample, writer_of
+
+QUIET: dict[str, Any] = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES}
+SIZE = 40
+
+
+def fill(shard: ShardWriter, upto: int) -> None:
+    """Writes the numbered samples from where the shard stands."""
+    while shard.position < upto:
+        shard.write(sample(shard.position))
+
+
+def forge(client: Client, end: int, **fields: Any) -> None:
+    """Appends a record to the index of shard 0, as no producer does."""
+    record = {"e": "1-1", "f": 8, "n": end - 8, "b": 100, "h": "[]", **fields}
+    client.xadd(open_stream(client, "t").partitions[0].index(0, 0), record, id=f"{end}-0")
+
+
+def first_entry(client: Client) -> str:
+    """The id of an entry that is there."""
+    found: Any = client.xrange(open_stream(client, "t").partitions[0].entries(0), count=1)
+    return str(found[0][0].decode())
+
+
+@pytest.mark.parametrize(
+    ("forged", "told"),
+    [
+        ({"e": "1-1"}, "24-0 names an entry that is not its own"),
+        ({"e": "first"}, "24-0 names an entry that is not its own"),
+        ({"f": 10, "n": 14}, "24-0 does not follow the offset 8"),
+        ({"n": 3}, "24-0 does not follow the offset 8"),
+        ({"n": 12, "h": "[1, 2, 3, 4]"}, "24-0 does not follow the offset 8"),
+        ({"e": ""}, "24-0 does not follow the offset 8"),
+    ],
+)
+def test_a_forged_record_does_not_make_a_writer_skip_samples_and_end_well(
+    any_url: str, any_client: Client, forged: dict[str, Any], told: str
+) -> None:
+    """The writer goes on behind the newest record: 16 samples were in no entry, and the shard was complete."""
+    with (
+        writer_of(any_url, **QUIET) as writer,
+        pytest.raises(ShardMismatch, match=told),
+        writer.epoch(0, sizes=[SIZE]).shard(0) as shard,
+    ):
+        fill(shard, 8)
+        shard.settle()
+        entry = first_entry(any_client) if forged.get("e") == "first" else forged.get("e", "1-1")
+        forge(any_client, 24, **{**forged, "e": entry})
+        fill(shard, SIZE)
+    assert load_manifest(any_client, open_stream(any_client, "t"), 0).state == "sized"
+
+
+def test_a_forged_record_of_another_writer_ends_a_planned_shard(any_url: str, any_client: Client) -> None:
+    """Records of jobs name no writer."""
+    with (
+        writer_of(any_url, **QUIET) as writer,
+        pytest.raises(ShardMismatch, match="another writer's"),
+        writer.epoch(0, sizes=[SIZE]).shard(0) as shard,
+    ):
+        fill(shard, 8)
+        shard.settle()
+        forge(any_client, 24, w="somebody")
+        fill(shard, SIZE)
+
+
+def test_a_forged_record_in_a_feed_is_told_from_a_lost_one(any_url: str, any_client: Client) -> None:
+    """What the writer committed is all there: the message must not say that the server lost it."""
+    with (
+        pytest.raises(ShardMismatch, match="behind this writer's records is another one"),
+        writer_of(any_url, **QUIET) as writer,
+    ):
+        for number in range(8):
+            writer.write(sample(number))
+        writer.flush()
+        forge(any_client, 24)
+        for number in range(8, 40):
+            writer.write(sample(number))
+
+
+def test_records_that_were_deleted_meanwhile_are_missed(any_url: str, any_client: Client) -> None:
+    """The shard would be declared complete with a hole that no reader by position gets over."""
+    with (
+        writer_of(any_url, **QUIET) as writer,
+        pytest.raises(ShardMismatch, match="12-0 does not follow the offset 4"),
+        writer.epoch(0, sizes=[SIZE]).shard(0) as shard,
+    ):
+        fill(shard, 20)
+        shard.settle()
+        any_client.xdel(writer.stream.partitions[0].index(0, 0), "8-0")
+        fill(shard, SIZE)
+
+
+def test_a_feed_whose_confirmed_samples_are_gone_at_its_end_says_so(any_url: str, any_client: Client) -> None:
+    """It has nothing more to commit, and would complete a shard that is not there."""
+    with (
+        pytest.raises(ShardMismatch, match="it ends at the offset 0, and this writer at 8"),
+        writer_of(any_url, **QUIET) as writer,
+    ):
+        for number in range(8):
+            writer.write(sample(number))
+        writer.flush()
+        any_client.delete(writer.stream.partitions[0].index(0, 0))
+
+
+def test_a_shard_that_another_run_began_ends_well(any_url: str, any_client: Client) -> None:
+    """A retried job meets records and entries that it did not write; they are as good as its own."""
+    with writer_of(any_url, **QUIET) as first:
+        shard = first.epoch(0, sizes=[SIZE]).shard(0)
+        for offset in range(18):
+            if offset % 9 == 8:
+                shard.quarantine("bad")
+            else:
+                shard.write(sample(offset))
+        shard.settle()
+        shard.abort()
+    with writer_of(any_url, **QUIET) as second, second.epoch(0, sizes=[SIZE]).shard(0) as again:
+        assert again.position == 18
+        fill(again, SIZE)
+    assert load_manifest(any_client, open_stream(any_client, "t"), 0).state == "produced"
+    assert audit_stream(any_client, "t").is_clean
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_entries_that_retention_removed_are_told_from_entries_that_never_were(
+    any_url: str, any_client: Client, is_settled: bool
+) -> None:
+    """A full budget frees what every group has trained on, also of a shard that is still written."""
+    with writer_of(any_url, **QUIET) as first:
+        shard = first.epoch(0, sizes=[SIZE]).shard(0)
+        fill(shard, 20)
+        shard.settle()
+        shard.abort()
+    partition = open_stream(any_client, "t").partitions[0]
+    with loader_of(any_url, batch_size=4, start="earliest") as loader, writer_of(any_url, **QUIET) as second:
+        batches = iter(loader)
+        for _ in range(5 if is_settled else 2):
+            next(batches)
+        loader._joined().place.flush()
+        ids: Any = [entry_id for entry_id, _ in any_client.xrange(partition.entries(0), count=4)]
+        any_client.hset(partition.roster, "t:0", "1")
+        any_client.xdel(partition.entries(0), *ids)
+        again = second.epoch(0, sizes=[SIZE]).shard(0)
+        fill(again, SIZE)
+        if is_settled:
+            again.close()
+        else:
+            with pytest.raises(ShardMismatch, match="names an entry that is not its own"):
+                again.close()
+            again.abort()
+
+
+def test_what_is_wrong_with_an_index_is_said_in_one_clause() -> None:
+    """The first record that does not fit is named, and where nothing is wrong nothing is said."""
+    good = [Record(4, b"1-0", 0, 4, 96, ()), Record(6, b"", 4, 0, 0, (4, 5)), Record(9, b"2-0", 6, 2, 48, (7,))]
+    assert first_fault(good, 9, "") == ""
+    assert first_fault([], 0, "token") == ""
+    assert first_fault(good, 12, "") == "it ends at the offset 9, and this writer at 12"
+    assert first_fault(good, 6, "") == "it ends at the offset 9, and this writer at 6"
+    assert first_fault(good[:1] + good[2:], 9, "") == "the record 9-0 does not follow the offset 4"
+    assert first_fault(good, 9, "token") == "the record 4-0 is another writer's"
