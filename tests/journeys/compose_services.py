@@ -27,6 +27,7 @@ from penstock_common.stream.servers.embedded import find_servers
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 300.0
 HEALTH_S = 20.0
+SECRETS = "/run/secrets"
 _VARIABLE = re.compile(r"\$(?:\$|\{(\w+):-([^}]*)\})")
 
 Service = dict[str, Any]
@@ -37,6 +38,20 @@ def load_services(variables: Mapping[str, str] | None = None) -> dict[str, Servi
     document = yaml.safe_load((ROOT / "compose.yaml").read_text())
     services: dict[str, Service] = _interpolated(document["services"], variables or {})
     return services
+
+
+def load_secrets() -> dict[str, Path]:
+    """The file of each secret, relative to the repository."""
+    document = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    return {name: Path(secret["file"]) for name, secret in document["secrets"].items()}
+
+
+def make_secrets(home: Path) -> dict[str, Path]:
+    """The secrets, made by the script of the repository in a copy of its folder."""
+    (home / "docker").mkdir()
+    copy(ROOT / "docker" / "make-secrets.sh", home / "docker")
+    subprocess.run([home / "docker" / "make-secrets.sh"], check=True)
+    return {name: home / file for name, file in load_secrets().items()}
 
 
 def copied_files(target: str) -> list[Path]:
@@ -81,6 +96,7 @@ class Stack:
     def __post_init__(self) -> None:
         servers = [name for name, service in self.services.items() if service["command"][0] == "redis-server"]
         self.ports = dict(zip(servers, _free_ports(len(servers)), strict=True))
+        self._secrets = make_secrets(self.home)
 
     def up(self) -> None:
         """Starts every service when what it depends on is as far as it asks for."""
@@ -103,6 +119,10 @@ class Stack:
         for running in self.started[name]:
             running.process.send_signal(signal.SIGTERM)
         return [running.process.wait(30) for running in self.started[name]]
+
+    def url(self, server: str) -> str:
+        """The URL with the password, as clients read it."""
+        return self._local(self._secrets[f"{server}-url"].read_text().strip())
 
     def _in_order(self) -> list[str]:
         ordered: list[str] = []
@@ -129,6 +149,7 @@ class Stack:
         """Returns when the service's own healthcheck is content."""
         kind, command = self.services[name]["healthcheck"]["test"]
         assert kind == "CMD-SHELL"
+        command = command.replace(SECRETS, str(self._given_secrets(name, self.home / f"{name}-0")))
         beside = self.executable.with_name("redis-cli")
         command = command.replace("redis-cli", f"{beside if beside.exists() else 'redis-cli'} -p {self.ports[name]}")
         deadline = time.monotonic() + HEALTH_S
@@ -146,7 +167,7 @@ class Stack:
         log = workdir.with_suffix(".log")
         with log.open("wb") as out:
             process = subprocess.Popen(
-                self._command(name), cwd=self._app(service, workdir), env=self._environment(service, workdir),
+                self._command(name, workdir), cwd=self._app(service, workdir), env=self._environment(service, workdir),
                 stdout=out, stderr=subprocess.STDOUT,
             )  # fmt: skip
         return Running(process, log)
@@ -156,10 +177,20 @@ class Stack:
             copy(source, workdir)
         return workdir
 
-    def _command(self, name: str) -> list[str]:
+    def _given_secrets(self, name: str, workdir: Path) -> Path:
+        """The service's /run/secrets: those that it names, and no other."""
+        folder = workdir / "secrets"
+        folder.mkdir(exist_ok=True)
+        for secret in self.services[name].get("secrets", []):
+            named = secret if isinstance(secret, dict) else {"source": secret, "target": secret}
+            (folder / named["target"]).write_text(self._local(self._secrets[named["source"]].read_text()))
+        return folder
+
+    def _command(self, name: str, workdir: Path) -> list[str]:
         service = self.services[name]
         program, *arguments = service["command"]
         folders = dict(self._mount(volume) for volume in service.get("volumes", []))
+        folders[SECRETS] = self._given_secrets(name, workdir)
         for inside, outside in folders.items():
             arguments = [re.sub(rf"(?<![^=]){inside}(?=/|$)", str(outside), argument) for argument in arguments]
         if program == "redis-server":
@@ -176,12 +207,15 @@ class Stack:
 
     def _environment(self, service: Service, workdir: Path) -> dict[str, str]:
         """The service's own and nothing of ours but PATH: what it lacks here it lacks in its container."""
-        given = {name: self._local(value) for name, value in service.get("environment", {}).items()}
+        given = {
+            name: value.replace(SECRETS, str(workdir / "secrets"))
+            for name, value in service.get("environment", {}).items()
+        }
         return {"PATH": os.environ["PATH"], "HOME": str(workdir), **image_environment(workdir), **given}
 
     def _local(self, value: str) -> str:
         for host, port in self.ports.items():
-            value = value.replace(f"redis://{host}:6379", f"redis://127.0.0.1:{port}")
+            value = value.replace(f"@{host}:6379", f"@127.0.0.1:{port}")
         return value
 
 

@@ -17,7 +17,15 @@ import yaml
 
 from penstock import Writer
 from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT, find_servers, server_label
-from tests.journeys.compose_services import ROOT, Stack, copied_files, load_services, running
+from tests.journeys.compose_services import (
+    ROOT,
+    Stack,
+    copied_files,
+    load_secrets,
+    load_services,
+    make_secrets,
+    running,
+)
 
 SAMPLES = 5 * 1438
 """Five epochs of the digits that are not held out."""
@@ -115,19 +123,65 @@ def test_the_servers_keep_what_the_guarantees_need(executable: Path, tmp_path: P
     with running(Stack(tmp_path, executable=executable, services=services)) as stack:
         for name in SERVERS:
             stack.await_health(name)
-            with redis.Redis(port=stack.ports[name], decode_responses=True) as client:
+            with redis.Redis.from_url(stack.url(name), decode_responses=True) as client:
                 settings = client.config_get("*")
             wanted = {"maxmemory-policy": "noeviction", "appendonly": "yes", "save": ""}
             assert {key: settings[key] for key in wanted} == wanted
             assert int(settings["maxmemory"]) > 0
-        with redis.Redis(port=stack.ports["redis"], decode_responses=True) as client:
+        with redis.Redis.from_url(stack.url("redis"), decode_responses=True) as client:
             settings = client.config_get("*")
             assert settings["client-query-buffer-limit"] == str(1 << 30)
             assert settings["rdbcompression"] == "no"
             if client.info("memory")["mem_allocator"].startswith("jemalloc"):
                 assert "opt.dirty_decay_ms: -1" in str(client.execute_command("MEMORY", "MALLOC-STATS"))
-        url = f"redis://127.0.0.1:{stack.ports['redis']}"
-        Writer("fits", url=url, spec={"x": ("uint8", (8,))}).close()
+        Writer("fits", url=stack.url("redis"), spec={"x": ("uint8", (8,))}).close()
+
+
+def test_the_servers_ask_for_a_password_that_no_process_shows(tmp_path: Path) -> None:
+    """A container of the same network, and whoever lists processes or inspects a container, must not get in."""
+    services = {name: service for name, service in load_services().items() if name in SERVERS}
+    with running(Stack(tmp_path, services=services)) as stack:
+        passwords = [stack.url(name).split(":")[2].split("@")[0] for name in SERVERS]
+        assert len(set(passwords)) == 2
+        for name in SERVERS:
+            stack.await_health(name)
+            with redis.Redis(port=stack.ports[name]) as stranger, pytest.raises(redis.AuthenticationError):
+                stranger.ping()
+            (server,) = stack.started[name]
+            shown = [Path(f"/proc/{server.process.pid}/{what}").read_bytes() for what in ("cmdline", "environ")]
+            assert not [text for text in shown if any(password.encode() in text for password in passwords)]
+
+
+def test_whoever_needs_a_secret_names_it_and_nobody_else() -> None:
+    """A trainer that has no business with jobs cannot forge one."""
+    needed = {
+        name: set(re.findall(r"/run/secrets/([a-z-]+)", str(service))) for name, service in load_services().items()
+    }
+    given = {
+        name: {secret if isinstance(secret, str) else secret["target"] for secret in service.get("secrets", [])}
+        for name, service in load_services().items()
+    }
+    assert given == needed
+    assert given["trainer-a"] == {"redis-url"}
+    sources = {
+        secret if isinstance(secret, str) else secret["source"]
+        for service in load_services().values()
+        for secret in service.get("secrets", [])
+    }
+    assert sources == set(load_secrets())
+
+
+def test_secrets_are_made_once_and_in_a_folder_that_nobody_else_can_enter(tmp_path: Path) -> None:
+    """The users of the containers have other numbers than the host's, so only the folder can keep others out."""
+    secrets = make_secrets(tmp_path)
+    assert set((tmp_path / "docker" / "secrets").iterdir()) == set(secrets.values())
+    assert (tmp_path / "docker" / "secrets").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in secrets.values()} == {0o644}
+    before = {name: path.read_text() for name, path in secrets.items()}
+    again = subprocess.run([tmp_path / "docker" / "make-secrets.sh"], capture_output=True, text=True, check=True)
+    assert again.stderr == "docker/secrets is there already and stays as it is\n"
+    assert {name: path.read_text() for name, path in secrets.items()} == before
+    assert "/docker/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
 
 
 def test_the_streams_server_keeps_freed_pages() -> None:
@@ -151,7 +205,7 @@ def test_the_services_commands_train_two_models_and_lose_nothing(tmp_path: Path)
             assert told is not None, last
             assert int(told[1]) == SAMPLES
             assert float(told[2]) >= 0.95
-        with redis.Redis(port=stack.ports["queue"]) as queue:
+        with redis.Redis.from_url(stack.url("queue")) as queue:
             assert len(queue.smembers("rq:workers")) == 2
         assert stack.stop("worker") == [0, 0]
         assert [stack.stop(name) for name in SERVERS] == [[0], [0]]
