@@ -10,13 +10,10 @@ import time
 from collections.abc import Callable
 
 from penstock_common.errors import ServerLoading, ServerUnavailable, WaitTimeout, WritesRefused
+from penstock_common.watchdog import FIRST_WORD_S, REPEAT_S, WATCHDOG, Clock, Notify, Watchdog, no_answer
 
-Notify = Callable[[str], None]
-Clock = Callable[[], float]
+__all__ = ["FIRST_WORD_S", "OUTAGE_S", "REPEAT_S", "Clock", "Notify", "Outage", "Wait", "to_stderr"]
 
-FIRST_WORD_S = 3.0
-"""Nobody waits longer than 5 s without being told (design.md section 2)."""
-REPEAT_S = 30.0
 BETWEEN_TRIES_S = 0.5
 OUTAGE_S = 60.0
 """How long a server that is away is tried again: a restart, a failover, or a minute's standstill is gone through."""
@@ -32,9 +29,20 @@ class Wait:
     """One wait of one caller. Call `because` each time round the loop; `over` when it ends."""
 
     def __init__(
-        self, notify: Notify = to_stderr, timeout_s: float | None = None, clock: Clock = time.monotonic
+        self,
+        notify: Notify = to_stderr,
+        timeout_s: float | None = None,
+        clock: Clock = time.monotonic,
+        *,
+        server: str = "",
+        watchdog: Watchdog = WATCHDOG,
     ) -> None:
+        """``server`` is the address of the server that shows whether what is waited for has come.
+
+        While it owes an answer the watchdog names it, and this wait blames nobody else.
+        """
         self._notify = notify
+        self._server, self._watchdog = server, watchdog
         self._clock = clock
         self._timeout_s = timeout_s
         self._began = clock()
@@ -54,14 +62,22 @@ class Wait:
         """
         limit = self._timeout_s if timeout_s is None else timeout_s
         if limit is not None and self.seconds >= limit:
-            raise WaitTimeout(f"gave up after {self.seconds:.0f} s: {reason()}")
+            silent_s = self._watchdog.silent_s(self._server)
+            why = no_answer(self._server, silent_s) if silent_s else reason()
+            raise WaitTimeout(f"gave up after {self.seconds:.0f} s: {why}")
         now = self._clock()
         due = FIRST_WORD_S if self._told_at is None else REPEAT_S
         since = self._began if self._told_at is None else self._told_at
         changed = self._told_at is not None and kind != self._told and now - self._told_at >= FIRST_WORD_S
-        if now - since >= due or changed:
-            self._told_at, self._told = now, kind
-            self._notify(f"waiting: {reason()}")
+        if (now - since >= due or changed) and not self._is_server_late():
+            why = reason()  # which may ask the server, and meet its silence
+            if not self._is_server_late():
+                self._told_at, self._told = now, kind
+                self._notify(f"waiting: {why}")
+
+    def _is_server_late(self) -> bool:
+        """Whether the server owes an answer, or has owed one a moment ago: what it knows then explains nothing."""
+        return self._watchdog.clock() - self._watchdog.late_at(self._server) < FIRST_WORD_S
 
     def over(self) -> None:
         """Starts afresh: the next wait is another one."""

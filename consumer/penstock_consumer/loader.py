@@ -169,7 +169,8 @@ class Loader(Verbs):
 
     def _joined(self) -> Reading:
         if self._reading is None:
-            wait = Wait(self._notify, self._timeout_s if self._timeout_s is not None else STARTUP_S)
+            limit = self._timeout_s if self._timeout_s is not None else STARTUP_S
+            wait = Wait(self._notify, limit, server=self._client.where)
             with self.tally.waiting_for("producers"):
                 return self._join(await_stream(self._client, self.name, wait))
         return self._reading
@@ -310,7 +311,7 @@ class Loader(Verbs):
 
     def _await_epoch(self, reading: Reading, is_empty: bool) -> int | None:
         """The next epoch of the group; None where it has read them all and this loader has had its share."""
-        wait = Wait(self._notify, self._timeout_s)
+        wait = Wait(self._notify, self._timeout_s, server=self._client.where)
         fresh = self.tally.batches == 0
         limit = STARTUP_S if fresh and self._timeout_s is None else None
         while True:
@@ -339,7 +340,7 @@ class Loader(Verbs):
     def _next_batch(self, reading: Reading, epoch: int) -> Batch | None:
         run = reading.run or reading.begin(epoch)
         self.tally.begin(epoch, run.queue.inner)
-        wait = Wait(self._notify, self._timeout_s)
+        wait = Wait(self._notify, self._timeout_s, server=self._client.where)
         while True:
             queued = run.queue.get(POLL_S)
             reading.raise_error()

@@ -98,7 +98,7 @@ def _batches(part: Part, share: tuple[int, int], client: object, notify: Notify)
 
 def _taken(queue: Prefetch, reader: OrderedReader, notify: Notify, timeout_s: float | None) -> Iterator[Batch]:
     while True:
-        wait = Wait(notify, timeout_s)
+        wait = Wait(notify, timeout_s, server=reader.place.client.where)
         while (batch := queue.get(POLL_S)) is None:
             if queue.is_over:
                 return

@@ -215,18 +215,24 @@ class _Teller:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._told = pipe, 0.0
+        self._sending = threading.Lock()
+        """Held for each message: the watchdog speaks from a thread of its own."""
 
     def at(self, fed: Fed, *, is_due: bool = False) -> None:
         if is_due or time.monotonic() - self._told >= TELL_S:
             self._told = time.monotonic()
-            self._pipe.send(("at", vars(fed)))
+            self._send("at", vars(fed))
 
     def bad(self, reason: str) -> None:
-        self._pipe.send(("bad", reason))
+        self._send("bad", reason)
 
     def say(self, text: str) -> None:
         with suppress(OSError):
-            self._pipe.send(("say", text))
+            self._send("say", text)
+
+    def _send(self, kind: str, said: object) -> None:
+        with self._sending:
+            self._pipe.send((kind, said))
 
 
 class _Feeder:

@@ -5,14 +5,16 @@ Identities are verified from the payload: every value of a sample follows from i
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import socket
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy as np
 from penstock_common.errors import PenstockError
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.link.connection import connect
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.loader import Loader
 from penstock_producer.writing.writer import Writer
 from tests.contracts.processes import Child
@@ -138,6 +141,16 @@ def at_port(url: str, port: int) -> str:
     """Return the URL of another port of the same host, with the same login."""
     parts = urlsplit(url)
     return parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:{port}").geturl()
+
+
+@contextmanager
+def stopped(server: EmbeddedServer) -> Iterator[None]:
+    """The server's process stands still; connections to it are taken by the kernel."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
 
 
 class CuttingProxy:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from penstock_common.watchdog import SUSPECT_S
 from penstock_consumer.pipeline.causes import Cause, Spent
 
 
@@ -17,17 +18,21 @@ class Meter:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._since = clock, clock()
         self._is_idle = False
-        self.doing: Cause = "reader"
-        """What the time from the last booking on is for."""
+        self._doing: Cause = "reader"
         self.spent = Spent()
         """All that is booked; replaced whole, so that nobody sees half of it."""
+
+    @property
+    def doing(self) -> Cause:
+        """What the time from the last booking on is for. No answer waits for producers longer than `SUSPECT_S`."""
+        return "server" if self._doing == "producers" and self._clock() - self._since > SUSPECT_S else self._doing
 
     def to(self, doing: Cause) -> None:
         """Books what was done until now; from here on it is something else."""
         now = self._clock()
         if not self._is_idle:
             self.spent = self.spent.plus(self.doing, now - self._since)
-        self._since, self.doing, self._is_idle = now, doing, False
+        self._since, self._doing, self._is_idle = now, doing, False
 
     def rest(self) -> None:
         """From here on nothing is done, nor waited for but the trainer: that is booked for nobody."""
@@ -43,6 +48,8 @@ class Meter:
         now = self._clock()
         waited_s = min(waited_s, now - self._since)
         late_s = waited_s if created_s is None else min(max(0.0, created_s - self._since), waited_s)
+        if waited_s > SUSPECT_S:  # the server did not answer, whatever there was to answer
+            late_s = 0.0
         own_s = now - self._since - waited_s
         self.spent = self.spent.and_(Spent(producers=late_s, server=waited_s - late_s, reader=own_s))
-        self._since, self.doing = now, "reader"
+        self._since, self._doing = now, "reader"

@@ -35,6 +35,7 @@ from rq.utils import now
 
 from penstock_common.stream.link.commands import Refused
 from penstock_common.waiting import Notify, Outage, to_stderr
+from penstock_common.watchdog import WATCHDOG
 from penstock_producer.sources.names import allow_only
 from penstock_producer.working.fill import Stopped
 from penstock_producer.working.jobs import (
@@ -104,6 +105,7 @@ def work(options: WorkerOptions, cells: Any = None) -> None:
     _forget_owners_handlers()
     keep_freed()
     tell_refusals(to_stderr)
+    WATCHDOG.speaker = _teller(options)  # what a job waits for is noted on a server, which may be the silent one
     try:
         if options.allow:
             allow_only(options.allow)

@@ -44,6 +44,7 @@ from penstock_common.stream.feeds import retake_shard
 from penstock_common.stream.link.channel import Channel
 from penstock_common.stream.link.commands import Arg, Client, Key, run_script_on
 from penstock_common.stream.link.connection import open_channel
+from penstock_common.stream.link.failure import address
 from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.servers.durability import Durability, await_safety, touch_command
 from penstock_common.stream.streams import Stream, is_released, require_there
@@ -431,7 +432,7 @@ class Committer:
     def _wait_for_room(self, nbytes: int) -> None:
         try:
             while not self._room.has_room(nbytes, self._progress.held_bytes):
-                self._wait = wait = self._wait or Wait(self._notify, clock=self._clock)
+                self._wait = wait = self._wait or Wait(self._notify, clock=self._clock, server=address(self._client))
                 wait.because("room", self._room.why)
                 self._sealing.now(self.run_script)  # files that may be used again are room, too
                 is_over = self._room_wait_s is not None and wait.seconds > self._room_wait_s

@@ -15,6 +15,8 @@ from redis.exceptions import InvalidResponse, ResponseError
 
 from penstock_common.errors import ServerUnavailable
 from penstock_common.stream.link.failure import ReplyError, translate, translate_reply
+from penstock_common.waiting import Notify, to_stderr
+from penstock_common.watchdog import Request
 
 __all__ = [
     "REPLY_TIMEOUT_S",
@@ -101,8 +103,9 @@ class Channel(Protocol):
 class OwnsConnection:
     """What both channels do alike: a connection closed after any failure, and failures in Penstock's words."""
 
-    def __init__(self, connection: Any, where: str) -> None:
+    def __init__(self, connection: Any, where: str, notify: Notify = to_stderr) -> None:
         self._connection, self._where = connection, where
+        self._request = Request(where, notify)
         self.broken = False
 
     def hand_over(self) -> Self:
@@ -146,26 +149,33 @@ class PlainChannel(OwnsConnection):
         """Pack as redis-py packs (with hiredis: copies); see Channel."""
         self._check()
         try:
+            self._request.begin()
             self._connection._sock.settimeout(REPLY_TIMEOUT_S)
             packed = self._connection.pack_commands([[_flat(part) for part in command] for command in commands])
             self._connection.send_packed_command(packed, check_health=False)
         except BaseException as error:
             self._fail(error)
             raise
+        finally:
+            self._request.end()
 
     def read(self, timeout_s: float | None = REPLY_TIMEOUT_S) -> Reply:
         """The next reply; see Channel."""
         self._check()
         began = time.perf_counter()
         try:
+            self._request.begin()
             self._connection._sock.settimeout(timeout_s)
-            return cast(Reply, self._connection.read_response(disable_decoding=True))
+            reply = cast(Reply, self._connection.read_response(disable_decoding=True))
+            self._request.answered()
+            return reply
         except ResponseError as error:
             return error
         except BaseException as error:
             self._fail(error)
             raise
         finally:
+            self._request.end()
             self.waited_s += time.perf_counter() - began
 
     def read_entries(self, sink: EntrySink, timeout_s: float | None = REPLY_TIMEOUT_S) -> int:

@@ -19,8 +19,9 @@ from redis import exceptions as foreign
 from redis.client import Pipeline
 
 from penstock_common.errors import PenstockError, ServerUnavailable
-from penstock_common.stream.link.failure import may_pass, translate
+from penstock_common.stream.link.failure import address, may_pass, translate
 from penstock_common.waiting import Notify, Outage, to_stderr
+from penstock_common.watchdog import Request
 
 Answer = TypeVar("Answer")
 
@@ -32,6 +33,7 @@ class Patience:
         self.seconds = 0.0
         """May be changed by any thread; whoever is waiting just then obeys."""
         self.notify: Notify = to_stderr
+        """Hears of outages that are borne, and of a server that does not answer."""
 
 
 class _UntilOver(Outage):
@@ -60,7 +62,7 @@ def _bearing(client: ControlClient, ask: Callable[[], Answer]) -> Answer:
     outage = _UntilOver(client.patience)
     while True:
         try:
-            return ask()
+            return client.request().of(ask)
         except (redis.RedisError, OSError) as error:
             failure = _failure(error, client)
             if failure is None:
@@ -79,10 +81,24 @@ class ControlClient(redis.Redis):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.patience = Patience()
+        self._where: str | None = None
+
+    @property
+    def where(self) -> str:
+        """The server's address, without its password."""
+        if self._where is None:
+            self._where = address(self)
+        return self._where
+
+    def request(self) -> Request:
+        """Return a mark for the watchdog that an answer of the server is awaited."""
+        return Request(self.where, self.patience.notify)
 
     def impatient(self) -> ControlClient:
         """The same connections for a thread that wants to see every failure."""
-        return ControlClient(connection_pool=self.connection_pool)
+        client = ControlClient(connection_pool=self.connection_pool)
+        client.patience.notify = self.patience.notify
+        return client
 
     def hurry(self, patience_s: float, reply_s: float) -> None:
         """From now on a server that is away is borne no longer than this, and one that is silent is away.
@@ -132,7 +148,7 @@ class ControlPipeline(Pipeline):
 
     def _once(self, ask: Callable[[], Answer]) -> Answer:
         try:
-            return ask()
+            return self._client.request().of(ask)
         except (redis.RedisError, OSError) as error:
             failure = _failure(error, self._client)
             if failure is None:

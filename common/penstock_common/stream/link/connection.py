@@ -19,6 +19,7 @@ from penstock_common.stream.link.client import ControlClient
 from penstock_common.stream.link.failure import address, broke_off, may_pass, redacted, translated
 from penstock_common.stream.link.fast import FastChannel, unfit
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
+from penstock_common.watchdog import Request
 
 __all__ = ["CONNECT_TIMEOUT_S", "GREETING_S", "connect", "open_channel", "translated"]
 
@@ -38,17 +39,20 @@ def connect(
     client_name: str | None = None,
     bears_outages: Notify | None = None,
     patience_s: float | None = None,
+    notify: Notify = to_stderr,
 ) -> ControlClient:
     """A client that has answered a PING: RESP2, bytes. `timeout_s` bounds the silence after a command.
 
     With `bears_outages` (where to say it) what a server that went away did not answer is asked again for `patience_s`
-    (`OUTAGE_S`), see ``client``; without, every failure is raised. At the start a server that is not there, or silent,
+    (`OUTAGE_S`), see ``client``; without, every failure is raised. A server that does not answer is named to it, else
+    to ``notify``, while the answer is awaited. At the start a server that is not there, or silent,
     is named at once; one that says it is hindered (kept busy, full of clients) is waited for as long, one that is
     loading its data as long as it says so, and whoever closes the connection is tried again for `GREETING_S`.
     """
     client = _client(url, timeout_s, client_name)
+    client.patience.notify = bears_outages or notify
     patience_s = OUTAGE_S if patience_s is None else patience_s
-    outage = Outage(bears_outages or to_stderr, doing="connecting")
+    outage = Outage(client.patience.notify, doing="connecting")
     while True:
         try:
             with translated(redacted(url)):
@@ -62,35 +66,40 @@ def connect(
             outage.patience_s = patience_s if speaks else min(GREETING_S, patience_s)
             outage.bear(failure)
     if bears_outages is not None:
-        client.patience.seconds, client.patience.notify = patience_s, bears_outages
+        client.patience.seconds = patience_s
     return client
 
 
 def open_channel(client: redis.Redis, *, fast: bool | None = None) -> Channel:
     """A connection of its own for data, made as the client's are; `fast` None takes the fast path where it fits."""
     where = address(client)
+    notify = client.patience.notify if isinstance(client, ControlClient) else to_stderr
     with translated(where):
         connection = _dedicated(client)
         try:
-            connection.connect()
+            Request(where, notify).of(connection.connect)
             reason = "not wanted" if fast is False else unfit(connection)
         except BaseException:
             connection.disconnect()
             raise
     if reason is None:
-        return FastChannel(connection, where)
+        return FastChannel(connection, where, notify)
     if fast:
         connection.disconnect()
         raise ServerUnsuitable(f"redis-py {redis.__version__} does not fit the fast channel ({reason}): use fast=None")
-    return PlainChannel(connection, where)
+    return PlainChannel(connection, where, notify)
 
 
-def _greet(client: redis.Redis) -> None:
+def _greet(client: ControlClient) -> None:
     probe = _dedicated(client)
-    try:
+
+    def greet() -> None:
         probe.connect()
         probe.send_command("PING")
         probe.read_response()
+
+    try:
+        client.request().of(greet)
     finally:
         probe.disconnect()
 

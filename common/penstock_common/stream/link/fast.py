@@ -11,6 +11,7 @@ import ssl
 import struct
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 from redis.exceptions import ResponseError
@@ -18,11 +19,16 @@ from redis.exceptions import ResponseError
 from penstock_common.stream.link.channel import REPLY_TIMEOUT_S, Command, EntrySink, OwnsConnection, Reply
 from penstock_common.stream.link.failure import translate_reply
 from penstock_common.stream.link.resp import Reader, Wire
+from penstock_common.waiting import Notify, to_stderr
+from penstock_common.watchdog import Request
 
 Part: TypeAlias = bytes | bytearray | memoryview
 
 BY_REFERENCE_BYTES: Final = 6000
 """From here on an iovec is cheaper than a copy; redis-py's own packer cuts there too."""
+
+PIECE_BYTES: Final = 16 << 20
+"""What one receive may wait for: on a slow network a large payload is not silence."""
 
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024) if hasattr(os, "sysconf") else 16
 _LENGTHS = tuple(b"$%d\r\n" % size for size in range(1024))
@@ -33,6 +39,9 @@ class SendingWire(Wire, Protocol):
 
     waited_s: float
     """Seconds spent in receiving: a clock around system calls, of which one brings many small entries."""
+
+    heard_s: float
+    """When the last receive ended, by `time.monotonic`."""
 
     def set_timeout(self, timeout_s: float | None) -> None:
         """How long a receive may wait for its first byte; None for ever."""
@@ -49,7 +58,7 @@ class PlainWire:
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(REPLY_TIMEOUT_S))
         self._timeout_s: float | None = -1.0
-        self.waited_s = 0.0
+        self.waited_s = self.heard_s = 0.0
 
     def set_timeout(self, timeout_s: float | None) -> None:
         """Bound the silence of every later receive."""
@@ -59,17 +68,18 @@ class PlainWire:
 
     def receive(self, view: memoryview) -> int:
         """One recv."""
-        began = time.perf_counter()
+        began = time.monotonic()
         try:
             return self._sock.recv_into(view) or _ended()
         except BlockingIOError:
             raise _silent(self._timeout_s) from None
         finally:
-            self.waited_s += time.perf_counter() - began
+            self.heard_s = time.monotonic()
+            self.waited_s += self.heard_s - began
 
     def receive_all(self, views: Sequence[memoryview]) -> None:
         """The kernel fills all of it before it wakes us."""
-        began = time.perf_counter()
+        began = time.monotonic()
         try:
             if len(views) == 1:
                 self._fill(views[0])
@@ -78,12 +88,14 @@ class PlainWire:
         except BlockingIOError:
             raise _silent(self._timeout_s) from None
         finally:
-            self.waited_s += time.perf_counter() - began
+            self.heard_s = time.monotonic()
+            self.waited_s += self.heard_s - began
 
     def _fill(self, view: memoryview) -> None:
-        while got := self._sock.recv_into(view, 0, socket.MSG_WAITALL) or _ended():
+        while got := self._sock.recv_into(view, min(len(view), PIECE_BYTES), socket.MSG_WAITALL) or _ended():
             if got == len(view):
                 return
+            self.heard_s = time.monotonic()
             view = view[got:]
 
     def _scatter(self, views: list[memoryview]) -> None:
@@ -107,7 +119,7 @@ class TlsWire:
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._sock = sock
         self._timeout_s: float | None = REPLY_TIMEOUT_S
-        self.waited_s = 0.0
+        self.waited_s = self.heard_s = 0.0
 
     def set_timeout(self, timeout_s: float | None) -> None:
         """Bound the silence of every later receive."""
@@ -116,13 +128,14 @@ class TlsWire:
 
     def receive(self, view: memoryview) -> int:
         """What is left of one record."""
-        began = time.perf_counter()
+        began = time.monotonic()
         try:
             return self._sock.recv_into(view) or _ended()
         except TimeoutError:
             raise _silent(self._timeout_s) from None
         finally:
-            self.waited_s += time.perf_counter() - began
+            self.heard_s = time.monotonic()
+            self.waited_s += self.heard_s - began
 
     def receive_all(self, views: Sequence[memoryview]) -> None:
         """Record by record."""
@@ -141,10 +154,11 @@ class TlsWire:
 class FastChannel(OwnsConnection):
     """A Channel over a connection that redis-py has connected; `unfit` says whether it can be driven so."""
 
-    def __init__(self, connection: Any, where: str) -> None:
-        super().__init__(connection, where)
+    def __init__(self, connection: Any, where: str, notify: Notify = to_stderr) -> None:
+        super().__init__(connection, where, notify)
         sock = connection._sock
         self._wire: SendingWire = TlsWire(sock) if isinstance(sock, ssl.SSLSocket) else PlainWire(sock)
+        self._request = Request(where, notify, heard=partial(getattr, self._wire, "heard_s"))
         self._reader = Reader(self._wire, connection._parser.parse_error)
 
     @property
@@ -156,30 +170,42 @@ class FastChannel(OwnsConnection):
         """Gather, then hand over; see Channel."""
         self._check()
         try:
+            self._request.begin()
             self._wire.send_all(gather(commands))
         except BaseException as error:
             self._fail(error)
             raise
+        finally:
+            self._request.end()
 
     def read(self, timeout_s: float | None = REPLY_TIMEOUT_S) -> Reply:
         """The next reply; see Channel."""
         self._check()
         try:
+            self._request.begin()
             self._wire.set_timeout(timeout_s)
-            return self._reader.reply()
+            reply = self._reader.reply()
+            self._request.answered()
+            return reply
         except BaseException as error:
             self._fail(error)
             raise
+        finally:
+            self._request.end()
 
     def read_entries(self, sink: EntrySink, timeout_s: float | None = REPLY_TIMEOUT_S) -> int:
         """The next reply, received in place; see Channel."""
         self._check()
         try:
+            self._request.begin()
             self._wire.set_timeout(timeout_s)
             found = self._reader.entries(sink)
+            self._request.answered()
         except BaseException as error:
             self._fail(error)
             raise
+        finally:
+            self._request.end()
         if isinstance(found, ResponseError):
             raise translate_reply(found, self._where) from found
         return found

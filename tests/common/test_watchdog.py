@@ -1,0 +1,295 @@
+"""The watchdog: says that a server does not answer, while whoever asked it waits in a socket and cannot speak."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
+
+from penstock_common.errors import WaitTimeout
+from penstock_common.stream.link.channel import Channel
+from penstock_common.stream.link.connection import connect, open_channel
+from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.waiting import Wait
+from penstock_common.watchdog import Request, Watchdog
+from tests.journeys.trouble import stopped
+
+WHERE = "redis://here:6379"
+END_S = 10.0
+
+
+class Dog(Watchdog):
+    """A watchdog without its thread, whose time passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        super().__init__(lambda: self.now)
+        self.said: list[str] = []
+
+    def _start(self) -> None:
+        """The test looks."""
+
+    def request(self, where: str = WHERE) -> Request:
+        """One that was just sent."""
+        request = Request(where, self.said.append, dog=self)
+        request.begin()
+        return request
+
+    def passes(self, seconds: float) -> list[str]:
+        """What is said meanwhile."""
+        before = len(self.said)
+        for _ in range(round(seconds * 10)):
+            self.now += 0.1
+            self.look()
+        return self.said[before:]
+
+
+def answer(request: Request) -> None:
+    """Its answer comes."""
+    request.answered()
+    request.end()
+
+
+def test_a_silent_server_is_named_within_five_seconds_and_not_at_once() -> None:
+    """Whoever asks it every two seconds must still be told within five of its stop."""
+    dog = Dog()
+    dog.request()
+    assert dog.passes(2.4) == []
+    (line,) = dog.passes(0.5)
+    assert line == f"waiting: no answer from {WHERE} for 2.5 s: is it stopped, overloaded or cut off?"
+
+
+def test_all_that_wait_for_one_server_are_told_once_and_again_after_half_a_minute() -> None:
+    """A process has a dozen threads, and a night has many seconds."""
+    dog = Dog()
+    for _ in range(5):
+        dog.request()
+    assert len(dog.passes(29)) == 1
+    assert [line for line in dog.passes(10) if "for 33 s" in line] == dog.said[1:]
+    assert len(dog.said) == 2
+
+
+def test_the_answer_ends_a_silence_with_a_line() -> None:
+    """Who reads the log must see that it went on."""
+    dog = Dog()
+    first, second = dog.request(), dog.request()
+    dog.passes(4)
+    answer(first)
+    assert dog.passes(1) == []  # the other one still waits
+    answer(second)
+    assert dog.passes(1) == [f"{WHERE} answers again, after 5 s"]
+    assert dog.passes(60) == []
+
+
+def test_an_answer_to_somebody_else_ends_no_silence() -> None:
+    """Under CLIENT PAUSE WRITE a server answers who reads and lets who writes wait."""
+    dog = Dog()
+    dog.request()
+    dog.passes(4)
+    for _ in range(20):
+        answer(dog.request())
+        assert dog.passes(0.2) == []
+
+
+def test_a_request_that_was_given_up_ends_no_silence() -> None:
+    """After a timeout the next try waits for the same server: it has not answered."""
+    dog = Dog()
+    for _ in range(3):
+        request = dog.request()
+        dog.passes(5)
+        request.end()
+    assert len(dog.said) == 1
+    dog.passes(10)
+    assert dog.look() is None  # nobody asks any more: it is forgotten without a word
+    assert len(dog.said) == 1
+
+
+def test_two_servers_are_two_silences() -> None:
+    """The queue's server and the stream's may be two, and one of them stands still."""
+    dog = Dog()
+    dog.request()
+    for _ in range(40):
+        answer(dog.request("redis://there:6379"))
+        dog.passes(0.1)
+    assert len(dog.said) == 1
+    assert dog.silent_s("redis://there:6379") == 0
+    assert dog.silent_s(WHERE) == pytest.approx(4, abs=0.2)
+
+
+def test_bytes_that_come_are_no_silence() -> None:
+    """A large payload on a slow network takes its time, and nothing is wrong."""
+    dog = Dog()
+    heard = [0.0]
+    request = Request(WHERE, dog.said.append, heard=lambda: heard[0], dog=dog)
+    request.begin()
+    for _ in range(100):
+        heard[0] = dog.now
+        assert dog.passes(0.2) == []
+    assert len(dog.passes(3)) == 1
+
+
+def test_a_listener_that_fails_costs_nobody_else_the_word() -> None:
+    """A user's notify may raise: the thread that speaks must live on."""
+    dog = Dog()
+
+    def fails(_: str) -> None:
+        raise ZeroDivisionError
+
+    Request(WHERE, fails, dog=dog).begin()
+    dog.request()
+    assert len(dog.passes(3)) == 1
+
+
+class TestWaits:
+    """A wait beside a silent server."""
+
+    @staticmethod
+    def turn(dog: Dog, wait: Wait, seconds: float, reason: Callable[[], str]) -> None:
+        """Goes round its loop for so long."""
+        for _ in range(round(seconds * 10)):
+            dog.passes(0.1)
+            wait.because("producer", reason)
+
+    def test_blames_nobody_else_while_the_server_owes_an_answer(self) -> None:
+        """Whether a producer runs is known to the server alone."""
+        dog = Dog()
+        wait = Wait(dog.said.append, None, dog.clock, server=WHERE, watchdog=dog)
+        request = dog.request()
+        self.turn(dog, wait, 20, lambda: "a producer")
+        answer(request)
+        assert ["producer" in line for line in dog.said] == [False]
+        self.turn(dog, wait, 2, lambda: "a producer")
+        assert not any("producer" in line for line in dog.said)
+        self.turn(dog, wait, 2, lambda: "a producer")
+        assert dog.said[-1] == "waiting: a producer"
+
+    def test_forgets_a_reason_that_the_server_answered_late(self) -> None:
+        """Spelling it asks the server, which may just then stand still: then the reason is as old as the silence."""
+        dog = Dog()
+        wait = Wait(dog.said.append, None, dog.clock, server=WHERE, watchdog=dog)
+
+        def asks() -> str:
+            request = dog.request()
+            dog.passes(20)
+            answer(request)
+            return "a producer"
+
+        self.turn(dog, wait, 3.1, asks)
+        assert [line for line in dog.said if "producer" in line] == []
+
+    def test_gives_up_with_the_servers_name(self) -> None:
+        """An error that names a producer sends people to the wrong host."""
+        dog = Dog()
+        wait = Wait(dog.said.append, 6.0, dog.clock, server=WHERE, watchdog=dog)
+        dog.request()
+        with pytest.raises(WaitTimeout, match=f"gave up after 6 s: no answer from {WHERE}"):
+            self.turn(dog, wait, 7, lambda: "a producer")
+
+
+# --- the thread -------------------------------------------------------------------------------------------------------
+
+
+def watching() -> list[threading.Thread]:
+    """Threads of watchdogs in this process."""
+    return [thread for thread in threading.enumerate() if thread.name == "penstock-watchdog"]
+
+
+@contextmanager
+def silent_listener() -> Iterator[str]:
+    """Takes connections as a stopped server does, and answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"redis://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_one_thread_speaks_and_ends_with_the_last_request() -> None:
+    """A thread that stayed would wake a sleeping machine for ever."""
+    dog, said = Watchdog(), []
+    request = Request(WHERE, said.append, dog=dog)
+    request.begin()
+    assert dog._thread is not None
+    deadline = time.monotonic() + END_S
+    while not said:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    thread = dog._thread
+    answer(request)
+    thread.join(END_S)
+    assert not thread.is_alive()
+    assert said[1:] == [f"{WHERE} answers again, after {said[1].split()[-2]} s"]
+    request.begin()  # and begins again
+    assert dog._thread is not None
+    request.end()
+
+
+def test_a_forked_process_has_a_watchdog_of_its_own() -> None:
+    """Threads do not survive a fork, and what the parent waits for is not the child's wait."""
+    read, write = os.pipe()
+    with silent_listener() as parents, silent_listener() as url:
+        asked = Request(parents, lambda _: None)
+        asked.begin()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                connect(url, timeout_s=3.5, notify=lambda text: os.write(write, text.encode()))
+            finally:
+                os._exit(0)
+        os.close(write)
+        try:
+            said = b""
+            while more := os.read(read, 1000):
+                said += more
+        finally:
+            os.waitpid(pid, 0)
+            asked.end()
+            os.close(read)
+        assert said.decode().startswith(f"waiting: no answer from {url} for ")
+        assert parents not in said.decode()
+
+
+def test_a_password_is_never_said() -> None:
+    """The line goes into logs that others read."""
+    said: list[str] = []
+    with silent_listener() as url, pytest.raises(ConnectionError):
+        connect(url.replace("redis://", "redis://somebody:secret@"), timeout_s=3.5, notify=said.append)
+    assert said[0].startswith(f"waiting: no answer from {url.replace('://', '://somebody@')} for ")
+    assert "secret" not in said[0]
+
+
+def test_channels_are_watched_while_they_read_and_while_they_send(
+    fresh_server: Callable[..., EmbeddedServer],
+) -> None:
+    """A writer may meet the silence with the kernel's buffers full, before it waits for any answer."""
+    server = fresh_server()
+    payload = bytes(64 << 20)
+    ways = [(fast, what) for fast in (True, False) for what in ("read", "send")]
+    said: dict[tuple[bool, str], list[str]] = {way: [] for way in ways}
+
+    def ask(channel: Channel, what: str) -> None:
+        if what == "read":
+            channel.send([(b"PING",)])
+            channel.read()
+        else:
+            channel.send([(b"SET", b"k", payload)])
+
+    with ExitStack() as stack:
+        asking = []
+        for way in ways:
+            client = stack.enter_context(connect(server.url, notify=said[way].append))
+            channel = stack.enter_context(closing(open_channel(client, fast=way[0])))
+            asking.append(threading.Thread(target=ask, args=(channel, way[1])))
+        with stopped(server):
+            for thread in asking:
+                thread.start()
+            deadline = time.monotonic() + END_S
+            while not all(said.values()):
+                assert time.monotonic() < deadline, said
+                time.sleep(0.02)
+        for thread in asking:
+            thread.join(END_S)
+    for lines in said.values():
+        assert lines[0].startswith(f"waiting: no answer from {server.url} for "), said
