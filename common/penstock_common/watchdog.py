@@ -209,7 +209,8 @@ class Watchdog:
 
 def no_answer(where: str, silent_s: float) -> str:
     """Return the words for a silent server."""
-    return f"no answer from {where} for {silent_s:.{0 if silent_s >= 10 else 1}f} s: is it stopped, overloaded or cut off?"
+    seconds = f"{silent_s:.0f}" if silent_s >= 10 else f"{silent_s:.1f}"
+    return f"no answer from {where} for {seconds} s: is it stopped, overloaded or cut off?"
 
 
 def _say(notify: Notify, text: str) -> None:

@@ -66,6 +66,8 @@ def test_the_cause_is_what_most_of_the_waiting_was_for(spent: Spent, elapsed_s: 
         (3.0, 2.0, -9.0, Spent(server=2.0, reader=1.0)),
         (3.0, 2.0, None, Spent(producers=2.0, reader=1.0)),  # nothing came: there was nothing
         (1.0, 2.0, 0.0, Spent(server=1.0)),
+        (21.0, 20.0, None, Spent(producers=2.0, server=18.0, reader=1.0)),  # the server stood still
+        (21.0, 20.0, 20.0, Spent(producers=2.0, server=18.0, reader=1.0)),  # and its producer waited for it, too
     ],
 )
 def test_until_a_sample_was_made_its_producer_is_waited_for_and_from_then_on_the_server(
@@ -83,6 +85,19 @@ def test_until_a_sample_was_made_its_producer_is_waited_for_and_from_then_on_the
     meter.received(in_socket_s, None if created_at_s is None else clock.now - took_s + created_at_s)
     assert meter.spent.since(before) == found
     assert before == Spent(reader=5.0)
+
+
+def test_a_reader_whose_request_is_not_answered_waits_for_the_server() -> None:
+    """A loop that waits beside it says so, and sends nobody to the producers' host."""
+    clock = Clock()
+    meter = Meter(clock)
+    meter.to("producers")
+    clock.now += 1
+    assert meter.doing == "producers"
+    clock.now += 2
+    assert meter.doing == "server"
+    meter.to("reader")
+    assert meter.spent == Spent(server=3.0)
 
 
 def one(size: int = 4) -> Batch:

@@ -212,3 +212,70 @@ class CuttingProxy:
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+
+class StandingProxy:
+    """A TCP proxy to a server that stands still before it passes on one of its answers, until it is told to go on."""
+
+    def __init__(self, url: str, answers: int) -> None:
+        """``answers``: pieces of answers that are passed on before it stands still."""
+        address = urlsplit(url)
+        self._target, self._left = address.port or 0, answers
+        self._lock = threading.Lock()
+        self.stood_s: float | None = None
+        """When it came to a stand."""
+        self._goes_on = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        port = self._listener.getsockname()[1]
+        self.url = address._replace(netloc=address.netloc.replace(f":{address.port}", f":{port}")).geturl()
+        self.where = f"redis://127.0.0.1:{port}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def go_on(self) -> None:
+        """From now on everything is passed on."""
+        self._goes_on.set()
+
+    def close(self) -> None:
+        """No further connection is taken."""
+        self.go_on()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def __enter__(self) -> StandingProxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._relay, args=(client,), daemon=True).start()
+
+    def _relay(self, client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", self._target)) as server:
+            ways = [(client, server, False), (server, client, True)]
+            pumps = [threading.Thread(target=self._pass_on, args=way, daemon=True) for way in ways]
+            for pump in pumps:
+                pump.start()
+            for pump in pumps:
+                pump.join()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, are_answers: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if are_answers:
+                    self._stand()
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _stand(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left < 0 and self.stood_s is None:
+                self.stood_s = time.monotonic()
+        if self.stood_s is not None:
+            self._goes_on.wait()

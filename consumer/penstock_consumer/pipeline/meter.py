@@ -8,8 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from penstock_common.watchdog import SUSPECT_S
 from penstock_consumer.pipeline.causes import Cause, Spent
+
+LATE_S = 2.0
+"""No request waits for producers longer than 1 s: an answer that takes longer than twice that waits for the server."""
 
 
 class Meter:
@@ -24,8 +26,8 @@ class Meter:
 
     @property
     def doing(self) -> Cause:
-        """What the time from the last booking on is for. No answer waits for producers longer than `SUSPECT_S`."""
-        return "server" if self._doing == "producers" and self._clock() - self._since > SUSPECT_S else self._doing
+        """What the time from the last booking on is for. No answer waits for producers longer than `LATE_S`."""
+        return "server" if self._doing == "producers" and self._clock() - self._since > LATE_S else self._doing
 
     def to(self, doing: Cause) -> None:
         """Books what was done until now; from here on it is something else."""
@@ -48,8 +50,7 @@ class Meter:
         now = self._clock()
         waited_s = min(waited_s, now - self._since)
         late_s = waited_s if created_s is None else min(max(0.0, created_s - self._since), waited_s)
-        if waited_s > SUSPECT_S:  # the server did not answer, whatever there was to answer
-            late_s = 0.0
+        late_s = min(late_s, LATE_S)
         own_s = now - self._since - waited_s
         self.spent = self.spent.and_(Spent(producers=late_s, server=waited_s - late_s, reader=own_s))
         self._since, self._doing = now, "reader"
