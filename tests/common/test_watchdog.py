@@ -208,7 +208,7 @@ def silent_listener() -> Iterator[str]:
 
 def test_one_thread_speaks_and_ends_with_the_last_request() -> None:
     """A thread that stayed would wake a sleeping machine for ever."""
-    dog, said = Watchdog(), []
+    dog, said = Watchdog(), list[str]()
     request = Request(WHERE, said.append, dog=dog)
     request.begin()
     assert dog._thread is not None
@@ -234,8 +234,12 @@ def test_a_forked_process_has_a_watchdog_of_its_own() -> None:
         asked.begin()
         pid = os.fork()
         if pid == 0:
+
+            def say(text: str) -> None:
+                os.write(write, text.encode())
+
             try:
-                connect(url, timeout_s=3.5, notify=lambda text: os.write(write, text.encode()))
+                connect(url, timeout_s=3.5, notify=say)
             finally:
                 os._exit(0)
         os.close(write)
@@ -292,4 +296,4 @@ def test_channels_are_watched_while_they_read_and_while_they_send(
         for thread in asking:
             thread.join(END_S)
     for lines in said.values():
-        assert lines[0].startswith(f"waiting: no answer from {server.url} for "), said
+        assert lines[0].startswith(f"waiting: no answer from redis://127.0.0.1:{server.port} for "), said

@@ -92,10 +92,11 @@ def test_a_reader_whose_request_is_not_answered_waits_for_the_server() -> None:
     clock = Clock()
     meter = Meter(clock)
     meter.to("producers")
-    clock.now += 1
-    assert meter.doing == "producers"
-    clock.now += 2
-    assert meter.doing == "server"
+    doing = []
+    for seconds in (1, 2):
+        clock.now += seconds
+        doing.append(meter.doing)
+    assert doing == ["producers", "server"]
     meter.to("reader")
     assert meter.spent == Spent(server=3.0)
 

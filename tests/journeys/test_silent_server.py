@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -159,6 +159,7 @@ def test_all_who_wait_for_a_server_that_stands_still_name_it_and_lose_nothing(
 ) -> None:
     """They said nothing for half a minute, and then that no producer was running."""
     server = fresh_server()
+    where = f"redis://127.0.0.1:{server.port}"
     produce(server.url, "old", COUNT)
     with Users(server.url) as users:
         users.begin("writer", users.write)
@@ -170,7 +171,7 @@ def test_all_who_wait_for_a_server_that_stands_still_name_it_and_lose_nothing(
         time.sleep(1.5)  # all are at it
         with stand_still(server):
             stopped_s = time.monotonic()
-            require_named(users.heard, server.url, stopped_s)
+            require_named(users.heard, where, stopped_s)
         went_on_s = time.monotonic()
         produce(server.url, "later", 8)
         assert users.result("writer") == list(range(COUNT))
@@ -183,7 +184,7 @@ def test_all_who_wait_for_a_server_that_stands_still_name_it_and_lose_nothing(
         assert len(fed) > 20
         for name, one in users.heard.items():
             said = [text for _, text in one.since(went_on_s)]
-            assert any(text.startswith(f"{server.url} answers again, after ") for text in said), (name, one)
+            assert any(text.startswith(f"{where} answers again, after ") for text in said), (name, one)
     with penstock.Loader("f", group="g", batch_size=1, url=server.url, timeout_s=5, notify=lambda _: None) as loader:
         batches = iter(loader)
         assert sorted(int(next(batches)["y"][0]) for _ in fed) == fed
@@ -196,8 +197,8 @@ def test_a_loader_names_a_server_that_stops_at_any_moment_of_its_start(any_url: 
     moments = [0, 1, 2, 3, 5, 7, 9, 12, 15, 18]
 
     def begin(proxy: StandingProxy, moment: int, notify: Heard) -> list[int]:
-        group, settings = f"g-{moment}", {"batch_size": 4, "url": proxy.url, "notify": notify}
-        with penstock.Loader("t", group=group, order=order, **settings) as loader:
+        group = f"g-{moment}"
+        with penstock.Loader("t", group=group, order=order, batch_size=4, url=proxy.url, notify=notify) as loader:
             return [number for batch in loader for number in batch["y"].tolist()]
 
     with ExitStack() as stack, ThreadPoolExecutor(len(moments)) as pool:
@@ -293,6 +294,11 @@ def run_commands(path: str) -> None:
         print("end", running.pop(pid), os.waitstatus_to_exitcode(status), flush=True)
 
 
+def numbers(lines: Iterable[str]) -> dict[int, int]:
+    """The two numbers of each line."""
+    return {int(first): int(second) for _, first, second in map(str.split, lines)}
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_every_command_names_a_server_that_stops_at_any_moment(
     any_url: str, tmp_path: Path, moment: str, capsys: pytest.CaptureFixture[str]
@@ -304,22 +310,21 @@ def test_every_command_names_a_server_that_stops_at_any_moment(
         table = [(task.argv, proxy.url, str(task.folder)) for task, proxy in zip(tasks, proxies, strict=True)]
         (tmp_path / "table").write_text(json.dumps(table))
         all_of_them = stack.enter_context(child(run_commands, str(tmp_path / "table")))
-        pids = dict(tuple(map(int, all_of_them.line().split()[1:])) for _ in tasks)
+        pids = numbers(all_of_them.line() for _ in tasks)
         todo, deadline = list(range(len(tasks))), time.monotonic() + 60
         while todo:
             assert time.monotonic() < deadline, [tasks[number] for number in todo]
             for number in list(todo):
                 task, proxy = tasks[number], proxies[number]
-                if not (said := task.said):
-                    assert proxy.stood_s is None or time.monotonic() - proxy.stood_s < PROMISED_S + LATE_S, task
+                if f"waiting: no answer from {proxy.where} for " not in (said := task.said):
+                    assert proxy.stood_s is None or time.monotonic() - proxy.stood_s < PROMISED_S + LATE_S, (task, said)
                     continue
-                assert f"waiting: no answer from {proxy.where} for " in said, (task, said)
                 proxy.go_on()
                 todo.remove(number)
                 if task.prog in ENDLESS:
                     os.kill(pids[number], signal.SIGTERM)
             time.sleep(0.02)
-        codes = dict(tuple(map(int, line.split()[1:])) for line in all_of_them.rest(60))
+        codes = numbers(all_of_them.rest(60))
     for number, task in enumerate(tasks):
         may_fail = {130} if task.prog in ENDLESS else {1} if task.prog in MAY_FAIL else set()
         assert codes[number] in {0} | may_fail, (task, codes[number], task.said)

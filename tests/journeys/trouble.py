@@ -219,15 +219,14 @@ class StandingProxy:
 
     def __init__(self, url: str, answers: int) -> None:
         """``answers``: pieces of answers that are passed on before it stands still."""
-        address = urlsplit(url)
-        self._target, self._left = address.port or 0, answers
+        self._target, self._left = urlsplit(url).port or 0, answers
         self._lock = threading.Lock()
         self.stood_s: float | None = None
         """When it came to a stand."""
         self._goes_on = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         port = self._listener.getsockname()[1]
-        self.url = address._replace(netloc=address.netloc.replace(f":{address.port}", f":{port}")).geturl()
+        self.url = at_port(url, port)
         self.where = f"redis://127.0.0.1:{port}"
         threading.Thread(target=self._accept, daemon=True).start()
 

@@ -21,6 +21,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from penstock_common.errors import PenstockError, Unauthorized
 from penstock_common.stream.keys import scratch_key
 from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.failure import translated
 
 PINGS: Final = 100
 PROBE_ENTRY_BYTES: Final = 1_000_000
@@ -134,6 +135,12 @@ def has_waitaof(client: Client) -> bool:
 
 def missing_rights(client: Client) -> tuple[str, ...]:
     """Commands that are refused: each is queued in a transaction that is then thrown away, so none is carried out."""
+    with translated(client):
+        answer: tuple[str, ...] = client.request().of(lambda: _refused(client))
+    return answer
+
+
+def _refused(client: Client) -> tuple[str, ...]:
     key = scratch_key("rights")
     refused: list[str] = []
     connection = client.connection_pool.get_connection()
