@@ -39,6 +39,10 @@ from penstock_common.stream.lua.streams import BEGIN_MANIFEST, RESERVE_EPOCH
 from penstock_common.stream.streams import Stream, announce, deleted, is_released, read_counters, require_there
 
 OPEN, SIZED, PRODUCED, ABANDONED = "open", "sized", "produced", "abandoned"
+MAX_SHARDS = 1 << 20
+"""Of an epoch. Readers go through all of them, and ask the server about each."""
+MAX_EPOCH_SAMPLES = 1 << 33
+"""Readers keep and send a bit for each."""
 SHARDS_ASKED = 64
 """At once, whether they are complete."""
 
@@ -118,11 +122,43 @@ def find_manifest(client: Client, stream: Stream, epoch: int) -> Manifest | None
         kind=found["kind"],
         seed=int(found["seed"]),
         fingerprint=found["fingerprint"],
-        sizes=tuple(json.loads(found["sizes"])) if "sizes" in found else None,
-        done={int(field[2:]): int(size) for field, size in found.items() if field.startswith("d:")},
+        sizes=_parse_sizes(found["sizes"]) if "sizes" in found else None,
+        done=_parse_done(found),
         created_ms=int(found["created_ms"]),
         produced_ms=int(found["produced_ms"]) if "produced_ms" in found else None,
     )
+
+
+def _parse_sizes(text: str) -> tuple[int, ...]:
+    """Return the planned sizes of a manifest; raises ValueError. Whoever reads them takes memory and time by them."""
+    if len(text) > MAX_SHARDS * 9:  # longer than as many sizes ever are; parsing it would cost what it bounds
+        raise ValueError(f"sizes has {len(text)} bytes")
+    sizes = json.loads(text)
+    if type(sizes) is not list or not all(type(size) is int for size in sizes):
+        raise ValueError("sizes is no list of numbers")
+    if (reason := why_not_planned(sizes)) is not None:
+        raise ValueError(reason)
+    return tuple(sizes)
+
+
+def _parse_done(fields: dict[str, str]) -> dict[int, int]:
+    done = {int(field[2:]): int(size) for field, size in fields.items() if field.startswith("d:")}
+    for shard, size in done.items():
+        if not (0 <= shard < MAX_SHARDS and 0 <= size <= MAX_SHARD_SAMPLES):
+            raise ValueError(f"d:{shard} says {size}")
+    return done
+
+
+def why_not_planned(sizes: Sequence[int]) -> str | None:
+    """Return why an epoch cannot have shards of these sizes; None where it can."""
+    if len(sizes) > MAX_SHARDS:
+        return f"an epoch has at most {MAX_SHARDS} shards, planned are {len(sizes)}"
+    if any(not 0 <= size <= MAX_SHARD_SAMPLES for size in sizes):
+        worst = max(sizes) if min(sizes) >= 0 else min(sizes)
+        return f"a shard holds at most {MAX_SHARD_SAMPLES} samples, planned are {worst}"
+    if (samples := sum(sizes)) > MAX_EPOCH_SAMPLES:
+        return f"an epoch holds at most {MAX_EPOCH_SAMPLES} samples, planned are {samples}"
+    return None
 
 
 def renewed(client: Client, stream: Stream, manifest: Manifest) -> Manifest:
@@ -276,8 +312,8 @@ def _was_released(client: Client, stream: Stream, epoch: int) -> EpochNotFound:
 
 def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequence[int]) -> str:
     """Fixes shards and sizes; returns the state. Raises StreamConflict where it was sized otherwise."""
-    if any(not 0 <= size <= MAX_SHARD_SAMPLES for size in sizes):
-        raise StreamConflict(f"a shard holds at most {MAX_SHARD_SAMPLES} samples, planned are up to {max(sizes)}")
+    if (reason := why_not_planned(sizes)) is not None:
+        raise StreamConflict(reason)
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
     plan: list[Arg] = [manifest.id, manifest.epoch, len(sizes), json.dumps(list(sizes))]
     state = _scripted(client, stream, SIZE_EPOCH, keys, plan)
@@ -314,15 +350,21 @@ def _scripted(
     return state.decode()
 
 
+@readable(lambda client, stream, manifest: stream.keys.manifest(manifest.epoch))
 def begun_shards(client: Client, stream: Stream, manifest: Manifest) -> range:
     """Shards that may have samples: the planned ones, or of an open epoch those taken so far."""
     if manifest.sizes is not None:
         return range(len(manifest.sizes))
-    return range(max(int(client.hget(stream.keys.manifest(manifest.epoch), "next_shard") or 0), len(manifest.shards())))
+    taken = int(client.hget(stream.keys.manifest(manifest.epoch), "next_shard") or 0)
+    if taken > MAX_SHARDS:
+        raise ValueError(f"next_shard is {taken}")
+    return range(max(taken, len(manifest.shards())))
 
 
 def reserve_shard(client: Client, stream: Stream, manifest: Manifest, shard: int) -> None:
-    """Makes an open epoch know of a shard that its writer chose by number."""
+    """Makes an open epoch know of a shard that its writer chose by number; raises StreamConflict."""
+    if not 0 <= shard < MAX_SHARDS:
+        raise StreamConflict(f"shard {shard}: shards are numbered from 0 to {MAX_SHARDS - 1}")
     run_script(client, RESERVE_SHARD, [stream.keys.manifest(manifest.epoch)], [manifest.id, shard])
 
 

@@ -144,9 +144,13 @@ def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) ->
         ends = {shard: (at, manifest.shard_size(shard)) for shard, at in starts_of(manifest, manifest.shards()).items()}
         return [(shard, max(minimum - at, 0), size) for shard, (at, size) in ends.items() if minimum < at + size]
     counts = _bit_counts(client, stream, manifest, group)
-    for shard in manifest.shards():
+    # bits lie inside the manifest, so as many bits as samples are all of them
+    left = [shard for shard in manifest.shards() if counts[shard] != manifest.shard_size(shard)]
+    begun = _begun_of(client, stream, manifest, left)
+    for shard in left:
         size = manifest.shard_size(shard)
-        if counts[shard] == size:  # bits lie inside the manifest, so as many bits as samples are all of them
+        if not counts[shard] and shard not in begun:
+            missing.append((shard, 0, size))
             continue
         partition = stream.partition_of(shard)
         settled = settled_bits(client, partition, manifest.epoch, group, shard, 0, size)
@@ -192,6 +196,15 @@ def behind(
             lo = min(max(minimum - starts[shard], 0), end) if shard in starts else 0
             found += [(shard, lo, end)] if lo < end else []
     return found
+
+
+def _begun_of(client: Client, stream: Stream, manifest: Manifest, shards: Sequence[int]) -> set[int]:
+    """Those of which something was committed: nothing more has to be asked of the others."""
+    begun: set[int] = set()
+    for partition in stream.partitions:
+        mine = [shard for shard in shards if stream.partition_of(shard) == partition]
+        begun |= {shard for shard, end in index_ends(client, partition, manifest.epoch, mine).items() if end}
+    return begun
 
 
 def _bit_counts(client: Client, stream: Stream, manifest: Manifest, group: str) -> dict[int, int]:
