@@ -17,6 +17,7 @@ from penstock_common.stream.groups.roster import Membership, Order, rank_member
 from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.streams import load_stream
+from penstock_common.threads import join
 from penstock_common.waiting import Notify, Wait, to_stderr
 from penstock_consumer.loader import POLL_S, Loader
 from penstock_consumer.membership.pulse import Pulse
@@ -93,7 +94,7 @@ def _batches(part: Part, share: tuple[int, int], client: object, notify: Notify)
         yield from _taken(queue, reader, notify, part.timeout_s)
     finally:
         queue.stop()
-        thread.join(timeout=5)
+        join(thread, 5)
 
 
 def _taken(queue: Prefetch, reader: OrderedReader, notify: Notify, timeout_s: float | None) -> Iterator[Batch]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ import pytest
 import penstock
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.link.commands import Client
+from penstock_common.stream.watching.paces import Teller
 from penstock_consumer.loader import Loader
+from penstock_consumer.pipeline.prefetch import Prefetch
 from penstock_consumer.replaying.replay import Replay
 from tests.contracts.feed import open_stream, produce
 from tests.contracts.processes import child
@@ -72,12 +76,73 @@ def test_closing_leaves_no_thread(any_url: str, kind: str, before: set[str]) -> 
         for _ in loader:
             raise ZeroDivisionError
     require_none_beyond(before)
-    if kind != "replay":  # it has no finalizer: its thread ends with the iteration, its lease with the process
-        loader = opened(any_url, kind)
-        batches = iter(loader)
-        next(batches)
-        del batches, loader
-        require_none_beyond(before)
+    loader = opened(any_url, kind)
+    batches = iter(loader)
+    next(batches)
+    del batches, loader
+    require_none_beyond(before)
+
+
+class Cycle:
+    """Holds something in a reference cycle: only the garbage collector finds that nobody uses it any more."""
+
+    def __init__(self, held: Any) -> None:
+        self.held, self.itself = held, self
+
+
+@contextmanager
+def collected_in(thread: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What becomes garbage inside the block is collected by a thread of this name, and by no other one."""
+    is_due, is_done = threading.Event(), threading.Event()
+
+    def collecting(method: Any) -> Any:
+        def called(*arguments: Any) -> Any:
+            if is_due.is_set() and threading.current_thread().name == thread and not is_done.is_set():
+                gc.collect()
+                is_done.set()
+            return method(*arguments)
+
+        return called
+
+    for owner, name in ((Prefetch, "wait_for_room"), (Teller, "tell")):  # each thread comes by one of them all the time
+        monkeypatch.setattr(owner, name, collecting(getattr(owner, name)))
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        is_due.set()
+        assert is_done.wait(END_S)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("thread", ["penstock-reader", "penstock-pulse-g"])
+@pytest.mark.parametrize("kind", ["shared", "ordered"])
+def test_a_loader_that_its_own_thread_collects_leaves_its_group(
+    any_url: str, any_client: Client, kind: str, thread: str, before: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Garbage is collected in whichever thread runs just then. The leases must lapse, whoever that is."""
+    produce(any_url, "t", SAMPLES)
+    with collected_in(thread, monkeypatch):
+        held = Cycle(opened(any_url, kind, lease_s=3.0))
+        next(iter(held.held))
+        assert threads() - before
+        del held
+    require_none_beyond(before)
+    assert load_roster(any_client, open_stream(any_client, "t").partitions[0]).members == {}
+
+
+def test_an_iteration_that_its_own_thread_collects_ends(
+    any_url: str, before: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of a replay reads for an iterator that nobody may have any more."""
+    produce(any_url, "t", SAMPLES)
+    with opened(any_url, "replay") as replay:
+        with collected_in("penstock-replay", monkeypatch):
+            held = Cycle(iter(replay))
+            next(held.held)
+            del held
+        require_none_beyond(before | {"penstock-replay-lease"})
 
 
 def run(url: str, kind: str, how: str) -> None:

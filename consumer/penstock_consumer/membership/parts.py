@@ -109,5 +109,9 @@ class AnyKeeper(Protocol):
     def stop(self, patience_s: float = 5.0) -> None:
         """Ends the thread. Without patience it is only told."""
 
+    @property
+    def is_current_thread(self) -> bool:
+        """Return whether the caller is the keeper's thread."""
+
     def recover(self) -> None:
         """Takes up what an earlier process of this member's name had been given."""

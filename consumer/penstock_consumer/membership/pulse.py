@@ -15,6 +15,7 @@ from penstock_common.stream.groups.roster import Membership, beat
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.losses import Witness
 from penstock_common.stream.watching.paces import Teller, trainer_field
+from penstock_common.threads import join
 from penstock_common.waiting import Outage
 from penstock_consumer.membership.parts import Idleness, said_of
 from penstock_consumer.ordered.peers import PeerWatch
@@ -60,9 +61,15 @@ class Pulse:
     def stop(self, patience_s: float = 5.0) -> None:
         """Ends the thread. Without patience it is only told."""
         self._stop.set()
-        if self._thread.is_alive() and patience_s:
-            self._thread.join(timeout=patience_s)
-            self._teller.leave()
+        if patience_s:
+            join(self._thread, patience_s)
+            if self.error is None:  # else another process may speak under this name by now
+                self._teller.leave()
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Return whether the caller is the thread that beats."""
+        return self._thread is threading.current_thread()
 
     def recover(self) -> None:
         """Nothing is given to a rank that another process would have to be asked for."""

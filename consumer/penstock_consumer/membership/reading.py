@@ -171,6 +171,11 @@ class Reading:
     def await_leases(self, wait: Wait) -> None:
         """Returns once `is_fresh`."""
 
+    @property
+    def is_current_thread(self) -> bool:
+        """Return whether the caller is one of the threads at work here."""
+        return self.keeper.is_current_thread or (self.run is not None and self.run.thread is threading.current_thread())
+
     def raise_error(self) -> None:
         """Raises what ended the keeper."""
         if self.keeper.error is not None:

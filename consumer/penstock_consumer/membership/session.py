@@ -6,6 +6,7 @@ Nothing here refers to the loader itself, so that one nobody uses any more can b
 from __future__ import annotations
 
 import re
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import getpid
@@ -13,6 +14,7 @@ from socket import gethostname
 
 from penstock_common.errors import EpochIncomplete, PenstockError
 from penstock_common.stream.link.commands import Client
+from penstock_common.threads import join
 from penstock_consumer.membership.reading import Reading
 
 JOIN_S = 5.0
@@ -41,9 +43,20 @@ class Session:
 
 
 def end_session(session: Session) -> None:
-    """Ends threads, closes epochs that are settled by now, hands back, signs off."""
+    """Ends threads, closes epochs that are settled by now, hands back, signs off.
+
+    A loader that nobody closed is collected in whichever thread runs then. In one of its own, which cannot wait for
+    itself and may hold a lock that is needed here, a new thread does all this.
+    """
     if session.pid != getpid():
         return
+    if session.reading is not None and session.reading.is_current_thread:
+        threading.Thread(target=_end, args=(session,), name="penstock-end", daemon=True).start()
+    else:
+        _end(session)
+
+
+def _end(session: Session) -> None:
     patience_s, silence_s = (LEAVE_S, SILENCE_S) if session.is_patient else (0.0, AT_ONCE_S)
     session.client.hurry(patience_s, silence_s)
     if session.reading is not None:
@@ -53,6 +66,7 @@ def end_session(session: Session) -> None:
 
 
 def _end_reading(client: Client, reading: Reading, join_s: float, patience_s: float) -> None:
+    reading.keeper.stop(0)  # first of all: whatever fails below, the leases lapse
     run, reading.run = reading.run, None
     if run is not None:
         run.queue.stop()
@@ -62,7 +76,7 @@ def _end_reading(client: Client, reading: Reading, join_s: float, patience_s: fl
         reading.keeper.stop(GONE_S if patience_s else 0)
         raise
     if run is not None:
-        run.thread.join(timeout=join_s)
+        join(run.thread, join_s)
     reading.keeper.stop(join_s)
     place = reading.place
     place.hurry(patience_s)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from penstock_common.format.spec import Spec
+from penstock_common.threads import join
 from penstock_common.waiting import Notify
 from penstock_consumer.counting.stats import Stats
 from penstock_consumer.counting.tally import Tally
@@ -111,7 +112,7 @@ class Passes:
         finally:
             tally.rest()
             queue.stop()
-            thread.join(timeout=AT_ONCE_S)
+            join(thread, AT_ONCE_S)
 
     def _run(self, queue: Prefetch, shuffle: Shuffle | None) -> None:
         arena = self._arena()

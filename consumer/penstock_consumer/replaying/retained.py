@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 from penstock_common.errors import EpochIncomplete, PenstockError, ReplayTruncated, ServerUnavailable
@@ -16,6 +17,7 @@ from penstock_common.stream.groups.roster import end_replay, hold_for_replay
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import PRODUCED, load_manifest
 from penstock_common.stream.streams import Stream, require_there
+from penstock_common.threads import join
 from penstock_common.waiting import BETWEEN_TRIES_S
 
 RENEWALS_PER_LEASE = 10
@@ -25,20 +27,17 @@ class Retained:
     """One produced epoch. Raises EpochNotFound, EpochIncomplete, ReplayTruncated where it is not whole any more."""
 
     def __init__(self, client: Client, stream: Stream, epoch: int, lease_s: float) -> None:
-        self._client, self.stream, self.epoch, self._lease_s = client, stream, epoch, lease_s
+        self._client, self.stream, self.epoch = client, stream, epoch
         self.manifest = load_manifest(client, stream, epoch)
         if self.manifest.state != PRODUCED:
             raise EpochIncomplete(
                 f"epoch {epoch} of {stream.name!r} is {self.manifest.state}: replay reads produced epochs; "
                 "read it with a Loader"
             )
-        self._token = secrets.token_hex(8)
-        self._closed = threading.Event()
-        self.lost: PenstockError | None = None
-        """What ended the lease."""
-        self._holder = threading.Thread(target=self._keep_hold, name="penstock-replay-lease", daemon=True)
+        self._hold = Hold(client, stream, epoch, lease_s)
+        weakref.finalize(self, self._hold.stopping.set).atexit = False
         try:
-            self._hold(client, renew=False)
+            self._hold.take()
             self.samples = self.records_count = self.nbytes = 0
             for _, record in self.records():
                 self.samples += record.count
@@ -47,7 +46,7 @@ class Retained:
         except PenstockError:
             self.let_go()
             raise
-        self._holder.start()
+        self._hold.start()
 
     def records(self) -> Iterator[tuple[int, Record]]:
         """(shard, index record) of all shards, in canonical order; raises ReplayTruncated where one is missing."""
@@ -82,30 +81,61 @@ class Retained:
 
     def raise_lost(self) -> None:
         """Raises what ended the lease, if it ended."""
-        if self.lost is not None:
-            raise self.lost
+        if self._hold.lost is not None:
+            raise self._hold.lost
 
-    # --- the lease ---
+    @property
+    def is_let_go(self) -> bool:
+        """Whether `let_go` was called."""
+        return self._hold.stopping.is_set()
 
-    def _hold(self, client: Client, *, renew: bool) -> None:
+    def let_go(self) -> None:
+        """Ends the lease."""
+        self._hold.let_go()
+
+
+class Hold:
+    """The lease on an epoch, renewed by a thread of its own.
+
+    Nothing here refers to whoever reads, so that the lease of a replay that nobody closed is renewed no more.
+    """
+
+    def __init__(self, client: Client, stream: Stream, epoch: int, lease_s: float) -> None:
+        self._client, self._stream, self._epoch, self._lease_s = client, stream, epoch, lease_s
+        self._token = secrets.token_hex(8)
+        self.stopping = threading.Event()
+        """Set it to end the thread without waiting for that: the lease lapses."""
+        self.lost: PenstockError | None = None
+        """What ended the lease."""
+        self.thread = threading.Thread(target=self._run, name="penstock-replay-lease", daemon=True)
+
+    def take(self) -> None:
+        """Take the lease, for the first time. Raises ReplayTruncated."""
+        self._ask(self._client, renew=False)
+
+    def start(self) -> None:
+        """Begin to renew it."""
+        self.thread.start()
+
+    def _ask(self, client: Client, *, renew: bool) -> None:
         lease_ms = int(self._lease_s * 1000)
-        for partition in self.stream.partitions:
-            if not hold_for_replay(client, partition, self._token, self.epoch, lease_ms, renew=renew):
-                require_there(client, self.stream)
-                what = f"epoch {self.epoch} of {self.stream.name!r}"
+        for partition in self._stream.partitions:
+            if not hold_for_replay(client, partition, self._token, self._epoch, lease_ms, renew=renew):
+                require_there(client, self._stream)
+                what = f"epoch {self._epoch} of {self._stream.name!r}"
                 raise ReplayTruncated(
                     f"this replay's lease on {what} lapsed: it renewed nothing for {self._lease_s:g} s, and retention "
                     "may have removed entries; replay it again if it is still there, with a longer lease_s where "
                     "processes or servers stand still, or pin it (`penstock epochs pin`)"
                 )
 
-    def _keep_hold(self) -> None:
+    def _run(self) -> None:
         beat_s = self._lease_s / RENEWALS_PER_LEASE
         client, last = self._client.impatient(), time.monotonic()  # a failure is borne here, not below
         pause_s = beat_s
-        while not self._closed.wait(pause_s):
+        while not self.stopping.wait(pause_s):
             try:
-                self._hold(client, renew=True)
+                self._ask(client, renew=True)
                 last, pause_s = time.monotonic(), beat_s
             except ServerUnavailable as error:
                 pause_s = min(beat_s, BETWEEN_TRIES_S)
@@ -116,18 +146,12 @@ class Retained:
                 self.lost = error
                 return
 
-    @property
-    def is_let_go(self) -> bool:
-        """Whether `let_go` was called."""
-        return self._closed.is_set()
-
     def let_go(self) -> None:
-        """Ends the lease."""
-        if self._closed.is_set():
+        """End the lease."""
+        if self.stopping.is_set():
             return
-        self._closed.set()
+        self.stopping.set()
         self._client.ping()  # a server that is away hears nothing of this, and the thread may be waiting for it
-        if self._holder.is_alive():
-            self._holder.join(timeout=5)
-        for partition in self.stream.partitions:
+        join(self.thread, 5)
+        for partition in self._stream.partitions:
             end_replay(self._client, partition, self._token)

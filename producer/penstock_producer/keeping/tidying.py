@@ -10,6 +10,7 @@ import threading
 from penstock_common.errors import PenstockError, ServerUnavailable, StreamDeleted
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.streams import Stream
+from penstock_common.threads import join
 from penstock_common.waiting import Notify
 from penstock_producer.keeping.janitor import TIDY_EVERY_S, tidy
 
@@ -31,7 +32,7 @@ class Tidying:
     def stop(self) -> None:
         """Returns when the thread uses the connection no more."""
         self.stopping.set()
-        self._thread.join(timeout=5)
+        join(self._thread, 5)
 
     def _run(self) -> None:
         while not self.stopping.wait(self._every_s):
