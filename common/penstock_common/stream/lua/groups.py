@@ -85,12 +85,14 @@ return {'joined', record.first, new}
 RESET_GROUP = (
     GO_ON
     + """
--- KEYS roster entries.. | ARGV group first epochs.. : the group reads again from epoch `first`
+-- KEYS roster entries.. | ARGV group first epochs.. : the group reads again from epoch `first`. The generation rises,
+-- so that a release or trim planned before is refused.
 local text = redis.call('HGET', KEYS[1], 'g:' .. ARGV[1])
 if not text then return redis.error_reply('PENSTOCK no group') end
 local record = cjson.decode(text)
 record.first, record.lost = tonumber(ARGV[2]), nil
 redis.call('HSET', KEYS[1], 'g:' .. ARGV[1], cjson.encode(record))
+redis.call('HINCRBY', KEYS[1], 'gen', 1)
 for i = 3, #ARGV do
   redis.call('HDEL', KEYS[1], 'd:' .. ARGV[1] .. ':' .. ARGV[i])
   redis.pcall('XGROUP', 'DESTROY', KEYS[i - 1], ARGV[1])
@@ -235,13 +237,16 @@ return found
 REPLAY_LEASE = (
     GO_ON
     + """
--- KEYS roster | ARGV token epoch ttl_ms must_exist : holds an epoch for a replay; refused once it is gone or lapsed
+-- KEYS roster | ARGV token epoch ttl_ms must_exist : holds an epoch for a replay; refused once it is gone or lapsed.
+-- With a new lease the generation rises, so that a release or trim planned before is refused.
 if redis.call('HEXISTS', KEYS[1], 'e:' .. ARGV[2]) == 0 then return 0 end
 local now = redis.call('TIME')
 now = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 if ARGV[4] == '1' then
   local text = redis.call('HGET', KEYS[1], 'r:' .. ARGV[1])
   if not text or cjson.decode(text).till < now then return 0 end
+elseif redis.call('HEXISTS', KEYS[1], 'r:' .. ARGV[1]) == 0 then
+  redis.call('HINCRBY', KEYS[1], 'gen', 1)
 end
 redis.call('HSET', KEYS[1], 'r:' .. ARGV[1], cjson.encode({epoch = tonumber(ARGV[2]), till = now + tonumber(ARGV[3])}))
 return 1

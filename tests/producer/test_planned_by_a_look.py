@@ -1,0 +1,156 @@
+"""Whoever frees memory plans by a look at the roster, and is refused where the roster has changed since.
+
+Each promise that a script makes to somebody else between the two must hold: a group that joined reads from there on, a
+pin keeps, a replay goes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from penstock_common.stream.entries import index_records
+from penstock_common.stream.groups.forgetting import reset_group
+from penstock_common.stream.groups.pins import pin_epoch
+from penstock_common.stream.groups.roster import Membership, beat, hold_for_replay, join_group, load_roster, server_ms
+from penstock_common.stream.link.commands import Client, run_script
+from penstock_common.stream.lua.entries import TRIM
+from penstock_common.stream.lua.epochs import RETIRE
+from penstock_common.stream.lua.groups import EXPIRE_SILENT, JOIN_GROUP
+from penstock_common.stream.lua.repairs import REOPEN
+from penstock_common.stream.manifest import open_epoch, retained_epochs
+from penstock_common.stream.streams import Stream
+from penstock_producer.keeping import janitor
+from penstock_producer.keeping.janitor import Janitor, tidy
+from penstock_producer.keeping.policy import parse_policy
+from tests.contracts.between import between
+from tests.producer.test_retention import BYTES, loader_of, read, write_epoch, writer_of
+
+Act = Callable[[Client, Stream], object]
+
+
+def join(client: Client, stream: Stream) -> None:
+    """A new group, which is told that it reads from the first epoch on."""
+    assert join_group(client, Membership(stream, "late", "m", "1")) == 0
+
+
+def replay(client: Client, stream: Stream) -> None:
+    """A replay, which is told that the epoch stays while it reads."""
+    assert hold_for_replay(client, stream.partitions[0], "token", 0, 60_000, renew=False)
+
+
+def start_again(client: Client, stream: Stream) -> None:
+    """The group that had settled everything reads it again."""
+    reset_group(client, stream, "g", 0)
+
+
+def reopen(client: Client, stream: Stream) -> None:
+    """An operator had something put back of which the group was never given all."""
+    assert run_script(client, REOPEN, [stream.partitions[0].roster], ["g", 0]) == 1
+
+
+ACTS: dict[str, Act] = {
+    "a group joins": join,
+    "a pin": lambda client, stream: pin_epoch(client, stream, 0),
+    "a replay begins": replay,
+    "its group starts again": start_again,
+    "the epoch is opened again": reopen,
+}
+
+
+@pytest.fixture(params=ACTS)
+def act(request: pytest.FixtureRequest) -> Act:
+    """What happens in between."""
+    return ACTS[request.param]
+
+
+@contextmanager
+def settled(url: str) -> Iterator[Stream]:
+    """A stream of two epochs that its one group has read."""
+    with writer_of(url) as writer, loader_of(url, "g") as loader:
+        for _ in range(2):
+            write_epoch(writer, 20)
+            read(loader)
+        yield writer.stream
+
+
+def test_a_pass_of_retention_releases_nothing_that_was_promised_meanwhile(
+    any_url: str, any_client: Client, act: Act
+) -> None:
+    """Its plan is as old as its look at all partitions, which takes a while where there are many."""
+    with settled(any_url) as stream:
+        with between("penstock_producer.keeping.janitor.look_at_rosters", RETIRE, lambda: act(any_client, stream)):
+            done = tidy(any_client, stream, lambda _: None, policy=parse_policy("epochs:1"))
+        assert done.released == []
+        assert list(retained_epochs(any_client, stream)) == [0, 1]
+        assert len(list(index_records(any_client, stream.partitions[0], 0, 0))) == 2
+
+
+def test_making_room_releases_nothing_that_was_promised_meanwhile(any_url: str, any_client: Client, act: Act) -> None:
+    """A writer that waits is no reason to break a promise to a reader."""
+    with settled(any_url) as stream:
+        worker = Janitor(any_client, stream, stream.partitions[0], lambda _: None)
+        with between("penstock_producer.keeping.janitor.look_around", RETIRE, lambda: act(any_client, stream)):
+            worker.make_room(1)
+        assert 0 in retained_epochs(any_client, stream)
+        assert any_client.xlen(stream.partitions[0].entries(0)) == 2
+
+
+def test_making_room_trims_nothing_that_was_promised_meanwhile(any_url: str, any_client: Client, act: Act) -> None:
+    """Entries of a running epoch go one by one, by the same plan."""
+    with (
+        writer_of(any_url) as writer,
+        writer.epoch() as epoch,
+        loader_of(any_url, "g", acknowledge="on_checkpoint") as loader,
+    ):
+        for number in range(30):
+            epoch.write({"x": np.full(BYTES - 8, number, np.uint8), "y": number})
+        epoch.flush()
+        batches = iter(loader)
+        for _ in range(2):
+            next(batches)
+        loader.checkpointed()
+        stream, entries = writer.stream, writer.stream.partitions[0].entries(0)
+        worker = Janitor(any_client, stream, stream.partitions[0], lambda _: None)
+        with between("penstock_producer.keeping.janitor.look_around", TRIM, lambda: act(any_client, stream)):
+            assert worker.make_room(1) == 0
+        assert any_client.xlen(entries) == 3
+
+
+def test_a_member_that_shows_itself_between_two_looks_is_not_forgotten(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server's clock that jumps makes everybody look silent."""
+    monkeypatch.setattr(janitor, "LOOK_AGAIN_S", 0)
+    with writer_of(any_url) as writer:
+        stream, who = writer.stream, Membership(writer.stream, "g", "m", "1")
+        join_group(any_client, who)
+        joined_ms = server_ms(any_client)
+        while server_ms(any_client) == joined_ms:  # a heartbeat in the same millisecond would change nothing
+            pass
+        with between(
+            "penstock_producer.keeping.janitor.look_at_rosters",
+            EXPIRE_SILENT,
+            lambda: beat(any_client, who, stream.partitions[0], {}),
+        ):
+            done = tidy(any_client, stream, lambda _: None, silent_ms=-1)
+        assert done.expired == []
+        assert load_roster(any_client, stream.partitions[0]).groups["g"].holds
+        assert tidy(any_client, stream, lambda _: None, silent_ms=-1).expired == ["g"]
+
+
+def test_a_group_that_joins_while_an_epoch_is_opened_reads_it(any_url: str, any_client: Client) -> None:
+    """Its consumer group is made by whoever comes second: neither may take the other for the one who does it."""
+    with writer_of(any_url) as writer:
+        write_epoch(writer, 10)
+        stream = writer.stream
+        who = Membership(stream, "g", "m", "1")
+        look = "penstock_common.stream.groups.roster.load_roster"
+        with between(look, JOIN_GROUP, lambda: open_epoch(any_client, stream)):
+            assert join_group(any_client, who) == 0
+        for epoch in (0, 1):
+            groups = [info["name"] for info in any_client.xinfo_groups(stream.partitions[0].entries(epoch))]
+            assert b"g" in groups
