@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from penstock_consumer.pipeline.batch import Lease
-from penstock_consumer.shared.holdings import Holdings
+import pytest
+
+from penstock_consumer.pipeline.batch import Batch, Lease, Span
+from penstock_consumer.shared.holdings import Holdings, _joined, plan_acknowledgement
 
 
 def test_what_was_settled_just_now_is_renewed_until_the_server_must_have_heard_of_it() -> None:
@@ -16,3 +18,47 @@ def test_what_was_settled_just_now_is_renewed_until_the_server_must_have_heard_o
     assert held.to_renew(1) == {}
     assert held.ids(0) == {7: [b"1-0"]}
     assert held.lose(0, 7, [b"0-0"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("ranges", "joined"),
+    [
+        ([], []),
+        ([(3, 5)], [(3, 5)]),
+        ([(4, 6), (0, 2)], [(0, 2), (4, 6)]),
+        ([(2, 4), (0, 2)], [(0, 4)]),
+        ([(0, 9), (2, 4)], [(0, 9)]),
+        ([(0, 5), (3, 8), (9, 10)], [(0, 8), (9, 10)]),
+        ([(1, 2), (1, 2)], [(1, 2)]),
+    ],
+)
+def test_ranges_are_joined_where_they_touch_and_nowhere_else(
+    ranges: list[tuple[int, int]], joined: list[tuple[int, int]]
+) -> None:
+    """A bit too many would settle a sample that nobody trained on; a bit too few would give one out again."""
+    assert _joined(ranges) == joined
+
+
+def batch_of(*spans: tuple[Lease, int, int]) -> Batch:
+    """A batch of these samples."""
+    return Batch({}, 7, [Span(*span) for span in spans])
+
+
+def test_an_entry_is_due_with_its_last_batch_and_brings_the_bits_of_the_others() -> None:
+    """The server may have lost the earlier bits with its last second, and not the entry."""
+    lease = Lease(0, 7, 3, b"1-0", owed=4)
+    first = plan_acknowledgement(batch_of((lease, 0, 1), (lease, 2, 3)))
+    assert (first[0].ids, first[0].ranges) == ([], {3: [(0, 1), (2, 3)]})
+    last = plan_acknowledgement(batch_of((lease, 1, 2), (lease, 3, 4)))
+    assert (last[0].ids, last[0].ranges) == ([b"1-0"], {3: [(0, 4)]})
+
+
+def test_what_was_handed_out_before_an_entry_came_again_counts_for_the_entry_as_it_is_now() -> None:
+    """A part waits for its checkpoint while the rest is handed back: else the entry would never be acknowledged."""
+    held = Holdings()
+    held.add(lease := Lease(0, 7, 3, b"1-0", owed=4))
+    assert held.drop(lease)
+    held.keep_place(lease, [(0, 2)])
+    held.add(again := Lease(0, 7, 3, b"1-0", owed=2))
+    assert plan_acknowledgement(batch_of((again, 2, 4)))[0].ids == []
+    assert plan_acknowledgement(batch_of((lease, 0, 2)))[0].ids == [b"1-0"]

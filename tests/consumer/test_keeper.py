@@ -1,0 +1,242 @@
+"""The keeper of a member's leases, by a clock of its own: what it renews, who is dead to it, what it takes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from penstock_common.stream.entries import list_held
+from penstock_common.stream.groups.roster import Membership, join_group
+from penstock_common.stream.link.client import ControlClient
+from penstock_common.stream.link.connection import connect
+from penstock_consumer.pipeline.batch import Lease
+from penstock_consumer.shared import keeper as keepers
+from penstock_consumer.shared.holdings import Holdings
+from penstock_consumer.shared.keeper import Keeper
+from tests.contracts.feed import open_stream, produce
+
+LEASE_S = 30.0
+BEAT_S = 1.0
+
+
+class Scene:
+    """A member with a keeper that never runs by itself, and another that holds entries and is silent."""
+
+    def __init__(self, client: ControlClient) -> None:
+        self.client, self.now_s, self.said = client, 0.0, list[str]()
+        self.stream = open_stream(client, "t")
+        self.partition = self.stream.partitions[0]
+        self.who = Membership(self.stream, "g", "m", "1")
+        join_group(client, self.who)
+        self.held = Holdings()
+        self.keeper = Keeper(client, self.who, self.held, LEASE_S, self.said.append, lambda: self.now_s)
+        self.keeper.horizon = 0  # the epoch is being read
+
+    def give(self, member: str, count: int = 1) -> list[bytes]:
+        """Entries go to a member."""
+        taken: Any = self.client.xreadgroup("g", member, {self.partition.entries(0): ">"}, count=count)
+        return [entry_id for entry_id, _ in taken[0][1]]
+
+    def hold(self, count: int = 1) -> list[Lease]:
+        """Entries go to this member and arrive."""
+        leases = [Lease(0, 0, 0, entry_id, owed=10) for entry_id in self.give("m", count)]
+        for lease in leases:
+            self.held.add(lease)
+        return leases
+
+    def beat(self, *, silent: bytes = b"") -> None:
+        """One beat, as the thread does it; ``silent``: an entry that nobody has renewed since the clock began."""
+        if silent and silent not in self.claimed():
+            idle_ms = 60_000 + int(self.now_s * 1000)
+            self.client.xclaim(self.partition.entries(0), "g", "dead", 0, [silent], idle=idle_ms, justid=True)
+        self.keeper._beat()
+        self.keeper._after_beat()
+
+    def beats(self, until_s: float, silent: bytes) -> None:
+        """One beat after the other, as they come where nothing stands still."""
+        while self.now_s < until_s:
+            self.now_s += BEAT_S
+            self.beat(silent=silent)
+
+    def claimed(self) -> list[bytes]:
+        """What the keeper took over for the reader."""
+        return [claim.entry_id for claim in self.keeper.claims]
+
+    def jump(self, seconds: float) -> Callable[..., None]:
+        """A call during which so much time passes."""
+
+        def passes(*_: object, **__: object) -> None:
+            self.now_s += seconds
+
+        return passes
+
+
+@pytest.fixture
+def scene(any_url: str) -> Iterator[Scene]:
+    """An epoch of six entries that nobody was given yet."""
+    produce(any_url, "t", 60)
+    with connect(any_url) as client:
+        yield Scene(client)
+
+
+def after(function: Callable[..., Any], act: Callable[..., None]) -> Callable[..., Any]:
+    """The function, and something that happens once while it runs."""
+    done: list[bool] = []
+
+    def both(*args: Any, **options: Any) -> Any:
+        found = function(*args, **options)
+        if not done:
+            done.append(True)
+            act()
+        return found
+
+    return both
+
+
+class TestReclaiming:
+    """What is taken from others."""
+
+    def test_an_entry_unrenewed_for_a_lease_is_taken_and_not_before(self, scene: Scene) -> None:
+        """The other tests here show exceptions from this rule."""
+        (entry,) = scene.give("dead")
+        scene.beats(LEASE_S, entry)
+        assert scene.claimed() == []
+        scene.beats(LEASE_S * 7 / 6 + BEAT_S, entry)
+        assert scene.claimed() == [entry]
+        assert scene.held.holds(0, 0, entry)  # and renewed from now on
+
+    def require_forgotten(self, scene: Scene, entry: bytes) -> None:
+        """What was seen before proves nothing: the entry is taken a whole lease after the standstill, not earlier."""
+        began_s = scene.now_s
+        scene.beats(began_s + LEASE_S - BEAT_S, entry)
+        assert scene.claimed() == []
+        scene.beats(began_s + LEASE_S * 7 / 6 + BEAT_S, entry)
+        assert scene.claimed() == [entry]
+
+    def test_a_process_that_stood_still_forgets_what_it_saw(self, scene: Scene) -> None:
+        """It was stopped, say, for half a lease: all others may have been, with the machine."""
+        (entry,) = scene.give("dead")
+        scene.beats(10, entry)
+        scene.now_s += LEASE_S / 2 + 1
+        scene.beat(silent=entry)
+        self.require_forgotten(scene, entry)
+
+    def test_a_server_that_stood_still_in_a_beat_makes_it_forget(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody could renew meanwhile."""
+        (entry,) = scene.give("dead")
+        scene.beats(10, entry)
+        monkeypatch.setattr(keepers, "beat", after(keepers.beat, scene.jump(LEASE_S / 2 + 1)))
+        scene.beat(silent=entry)
+        self.require_forgotten(scene, entry)
+
+    def test_a_server_that_stood_still_in_a_look_makes_it_forget(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The listing itself may be as old as that."""
+        (entry,) = scene.give("dead")
+        scene.beats(10, entry)
+        monkeypatch.setattr(keepers, "list_overdue", after(keepers.list_overdue, scene.jump(LEASE_S / 2 + 1)))
+        scene.keeper.look()
+        scene.keeper._began_s = scene.now_s  # so that only the look can tell
+        self.require_forgotten(scene, entry)
+
+    def test_a_beat_that_did_not_reach_the_server_makes_it_forget(self, scene: Scene) -> None:
+        """A server that was away for a moment has aged every lease, whoever lives."""
+        (entry,) = scene.give("dead")
+        scene.beats(20, entry)
+        scene.keeper._missed()
+        self.require_forgotten(scene, entry)
+
+    def test_it_looks_for_the_dead_twelve_times_a_lease(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each look asks the server for all that is overdue; a beat that found it due every time would be heavy."""
+        looks: list[float] = []
+        monkeypatch.setattr(keepers.Keeper, "look", lambda _: looks.append(scene.now_s))
+        scene.beats(LEASE_S, b"")
+        assert looks == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]
+
+
+class TestRenewing:
+    """What is kept."""
+
+    def test_a_beat_renews_what_is_held(self, scene: Scene) -> None:
+        """Its idle time begins anew for everybody who looks."""
+        (lease,) = scene.hold()
+        entries = scene.partition.entries(0)
+        scene.client.xclaim(entries, "g", "m", 0, [lease.entry_id], idle=25_000, justid=True)
+        scene.beat()
+        (pending,) = scene.client.xpending_range(entries, "g", "-", "+", 10)
+        assert pending["time_since_delivered"] < 20_000
+        assert not lease.is_lost
+
+    def test_what_somebody_else_took_is_lost_and_said(self, scene: Scene) -> None:
+        """Its samples must not be handed out here any more."""
+        first, second = scene.hold(2)
+        scene.client.xclaim(scene.partition.entries(0), "g", "other", 0, [first.entry_id], justid=True)
+        scene.beat()
+        assert (first.is_lost, second.is_lost) == (True, False)
+        assert scene.held.ids(0) == {0: [second.entry_id]}
+        assert "lost 1 entries of epoch 0: not renewed within 30 s" in scene.said[0]
+
+    def test_leases_are_as_fresh_as_the_question_and_not_as_the_answer(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server may have renewed at the first moment of a long silence; since then a lease may have lapsed."""
+        scene.beat()
+        scene.now_s += LEASE_S - 1
+        assert scene.keeper.is_fresh
+        scene.now_s += 1
+        assert not scene.keeper.is_fresh
+        monkeypatch.setattr(keepers, "beat", after(keepers.beat, scene.jump(LEASE_S)))
+        scene.beat()
+        assert not scene.keeper.is_fresh
+        scene.beat()
+        assert scene.keeper.is_fresh
+
+
+class TestRecovering:
+    """What is taken back of what this member's own name was given."""
+
+    def pending(self, scene: Scene) -> int:
+        """Entries that the server lists under this member."""
+        return len(list_held(scene.client, [(scene.partition, 0)], "g", "m"))
+
+    def test_what_never_arrived_is_taken_back_and_what_is_held_stays(self, scene: Scene) -> None:
+        """An answer was lost with its connection, or an earlier process of this name had it."""
+        (lease,) = scene.hold()
+        (lost,) = scene.give("m")
+        scene.keeper.recover()
+        assert scene.claimed() == [lost]
+        assert scene.held.ids(0) == {0: [lease.entry_id, lost]}
+        scene.keeper.recover()
+        assert scene.claimed() == [lost]
+
+    def test_what_is_being_acknowledged_is_not_taken_back(self, scene: Scene) -> None:
+        """The server has only not heard of it yet: taken back, it would be trained on twice."""
+        (lease,) = scene.hold()
+        scene.held.remove(0, 0, [lease.entry_id])
+        scene.keeper.recover(lambda: False)
+        assert self.pending(scene) == 1
+        assert scene.claimed() == []
+
+    def test_what_is_acknowledged_while_it_looks_is_not_taken_back(self, scene: Scene) -> None:
+        """All was answered when it asked; the loop's thread acknowledged one more before it listed."""
+        (lease,) = scene.hold()
+
+        def all_was_answered() -> bool:
+            scene.held.remove(0, 0, [lease.entry_id])
+            return True
+
+        scene.keeper.recover(all_was_answered)
+        assert self.pending(scene) == 1
+        assert scene.claimed() == []
+
+    def test_what_is_pending_though_its_acknowledgement_was_answered_is_taken_back(self, scene: Scene) -> None:
+        """The server forgot the acknowledgement with its last second; nobody else would ever take the entry."""
+        (lease,) = scene.hold()
+        scene.held.remove(0, 0, [lease.entry_id])
+        scene.keeper.recover(lambda: True)
+        assert scene.claimed() == [lease.entry_id]

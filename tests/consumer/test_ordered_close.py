@@ -1,0 +1,116 @@
+"""When a rank closes an epoch for its ordered group: not before every rank has settled all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock_common.stream.groups.positions import known_positions
+from penstock_common.stream.groups.roster import Membership, Order, load_roster
+from penstock_common.stream.link.client import ControlClient
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.manifest import abandon_epoch
+from penstock_common.stream.removal.release import release_epoch
+from penstock_consumer.ordered.ranks import OrderedPlace
+from penstock_consumer.pipeline.batch import Batch
+from tests.contracts.feed import SPEC, open_stream, produce, sample, writer_of
+
+COUNT, BATCH, WORLD = 18, 5, 2
+STEP = BATCH * WORLD
+
+
+@pytest.fixture
+def client(any_url: str) -> Iterator[ControlClient]:
+    """Of a server with one epoch of 18 samples: a step of both ranks, and one that it does not fill."""
+    produce(any_url, "t", COUNT)
+    with connect(any_url) as connected:
+        yield connected
+
+
+def rank_of(client: Any, rank: int) -> OrderedPlace:
+    """A rank that has joined, and read nothing."""
+    who = Membership(open_stream(client, "t"), "g", f"rank-{rank}", f"life-{rank}", Order(rank, WORLD, BATCH))
+    place = OrderedPlace(client, who, notify=lambda _: None)
+    place.join("resume")
+    return place
+
+
+def settle(place: OrderedPlace, position: int) -> None:
+    """The rank has trained on everything of its own up to there."""
+    place.acknowledge(Batch({}, 0, [], position))
+
+
+def is_closed(client: Any) -> bool:
+    """Whether the group is through with the epoch."""
+    return ("g", 0) in load_roster(client, open_stream(client, "t").partitions[0]).closed
+
+
+def test_the_last_rank_that_is_through_closes_the_epoch(client: ControlClient) -> None:
+    """Closed by the first, the epoch could be released while the others read it."""
+    first, second = rank_of(client, 0), rank_of(client, 1)
+    for place in (first, second):
+        place.ended(0, 2 * STEP, COUNT)
+    settle(first, 2 * STEP)
+    first.close_epochs(0)
+    assert not is_closed(client)
+    assert first.unclosed == {0}
+    settle(second, STEP)
+    second.close_epochs(0)
+    assert not is_closed(client)
+    settle(second, 2 * STEP)
+    second.close_epochs(0)
+    assert is_closed(client)
+    assert second.unclosed == set()
+    first.close_epochs(0)
+    assert first.unclosed == set()
+    assert not first.owes(0)
+
+
+def test_a_step_that_is_dropped_at_the_end_counts_once_all_before_it_is_settled(client: ControlClient) -> None:
+    """With `remainder="drop"` nobody is handed the rest: the epoch would never close."""
+    first, second = rank_of(client, 0), rank_of(client, 1)
+    for place in (first, second):
+        place.ended(0, STEP, COUNT)
+        place.close_epochs(0)
+    positions = known_positions(client, open_stream(client, "t"), 0, "g")
+    assert (positions.of(0), positions.of(1)) == (0, 0)
+    for place in (first, second):
+        settle(place, STEP)
+        place.close_epochs(0)
+    assert known_positions(client, open_stream(client, "t"), 0, "g").minimum(WORLD) == COUNT
+    assert is_closed(client)
+
+
+def test_an_epoch_that_is_still_written_stays_open(any_url: str) -> None:
+    """Nobody knows its size yet: any position would seem to be beyond its end."""
+    with writer_of(any_url, spec=SPEC) as writer, connect(any_url) as client:
+        epoch = writer.epoch()
+        for number in range(STEP):
+            epoch.write(sample(number))
+        epoch.flush()
+        places = [rank_of(client, rank) for rank in range(WORLD)]
+        for place in places:
+            settle(place, STEP)
+            place.close_epochs(0)
+            assert place.unclosed == {0}
+        assert not is_closed(client)
+        epoch.close()
+        for place in places:
+            place.close_epochs(0)
+        assert is_closed(client)
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_an_epoch_that_was_given_up_is_closed_here_and_for_nobody_else(
+    client: ControlClient, is_released: bool
+) -> None:
+    """Nothing of it is owed, and nothing of it is waited for at the next epoch's end."""
+    place, stream = rank_of(client, 0), open_stream(client, "t")
+    abandon_epoch(client, stream, 0)
+    if is_released:
+        assert release_epoch(client, stream, 0)
+    place.close_epochs(0)
+    assert place.unclosed == set()
+    assert not is_closed(client)
