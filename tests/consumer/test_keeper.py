@@ -48,11 +48,15 @@ class Scene:
 
     def beat(self, *, silent: bytes = b"") -> None:
         """One beat, as the thread does it; ``silent``: an entry that nobody has renewed since the clock began."""
+        self.age(silent)
+        self.keeper._beat()
+        self.keeper._after_beat()
+
+    def age(self, silent: bytes) -> None:
+        """The server's idle time of an entry of the other member, as it is by this clock."""
         if silent and silent not in self.claimed():
             idle_ms = 60_000 + int(self.now_s * 1000)
             self.client.xclaim(self.partition.entries(0), "g", "dead", 0, [silent], idle=idle_ms, justid=True)
-        self.keeper._beat()
-        self.keeper._after_beat()
 
     def beats(self, until_s: float, silent: bytes) -> None:
         """One beat after the other, as they come where nothing stands still."""
@@ -64,13 +68,17 @@ class Scene:
         """What the keeper took over for the reader."""
         return [claim.entry_id for claim in self.keeper.claims]
 
-    def jump(self, seconds: float) -> Callable[..., None]:
-        """A call during which so much time passes."""
+    def stalled(self, function: Callable[..., Any], seconds: float, silent: bytes = b"") -> Callable[..., Any]:
+        """The function, the first call of which a server answers that has stood still for so long."""
+        stalls = [seconds]
 
-        def passes(*_: object, **__: object) -> None:
-            self.now_s += seconds
+        def answered(*args: Any, **options: Any) -> Any:
+            if stalls:
+                self.now_s += stalls.pop()
+                self.age(silent)
+            return function(*args, **options)
 
-        return passes
+        return answered
 
 
 @pytest.fixture
@@ -79,20 +87,6 @@ def scene(any_url: str) -> Iterator[Scene]:
     produce(any_url, "t", 60)
     with connect(any_url) as client:
         yield Scene(client)
-
-
-def after(function: Callable[..., Any], act: Callable[..., None]) -> Callable[..., Any]:
-    """The function, and something that happens once while it runs."""
-    done: list[bool] = []
-
-    def both(*args: Any, **options: Any) -> Any:
-        found = function(*args, **options)
-        if not done:
-            done.append(True)
-            act()
-        return found
-
-    return both
 
 
 class TestReclaiming:
@@ -128,9 +122,11 @@ class TestReclaiming:
     ) -> None:
         """Nobody could renew meanwhile."""
         (entry,) = scene.give("dead")
-        scene.beats(10, entry)
-        monkeypatch.setattr(keepers, "beat", after(keepers.beat, scene.jump(LEASE_S / 2 + 1)))
+        scene.beats(20, entry)
+        monkeypatch.setattr(keepers, "beat", scene.stalled(keepers.beat, LEASE_S / 2 + 1, entry))
+        scene.now_s += BEAT_S  # with this beat a look is due
         scene.beat(silent=entry)
+        assert scene.claimed() == []
         self.require_forgotten(scene, entry)
 
     def test_a_server_that_stood_still_in_a_look_makes_it_forget(
@@ -138,10 +134,10 @@ class TestReclaiming:
     ) -> None:
         """The listing itself may be as old as that."""
         (entry,) = scene.give("dead")
-        scene.beats(10, entry)
-        monkeypatch.setattr(keepers, "list_overdue", after(keepers.list_overdue, scene.jump(LEASE_S / 2 + 1)))
+        scene.beats(20, entry)
+        monkeypatch.setattr(keepers, "list_overdue", scene.stalled(keepers.list_overdue, LEASE_S / 2 + 1, entry))
         scene.keeper.look()
-        scene.keeper._began_s = scene.now_s  # so that only the look can tell
+        assert scene.claimed() == []
         self.require_forgotten(scene, entry)
 
     def test_a_beat_that_did_not_reach_the_server_makes_it_forget(self, scene: Scene) -> None:
@@ -155,8 +151,10 @@ class TestReclaiming:
         """Each look asks the server for all that is overdue; a beat that found it due every time would be heavy."""
         looks: list[float] = []
         monkeypatch.setattr(keepers.Keeper, "look", lambda _: looks.append(scene.now_s))
-        scene.beats(LEASE_S, b"")
-        assert looks == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]
+        for _ in range(24):
+            scene.now_s += LEASE_S / 24
+            scene.beat()
+        assert looks == [2.5 * number for number in range(1, 13)]
 
 
 class TestRenewing:
@@ -190,7 +188,7 @@ class TestRenewing:
         assert scene.keeper.is_fresh
         scene.now_s += 1
         assert not scene.keeper.is_fresh
-        monkeypatch.setattr(keepers, "beat", after(keepers.beat, scene.jump(LEASE_S)))
+        monkeypatch.setattr(keepers, "beat", scene.stalled(keepers.beat, LEASE_S))
         scene.beat()
         assert not scene.keeper.is_fresh
         scene.beat()

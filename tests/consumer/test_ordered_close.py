@@ -65,7 +65,7 @@ def test_the_last_rank_that_is_through_closes_the_epoch(client: ControlClient) -
     assert second.unclosed == set()
     first.close_epochs(0)
     assert first.unclosed == set()
-    assert not first.owes(0)
+    assert first.is_end(0, 0)  # and nothing of it is remembered
 
 
 def test_a_step_that_is_dropped_at_the_end_counts_once_all_before_it_is_settled(client: ControlClient) -> None:
