@@ -122,6 +122,27 @@ def test_a_replica_that_stands_still_is_waited_for_and_named(pair: tuple[Embedde
         assert stored(copy, "t", 0).total() == 16
 
 
+def test_no_block_follows_one_that_is_not_safe_yet(pair: tuple[EmbeddedServer, EmbeddedServer]) -> None:
+    """What the replicas lack is what a failover loses: two blocks at most, one under way and one behind it."""
+    primary, replica = pair
+    said: list[str] = []
+    with durable_writer(primary.url, "replicas=1", notify=said.append) as writer, writer.epoch() as epoch:
+        for number in range(4):
+            epoch.write(sample(number))
+        epoch.flush()
+        with stopped(replica), redis.Redis.from_url(primary.url) as admin:
+            write = threading.Thread(target=lambda: [epoch.write(sample(n)) for n in range(4, 28)] and epoch.flush())
+            write.start()
+            deadline = time.monotonic() + 20
+            while not any("0 of 1 replicas have it" in line for line in said):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert stored(admin, "t", 0).total() <= 4 + 2 * 4
+        write.join(20)
+        assert not write.is_alive()
+    assert replayed(primary.url) == list(range(28))
+
+
 def test_a_replica_that_does_not_come_back_ends_the_writer_by_name(
     pair: tuple[EmbeddedServer, EmbeddedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,10 +37,10 @@ def commit(client: Client, stream: Stream, manifest: Manifest, block: Block) -> 
     commands = commit_commands(stream.partitions[0], manifest, 0, block, fields, bad=bad)
     channel = open_channel(client)
     channel.send(commands)
-    answer = [channel.read() for _ in commands][-1]
+    answers: list[Any] = [channel.read() for _ in commands]
     channel.close()
-    assert isinstance(answer, list)
-    return answer[-1]
+    assert isinstance(answers[-1], list)
+    return answers[-1][-1] if block.count else answers[-1]
 
 
 def test_what_does_not_come_next_is_taken_back_before_anybody_can_see_it(url: str, client: Client) -> None:
@@ -97,6 +97,28 @@ def test_an_epoch_that_takes_nothing_more_is_left_as_it_is(url: str, client: Cli
         for block in (block_at(0), block_at(0, count=0)):
             assert commit(writer.client, writer.stream, manifest, block)[1] == b""
         assert not client.exists(*keys, partition.quarantine(0))
+
+
+@pytest.mark.parametrize("fast", [False, None])
+def test_the_answer_to_a_block_sent_behind_a_refused_one_is_read(
+    any_url: str, any_client: Client, fast: bool | None
+) -> None:
+    """Left unread it is taken for the answer to what is sent next, and everything after it by one too early."""
+    with writer_of(any_url, spec=SPEC, fast=fast) as writer, writer_of(any_url, spec=SPEC) as other:
+        ours, theirs = (each.epoch(0, sizes=[8]).shard(0) for each in (writer, other))
+        for number in range(6):
+            theirs.write(sample(number))
+        theirs.settle()
+        any_client.config_resetstat()
+        for number in range(8):
+            ours.write(sample(number))
+            if number % 4 == 3:
+                ours.flush()
+        ours.close()
+        theirs.abort()
+        sent = any_client.info("commandstats")["cmdstat_exec"]["calls"]
+    assert sent == 3  # both blocks, and what of the second one was missing
+    assert stored(any_client, "t", 0) == {(0, offset): 1 for offset in range(8)}
 
 
 @pytest.mark.parametrize("fast", [False, None])

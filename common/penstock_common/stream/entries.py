@@ -134,6 +134,8 @@ def commit_commands(
 ) -> list[Command]:
     """The transaction of one block; what the script answers, last in EXEC's reply, goes to `read_commit`.
 
+    A block of holes only is the script alone: it appends no entry, and at maxmemory a MULTI is refused.
+
     ``fields`` are its entry's, none for a block of holes only; ``bad`` tells, as JSON, what is known of its holes;
     ``segment`` is where the payload lies, if not in the entry: this registers it. ``writer`` is the token of a feed's
     writer: the block is refused where the shard's newest record has another one.
@@ -143,13 +145,11 @@ def commit_commands(
     numbers = b"%d %d %d %d %d" % (manifest.epoch, block.end, block.first, block.count, block.nbytes)
     noted = [text.encode() for offset, why in (bad or {}).items() for text in (f"{shard}:{offset}", why)]
     told = [manifest.live_state.encode(), *numbers.split(), holes.encode(), segment.encode(), writer.encode(), *noted]
+    script = (b"EVAL", _COMMIT, b"%d" % len(keys), *keys, *told)
+    if not fields:
+        return [script]
     appended = [part for field in fields for part in field]
-    return [
-        (b"MULTI",),
-        *([(b"XADD", keys[0], b"NOMKSTREAM", b"*", *appended)] if appended else []),
-        (b"EVAL", _COMMIT, b"%d" % len(keys), *keys, *told),
-        (b"EXEC",),
-    ]
+    return [(b"MULTI",), (b"XADD", keys[0], b"NOMKSTREAM", b"*", *appended), script, (b"EXEC",)]
 
 
 @lru_cache(maxsize=1024)  # every block of a shard names the same

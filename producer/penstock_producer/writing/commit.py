@@ -399,7 +399,10 @@ class Committer:
         if sent.sealed:
             self._sealing.answered(sent.sealed, self._channel.read())
         safety = [self._channel.read() for _ in self._safety]
-        outcome = replies[-1]
+        if any(is_out_of_memory(reply) for reply in replies):
+            self._room.server_is_full = True
+            return False
+        outcome = replies[-1] if due > 1 else replies  # a block of holes only is sent without MULTI
         if isinstance(outcome, list):
             if is_sealed(outcome[-1]):
                 self._leave_segment()
@@ -413,9 +416,6 @@ class Committer:
                 self._own[sent.block.end] = sent.block.first
                 self._lacks(self._durability.shortfall(safety, self._client))
             return is_committed
-        if any(is_out_of_memory(reply) for reply in replies):
-            self._room.server_is_full = True
-            return False
         raise_errors(replies, self._client)
         raise PenstockError(f"EXEC answered {outcome!r:.80}, expected a list")
 

@@ -1,0 +1,437 @@
+"""The scripts, each by itself: those that may run twice do so, and rules that else show only far from here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+
+from penstock_common.format.block import BlockBuilder
+from penstock_common.format.spec import Spec
+from penstock_common.format.wire import encode
+from penstock_common.stream.entries import commit_commands, index_records, trim_entries
+from penstock_common.stream.groups.ledger import settled_bits
+from penstock_common.stream.groups.roster import Membership, join_group
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.link.commands import Client, run_script
+from penstock_common.stream.link.connection import open_channel
+from penstock_common.stream.lua import entries, epochs, groups, losses, positions, repairs, streams, watched
+from penstock_common.stream.manifest import Manifest, load_manifest, open_epoch
+from penstock_common.stream.removal.release import retire_epoch
+from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.stream.streams import Stream
+from penstock_producer.writing.writer import Writer
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample, writer_of
+
+_MILLISECONDS = re.compile(rb"\b1\d{12}\b")
+
+
+@dataclass
+class World:
+    """A stream with a planned epoch 0 of two shards, one half written, and an open epoch 1 of a feed."""
+
+    client: Client
+    stream: Stream
+    planned: Manifest
+    feed: Manifest
+    ids: list[bytes]
+    """Of the entries of epoch 0; the group ``g`` was given all of them, its member ``m``."""
+
+    @property
+    def partition(self) -> PartitionKeys:
+        """The only one."""
+        return self.stream.partitions[0]
+
+    def state(self) -> dict[bytes, Any]:
+        """All that the server holds but hints, without times of day."""
+        found: dict[bytes, Any] = {}
+        for key in sorted(self.client.scan_iter()):
+            if key != self.stream.keys.events.encode():
+                found[key] = self._content(key)
+        return found
+
+    def _content(self, key: bytes) -> Any:
+        kind = self.client.type(key)
+        if kind == b"hash":
+            return {field: _comparable(value) for field, value in self.client.hgetall(key).items()}
+        if kind == b"string":
+            return self.client.get(key)
+        named = [info["name"] for info in self.client.xinfo_groups(key)]
+        held = {name: self.client.xpending_range(key, name, "-", "+", 100) for name in named}
+        pending = {name: [(one["message_id"], one["consumer"]) for one in some] for name, some in held.items()}
+        return self.client.xrange(key), pending, self.client.xinfo_groups(key) if not named else None
+
+
+def _comparable(value: bytes) -> Any:
+    """A field's value without the time of day; cjson writes an object's members in any order."""
+    text = _MILLISECONDS.sub(b"0", value)
+    return json.loads(text) if text.startswith(b"{") else text
+
+
+Twice = Callable[[World], tuple[str, list[str], list[Any]]]
+"""The script, its keys and its arguments."""
+CASES: dict[str, Twice] = {}
+
+
+def case(make: Twice) -> Twice:
+    """Has the script run twice."""
+    CASES[make.__name__] = make
+    return make
+
+
+@pytest.fixture
+def world(any_url: str, any_client: redis.Redis) -> Iterator[World]:
+    """Made by a real writer."""
+    client: Client = any_client
+    with writer_of(any_url, spec=SPEC, block_bytes=5 * SAMPLE_BYTES) as writer:
+        shard = writer.epoch(0, sizes=[10, 10]).shard(0)
+        for number in range(10):
+            shard.write(sample(number))
+        shard.settle()
+        shard.abort()
+        feed = open_epoch(client, writer.stream, kind="feed")
+        yield _joined(client, writer, feed)
+
+
+def _joined(client: Client, writer: Writer, feed: Manifest) -> World:
+    stream, planned = writer.stream, load_manifest(client, writer.stream, 0)
+    join_group(client, Membership(stream, "g", "m", "inc"), declared=True)
+    key = stream.partitions[0].entries(0)
+    client.xreadgroup("g", "m", {key: ">"})
+    return World(client, stream, planned, feed, [entry_id for entry_id, _ in client.xrange(key)])
+
+
+def manifest_keys(w: World, epoch: int) -> list[str]:
+    """Those that the scripts of completing name."""
+    return [w.stream.keys.manifest(epoch), w.stream.keys.events, w.stream.keys.epochs]
+
+
+@case
+def a_shard_of_two_is_finished(w: World) -> Any:
+    """Counted twice, the epoch was complete with half of its samples."""
+    return epochs.FINISH_SHARD, manifest_keys(w, 0), [w.planned.id, 0, 0, 10]
+
+
+@case
+def the_last_shard_is_finished(w: World) -> Any:
+    """It makes the epoch produced."""
+    run_script(w.client, epochs.FINISH_SHARD, manifest_keys(w, 0), [w.planned.id, 0, 1, 10])
+    return epochs.FINISH_SHARD, manifest_keys(w, 0), [w.planned.id, 0, 0, 10]
+
+
+@case
+def a_feeds_shard_of_two_is_finished(w: World) -> Any:
+    """Counted twice, it would end the epoch under its other writer."""
+    for token in ("a", "b"):
+        run_script(w.client, epochs.TAKE_SHARD, manifest_keys(w, 1)[:1], [token])
+    return epochs.FINISH_FEED_SHARD, manifest_keys(w, 1), [w.feed.id, 1, 0, 10]
+
+
+@case
+def a_feeds_last_shard_is_finished(w: World) -> Any:
+    """It sizes the epoch."""
+    run_script(w.client, epochs.TAKE_SHARD, manifest_keys(w, 1)[:1], ["a"])
+    return epochs.FINISH_FEED_SHARD, manifest_keys(w, 1), [w.feed.id, 1, 0, 10]
+
+
+@case
+def a_feeds_shard_is_taken(w: World) -> Any:
+    """A shard that nobody writes would keep the epoch open."""
+    return epochs.TAKE_SHARD, manifest_keys(w, 1)[:1], ["token"]
+
+
+@case
+def a_feeds_shard_is_taken_again(w: World) -> Any:
+    """After a server came back without it."""
+    return epochs.RETAKE_SHARD, manifest_keys(w, 1)[:1], [w.feed.id, "token", 3]
+
+
+@case
+def a_shard_is_reserved(w: World) -> Any:
+    """By number."""
+    return epochs.RESERVE_SHARD, manifest_keys(w, 1)[:1], [w.feed.id, 4]
+
+
+@case
+def an_epoch_is_closed_as_it_stands(w: World) -> Any:
+    """By an operator."""
+    return epochs.CLOSE_AS_COMMITTED, manifest_keys(w, 1), [w.feed.id, 1, 5, 6]
+
+
+@case
+def an_epoch_is_sized(w: World) -> Any:
+    """With shards of which none is done."""
+    return epochs.SIZE_EPOCH, manifest_keys(w, 1), [w.feed.id, 1, 2, "[5,5]"]
+
+
+@case
+def an_epoch_is_begun(w: World) -> Any:
+    """Its first fields stay."""
+    keys = [w.stream.keys.meta, w.stream.keys.manifest(2), w.stream.keys.epochs]
+    return streams.BEGIN_MANIFEST, keys, [w.stream.id, 2, "open", "id", "x", "state", "open"]
+
+
+@case
+def an_epoch_is_registered(w: World) -> Any:
+    """In one partition."""
+    return epochs.OPEN_EPOCH, [w.partition.roster, w.partition.state(2), w.partition.entries(2)], [2, "x"]
+
+
+@case
+def a_registration_is_taken_back(w: World) -> Any:
+    """Its bytes are taken off once."""
+    w.client.hincrby(w.partition.roster, "b:1", 100)
+    w.client.hincrby(w.partition.roster, "bytes", 100)
+    return epochs.UNMAKE_EPOCH, [w.partition.roster, w.partition.state(1), w.partition.entries(1)], [1, w.feed.id]
+
+
+@case
+def a_manifest_is_taken_back(w: World) -> Any:
+    """One that could not be registered."""
+    return epochs.FORGET_MANIFEST, [w.stream.keys.manifest(1), w.stream.keys.epochs], [w.feed.id, 1]
+
+
+@case
+def an_epoch_is_retired(w: World) -> Any:
+    """Its bytes are taken off once, and groups note once that they had read it."""
+    run_script(w.client, groups.CLOSE_FOR_GROUP, [w.partition.roster], ["g", 0])
+    return epochs.RETIRE, [w.partition.roster, w.partition.state(0)], ["", 0, w.planned.id]
+
+
+@case
+def entries_are_acknowledged(w: World) -> Any:
+    """With the bits of their samples."""
+    keys = [w.partition.state(0), w.partition.entries(0), w.partition.ledger(0, "g", 0)]
+    return entries.ACK, keys, [w.planned.live_state, "g", 1, w.ids[0], 1, 0, 5]
+
+
+@case
+def an_entry_is_buried(w: World) -> Any:
+    """As a dead letter."""
+    keys = [w.partition.state(0), w.partition.entries(0), w.partition.dead(0, "g")]
+    return entries.BURY, keys, [w.planned.live_state, "g", w.ids[0], "unreadable"]
+
+
+@case
+def entries_are_trimmed(w: World) -> Any:
+    """Their bytes, and their place in a segment, are taken off once."""
+    w.client.hset(w.partition.segments(0), "segment", 2)
+    keys = [w.partition.roster, w.partition.entries(0), w.partition.segments(0)]
+    generation = w.client.hget(w.partition.roster, "gen")
+    return entries.TRIM, keys, [generation, 0, w.ids[0], 5 * SAMPLE_BYTES, "segment"]
+
+
+@case
+def a_segment_is_sealed(w: World) -> Any:
+    """For a dead writer."""
+    return entries.SEAL, [w.partition.segments(0), w.partition.state(0)], [w.planned.id, 2, "segment"]
+
+
+@case
+def a_segment_is_freed(w: World) -> Any:
+    """One that was sealed by its writer."""
+    w.client.hset(w.partition.segments(0), mapping={"segment": 0, "s:segment": 1})
+    return entries.FREE_SEGMENTS, [w.partition.segments(0)], ["segment"]
+
+
+@case
+def a_group_closes_an_epoch(w: World) -> Any:
+    """Its ledger covers the manifest."""
+    return groups.CLOSE_FOR_GROUP, [w.partition.roster], ["g", 0]
+
+
+@case
+def a_member_leaves(w: World) -> Any:
+    """What it held is handed back."""
+    return groups.LEAVE, [w.partition.roster, w.partition.entries(0)], ["g", "m", "inc", 1, w.ids[0]]
+
+
+@case
+def a_group_is_reset(w: World) -> Any:
+    """It reads again from the first epoch."""
+    keys = [w.partition.roster, w.partition.entries(0), w.partition.entries(1)]
+    return groups.RESET_GROUP, keys, ["g", 0, 0, 1]
+
+
+@case
+def a_group_is_dropped(w: World) -> Any:
+    """Its field goes, and the generation rises once."""
+    return groups.DROP_GROUP, [w.partition.roster, w.partition.entries(0), w.partition.entries(1)], ["g"]
+
+
+@case
+def a_replay_holds_an_epoch(w: World) -> Any:
+    """By a lease."""
+    return groups.REPLAY_LEASE, [w.partition.roster], ["token", 0, 30_000, 0]
+
+
+@case
+def a_rank_reports(w: World) -> Any:
+    """How far it is."""
+    member = '{"inc":"i","seen":1}'
+    w.client.hset(w.partition.roster, mapping={"g:o": '{"world":1,"first":0,"holds":true}', "m:o:rank-0": member})
+    keys = [w.partition.roster, w.partition.state(0), w.partition.positions(0, "o")]
+    return positions.REPORT, keys, [w.planned.live_state, "o", 0, "i", 5]
+
+
+@case
+def samples_are_given_up(w: World) -> Any:
+    """By an operator."""
+    keys = [w.partition.state(0), w.partition.entries(0), w.partition.dead(0, "g"), w.partition.ledger(0, "g", 0)]
+    return repairs.GIVE_UP, keys, [w.planned.live_state, "g", w.ids[0], w.ids[0], "{}", 1, 0, 5]
+
+
+@case
+def a_dead_letter_is_given_back(w: World) -> Any:
+    """To any member."""
+    run_script(w.client, *an_entry_is_buried(w))
+    keys = [w.partition.state(0), w.partition.entries(0), w.partition.dead(0, "g")]
+    return repairs.RETRY, keys, [w.planned.live_state, "g", w.ids[0]]
+
+
+@case
+def bytes_are_balanced(w: World) -> Any:
+    """What was counted is corrected once."""
+    return repairs.BALANCE, [w.partition.roster], [0, 10 * SAMPLE_BYTES, 5 * SAMPLE_BYTES]
+
+
+@case
+def an_epoch_is_pinned(w: World) -> Any:
+    """The generation rises once."""
+    return streams.PIN, [w.partition.roster], [0]
+
+
+@case
+def a_setting_is_changed(w: World) -> Any:
+    """Of a stream that is there."""
+    return streams.SET_IF_THERE, [w.stream.keys.meta], [w.stream.id, "budget_bytes", 5]
+
+
+@case
+def a_deletion_is_begun(w: World) -> Any:
+    """From then on nothing is opened."""
+    return streams.MARK_DELETING, [w.stream.keys.meta], [w.stream.id, 5]
+
+
+@case
+def a_loss_is_noted(w: World) -> Any:
+    """In the manifest."""
+    return losses.NOTE_LOSS, manifest_keys(w, 0)[:1], [w.planned.id, 5, "lost:x", "{}"]
+
+
+@case
+def files_are_taken_for_an_epoch(w: World) -> Any:
+    """Of a watched folder."""
+    return watched.TAKE_FILES, [w.stream.keys.watched, w.stream.keys.meta], [w.stream.id, 2, "a.jpg", "1"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_script_whose_answer_was_lost_does_the_same_again(world: World, name: str) -> None:
+    """A patient client asks again: what is counted, taken off or raised is so once."""
+    script, keys, arguments = CASES[name](world)
+    before = world.state()
+    run_script(world.client, script, keys, arguments)
+    once = world.state()
+    assert once != before
+    run_script(world.client, script, keys, arguments)
+    assert world.state() == once
+
+
+# --- single rules -----------------------------------------------------------------------------------------------------
+
+
+def commit(w: World, first: int, *, count: int = 5, holes: int = 0, segment: str = "") -> Any:
+    """Commits a block of shard 0; what its transaction answered last."""
+    builder = BlockBuilder(Spec.of(SPEC), 1 << 20, 100)
+    for number in range(count):
+        builder.add(sample(number))
+    block = builder.finish(first, range(first + count, first + count + holes))
+    fields = encode(block, stream=w.stream.id, epoch=0, shard=0) if count else []
+    bad = dict.fromkeys(block.holes, "{}")
+    commands = commit_commands(w.partition, w.planned, 0, block, fields, bad=bad, segment=segment)
+    channel = open_channel(w.client)
+    channel.send(commands)
+    answers: Any = [channel.read() for _ in commands]
+    channel.close()
+    return answers[-1] if count else answers
+
+
+def test_a_retired_epoch_takes_no_late_write_and_no_late_acknowledgement(world: World) -> None:
+    """Keys are unlinked after it: what came in between would stay for ever, or come back."""
+    assert retire_epoch(world.client, world.partition, 0, world.planned.id)
+    assert world.client.get(world.partition.state(0)) == f"gone:{world.planned.id}".encode()
+    before = world.state()
+    (*_, said) = commit(world, 10)
+    assert said[1] == f"gone:{world.planned.id}".encode()
+    script, keys, arguments = entries_are_acknowledged(world)
+    assert run_script(world.client, script, keys, arguments) == -1
+    assert world.state() == before
+
+
+def test_trimming_notes_what_groups_that_hold_no_data_have_lost(world: World) -> None:
+    """Such a group is told when it comes back; without the note it would read on behind a gap."""
+    who = Membership(world.stream, "away", "", "")
+    join_group(world.client, who, declared=False)
+    roster = world.partition.roster
+    record = json.loads(world.client.hget(roster, "g:away"))
+    world.client.hset(roster, "g:away", json.dumps({**record, "holds": False}))
+    script, keys, arguments = entries_are_trimmed(world)
+    assert run_script(world.client, script, keys, arguments) == 5 * SAMPLE_BYTES
+    assert json.loads(world.client.hget(roster, "g:away"))["lost"] == [0, 0]
+    assert "lost" not in json.loads(world.client.hget(roster, "g:g"))
+    assert world.client.hget(roster, "t:0") == b"1"
+
+
+def test_a_block_of_bad_samples_alone_is_committed_at_maxmemory(
+    fresh_server: Callable[..., EmbeddedServer],
+) -> None:
+    """It takes no room, and a shard that waited for room because of it would wait for itself."""
+    server = fresh_server()
+    with redis.Redis.from_url(server.url) as client, writer_of(server.url, spec=SPEC) as writer:
+        planned = open_epoch(client, writer.stream, 0, sizes=[10])
+        w = World(client, writer.stream, planned, planned, [])
+        client.config_set("maxmemory", "1mb")
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            client.set("any", "value")
+        (answer,) = commit(w, 0, count=0, holes=10)
+        assert answer == 0
+        assert client.xrange(w.partition.index(0, 0))[0][0] == b"10-0"
+
+
+def test_each_commit_into_a_segment_is_counted_there_and_each_trim_taken_off(world: World) -> None:
+    """A count too high keeps a file for ever; one too low gives it to another writer while it is read."""
+    segments = world.partition.segments(0)
+    for at in (10, 15):
+        commit(world, at, segment="a")
+    commit(world, 20, segment="b")
+    assert world.client.hgetall(segments) == {b"a": b"2", b"b": b"1"}
+    commit(world, 99, segment="a")  # refused
+    assert world.client.hgetall(segments) == {b"a": b"2", b"b": b"1"}
+    records = [record for record in index_records(world.client, world.partition, 0, 0) if record.segment]
+    generation = world.client.hget(world.partition.roster, "gen").decode()
+    freed = trim_entries(world.client, world.partition, generation, 0, [records[0], records[2]])
+    assert freed == records[0].nbytes + records[2].nbytes
+    assert world.client.hgetall(segments) == {b"a": b"1", b"b": b"0"}
+    assert trim_entries(world.client, world.partition, generation, 0, records[:1]) == 0
+    assert world.client.hgetall(segments) == {b"a": b"1", b"b": b"0"}
+
+
+def test_an_acknowledgement_sets_the_bits_of_all_its_ranges_and_no_others(world: World) -> None:
+    """Ranges of several shards stand behind each other; one offset too far acknowledges a sample nobody was given."""
+    ranges = {0: [(0, 1), (3, 8), (9, 31), (40, 64), (70, 70)], 1: [(7, 9)], 3: [(16, 24), (25, 26)]}
+    told: list[Any] = []
+    for spans in ranges.values():
+        told += [len(spans), *(bound for span in spans for bound in span)]
+    ledgers = [world.partition.ledger(0, "g", shard) for shard in ranges]
+    keys = [world.partition.state(0), world.partition.entries(0), *ledgers]
+    arguments = [world.planned.live_state, "g", len(world.ids), *world.ids, *told]
+    assert run_script(world.client, entries.ACK, keys, arguments) == len(world.ids)
+    assert world.client.xpending(world.partition.entries(0), "g")["pending"] == 0
+    for shard, spans in ranges.items():
+        expected = [any(low <= offset < high for low, high in spans) for offset in range(80)]
+        assert settled_bits(world.client, world.partition, 0, "g", shard, 0, 80).tolist() == expected
