@@ -142,7 +142,8 @@ class Stage:
 
     def start_host(self) -> Actor:
         """`penstock worker`, as on another host."""
-        arguments = ["worker", "--processes", 1, "--url", self.url, "--queue-url", self.queue_url]
+        trusted = ["--allow", "chaos.source"]
+        arguments = ["worker", "--processes", 1, *trusted, "--url", self.url, "--queue-url", self.queue_url]
         return self._start("host", "chaos.process", arguments)
 
     def start_feeder(self, first: int) -> Actor:

@@ -21,6 +21,7 @@ from PIL import Image
 
 import penstock
 from penstock import __main__ as command_line
+from penstock_common.local_servers import announced
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.producer.reading import read_epoch
 
@@ -175,14 +176,42 @@ def test_workers_elsewhere_do_what_was_queued(any_url: str, photos: Path) -> Non
     """Producer and workers need not know each other: --no-workers queues, a burst of workers does it."""
     code, out, err = run("produce", "images", "photos", "--no-workers", "--url", any_url, cwd=photos.parent)
     assert (code, out) == (0, "queued epoch 0 of 'train'; `penstock worker` makes it\n"), err
-    code, _, err = run("worker", "--processes", "2", "--burst", "--url", any_url, cwd=photos.parent)
+    code, _, err = run("worker", "--processes", "2", "--burst", "--root", "photos", "--url", any_url, cwd=photos.parent)
     assert code == 0, err
     assert len(read_epoch(any_url)) == 23
 
 
+def test_a_worker_says_first_what_jobs_may_name(any_url: str, tmp_path: Path) -> None:
+    """Whoever can write to a shared queue could else run any code as the worker's user."""
+    code, _, err = run("worker", "--url", any_url, cwd=tmp_path)
+    assert code == 1
+    assert "is not your own `penstock server`" in err
+    assert "--allow MODULE[:NAME]" in err
+    assert "--root DIR" in err
+    assert "--allow-any" in err
+    assert len(err.splitlines()) == 1
+    code, _, err = run("worker", "--url", any_url, "--allow-any", "--allow", "good", cwd=tmp_path)
+    assert (code, "--allow-any allows everything" in err) == (1, True)
+    code, _, err = run("worker", "--url", any_url, "--allow-any", "--burst", "--processes", "1", cwd=tmp_path)
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("password", [None, ""])
+def test_a_worker_trusts_its_own_users_server(
+    fresh_server: Callable[..., EmbeddedServer], tmp_path: Path, password: str | None
+) -> None:
+    """Nobody else has the password of a `penstock server`; one that has none is everybody's."""
+    server = fresh_server(password=password)
+    (tmp_path / "run").mkdir(mode=0o700)
+    with announced(server.url, server.port, tmp_path / "run" / "penstock"):
+        way = ("worker", "--burst", "--processes", "1", "--url", server.url)
+        code, _, err = run(*way, cwd=tmp_path, XDG_RUNTIME_DIR=str(tmp_path / "run"))
+    assert (code, "is not your own" in err) == ((0, False) if password is None else (1, True)), err
+
+
 def test_sigterm_ends_workers_in_moments(any_url: str, tmp_path: Path) -> None:
     """Containers are stopped with SIGTERM and killed when they do not listen."""
-    worker = start("worker", "--processes", "2", "--url", any_url, cwd=tmp_path)
+    worker = start("worker", "--processes", "2", "--root", "photos", "--url", any_url, cwd=tmp_path)
     with redis.Redis.from_url(any_url) as client:
         awaited(lambda: client.scard("rq:workers:penstock") == 2)
         began = time.monotonic()
@@ -201,7 +230,7 @@ def test_sigterm_ends_commands_whose_server_stands_still(fresh_server: Any, tmp_
     server = fresh_server()
     asked = ("produce", "dataset", "slow:data", "--transform", "slow:step", "--workers", "0", "--url", server.url)
     producing = start(*asked, cwd=tmp_path)
-    worker = start("worker", "--processes", "3", "--url", server.url, cwd=tmp_path)
+    worker = start("worker", "--processes", "3", "--allow", "slow", "--url", server.url, cwd=tmp_path)
     with redis.Redis.from_url(server.url) as client:
         awaited(lambda: client.scard("rq:workers:penstock") == 3 and client.keys("*entries"))
     os.kill(server.pid, signal.SIGSTOP)

@@ -187,7 +187,7 @@ def test_a_source_that_another_package_brings_is_as_good_as_ours(any_url: str, t
     queue = ["produce", "source", "squares", "--option", "count=20", "--option", "start=5", "--url", any_url]
     code, _, err = run(*queue, "--no-workers", cwd=tmp_path, PYTHONPATH=path)
     assert code == 0, err
-    without = start("worker", "--processes", "1", "--url", any_url, cwd=tmp_path)
+    without = start("worker", "--processes", "1", "--allow", "tiny_squares", "--url", any_url, cwd=tmp_path)
     assert without.stderr is not None
     said = next(line for line in without.stderr if "squares" in line)
     without.terminate()
@@ -223,7 +223,7 @@ def test_a_worker_imports_only_what_it_was_told_to(any_url: str, tmp_path: Path)
     worker = start("worker", "--processes", "1", "--allow", "good", "--url", any_url, cwd=tmp_path)
     assert worker.stderr is not None
     said = next(line for line in worker.stderr if "evil" in line)
-    assert "module 'evil' is not allowed in this worker: it was started with --allow good" in said
+    assert "evil:same is not allowed in this worker, which was started with --allow good: start it with " in said
     worker.terminate()
     assert ended(worker)[0] == 0
     assert done(any_url, "good")

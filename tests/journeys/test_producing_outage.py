@@ -43,6 +43,11 @@ def produce_words(stream_url: str, queue_url: str, workers: int) -> list[object]
     ]  # fmt: skip
 
 
+def worker_words(stream_url: str, queue_url: str) -> list[object]:
+    """A worker on another host."""
+    return ["worker", "--url", stream_url, "--queue-url", queue_url, "--processes", 1, "--allow", "tests.producer"]
+
+
 def committed(url: str) -> int:
     """Samples, of all epochs."""
     with connect(url) as client:
@@ -91,7 +96,7 @@ def test_an_epoch_is_complete_once_though_its_servers_were_killed_while_it_was_m
     streams, jobs = servers["streams"].url, servers.get("jobs", servers["streams"]).url
     hit = "jobs" if which == "jobs" else "streams"
     with (
-        child(command, 60, "worker", "--url", streams, "--queue-url", jobs, "--processes", 1) as helper,
+        child(command, 60, *worker_words(streams, jobs)) as helper,
         child(command, 60, *produce_words(streams, jobs, 1)) as process,
     ):
         for enough in (20, SAMPLES + 20):
@@ -114,7 +119,7 @@ def test_an_outage_that_lasts_too_long_ends_both_commands_with_what_to_do(
     servers[other] = fresh_server()
     streams, jobs = servers["streams"].url, servers["jobs"].url
     with (
-        child(command, 2, "worker", "--url", streams, "--queue-url", jobs, "--processes", 1) as helper,
+        child(command, 2, *worker_words(streams, jobs)) as helper,
         child(command, 2, *produce_words(streams, jobs, 1)) as process,
     ):
         await_committed(streams, 20, process)

@@ -32,6 +32,7 @@ from penstock_producer.sources.config import DatasetConfig
 from penstock_producer.sources.plan import cut
 from penstock_producer.working.fleet import Fleet
 from penstock_producer.working.jobs import open_queue
+from penstock_producer.working.trust import ANYTHING
 from penstock_producer.working.worker import QUEUE, WorkerOptions
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
@@ -52,7 +53,7 @@ def plan_of(transform: str, **settings: Any) -> ProductionPlan:
 
 def options_of(url: str, **settings: Any) -> WorkerOptions:
     """Streams and jobs on one server; a lease that no test outlasts."""
-    return WorkerOptions(url=url, queue_url=url, **{"room_wait_s": 30.0, **settings})
+    return WorkerOptions(url=url, queue_url=url, trust=ANYTHING, **{"room_wait_s": 30.0, **settings})
 
 
 class Running:

@@ -28,6 +28,7 @@ from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.sources.config import DatasetConfig
 from penstock_producer.working.fleet import Fleet
+from penstock_producer.working.trust import ANYTHING
 from penstock_producer.working.worker import QUEUE, WorkerOptions
 from tests.contracts.processes import ROOT
 from tests.producer.reading import read_epoch
@@ -49,7 +50,7 @@ def patiently(number: int) -> dict[str, int]:
 
 def options_of(url: str) -> WorkerOptions:
     """Streams and jobs on one server."""
-    return WorkerOptions(url=url, queue_url=url, room_wait_s=1.0)
+    return WorkerOptions(url=url, queue_url=url, room_wait_s=1.0, trust=ANYTHING)
 
 
 def plan(name: str, transform: str | None = None, **how: Any) -> ProductionPlan:
@@ -204,7 +205,7 @@ def test_a_fleet_follows_what_its_trainer_needs(any_url: str) -> None:
     """Steps of 16 samples in 0.2 s want 80 samples/s, 40 ms a sample are at most 25/s a worker: 4 workers, or 5."""
     produce = ("produce", "dataset", "tests.producer.test_fleet:many", "--transform",
                "tests.producer.test_fleet:patiently", "--workers", "0", "--url", any_url)  # fmt: skip
-    follow = ("worker", "--auto", "--max", "9", "--url", any_url)
+    follow = ("worker", "--auto", "--max", "9", "--allow", "tests.producer", "--url", any_url)
     history: list[int] = []
     with command(*produce), command(*follow), penstock.Loader("train", group="g", batch_size=16, url=any_url) as loader:
         steady_s, deadline = None, time.monotonic() + 2 * PATIENCE_S

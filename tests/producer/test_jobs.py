@@ -26,6 +26,7 @@ from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, Loc
 from penstock_producer.sources.local import register
 from penstock_producer.working.fleet import Fleet
 from penstock_producer.working.task import ShardTask
+from penstock_producer.working.trust import ANYTHING
 from penstock_producer.working.worker import QUEUE, WorkerOptions
 from tests.producer.made import SAMPLES, Batches
 from tests.producer.reading import bad_count, read_epoch
@@ -40,7 +41,7 @@ def dataset(transform: str = "with_pid") -> DatasetConfig:
 
 def options_of(url: str) -> WorkerOptions:
     """Streams and jobs on one server."""
-    return WorkerOptions(url=url, queue_url=url, room_wait_s=1.0)
+    return WorkerOptions(url=url, queue_url=url, room_wait_s=1.0, trust=ANYTHING)
 
 
 def produce(

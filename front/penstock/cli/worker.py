@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from penstock.cli.sources import add_queue, options_of
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from penstock_producer.working.autoscale import Autoscale
     from penstock_producer.working.fleet import Fleet
     from penstock_producer.working.oversight import Death
+    from penstock_producer.working.trust import Trust
 
 NAME = "worker"
 HELP = "do the jobs of penstock produce, here or on another host"
@@ -34,13 +36,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the streams' server (default: PENSTOCK_URL, else your `penstock server`, else localhost:6379)",
     )
     parser.add_argument(
-        "--allow", action="append", default=[], metavar="MODULE",
-        help="only its functions and objects may be named by jobs; may be repeated (default: any module's)",
+        "--allow", action="append", default=[], metavar="MODULE[:NAME]",
+        help="jobs may name functions and objects of this module and of those below it, or only NAME; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--root", action="append", default=[], metavar="DIR",
+        help="jobs may read files in this folder and below, links resolved; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-any", action="store_true",
+        help="jobs may run any code and read any file: for a queue to which nobody writes but yourself",
     )  # fmt: skip
     add_queue(parser)
     parser.epilog = (
-        "example:\n  PENSTOCK_URL=redis://feeder:6379 penstock worker --processes 8\n"
-        "  penstock worker --auto --max 16\n\n"
+        "example:\n  PENSTOCK_URL=redis://feeder:6379 penstock worker --processes 8 --allow team --root /data\n"
+        "  penstock worker --auto --max 16 --allow team\n\n"
+        "Whoever can write to the queue can write jobs, and a job names code and files. So a worker does only what\n"
+        "--allow and --root name. On your own `penstock server` it needs neither. On any other server it needs one of\n"
+        "them, or --allow-any.\n\n"
         "Ctrl-C or SIGTERM ends it: a worker may take 3 s for the sample it is making, what it has made is kept, and\n"
         "others go on with its shard from there. One that has not ended after 10 s is killed, and loses nothing that\n"
         "was committed. --auto follows what `penstock inspect` shows as wished; several hosts share it by their --max."
@@ -59,9 +72,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.auto and args.burst:
         raise PenstockError("--auto stays and follows the trainers, --burst ends with the queue: give one of them")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    options = dataclasses.replace(
-        options_of(args), burst=args.burst, is_chatty=True, owner=os.getpid(), allow=tuple(args.allow)
-    )
+    options = dataclasses.replace(options_of(args), burst=args.burst, is_chatty=True, owner=os.getpid())
+    options = dataclasses.replace(options, trust=_trust(args, options.queue_url))
     # an address that is wrong shows before any worker starts
     dispatcher = Dispatcher(options.queue_url, options.queue, console.notice)
     cores = os.cpu_count() or 1
@@ -96,6 +108,36 @@ def run(args: argparse.Namespace, console: Console) -> int:
             scale.close()
         dispatcher.close()
     return 0
+
+
+def _trust(args: argparse.Namespace, queue_url: str) -> Trust:
+    """What jobs may name. Raises PenstockError where nobody said it, and others may write to the queue."""
+    from penstock_common.errors import PenstockError
+    from penstock_common.stream.link.failure import redacted
+    from penstock_producer.working.trust import ANYTHING, Trust
+
+    if args.allow_any:
+        if args.allow or args.root:
+            raise PenstockError("--allow-any allows everything: give it, or --allow and --root")
+        return ANYTHING
+    if args.allow or args.root:
+        return Trust(tuple(args.allow), tuple(args.root))
+    if _is_own(queue_url):
+        return ANYTHING
+    raise PenstockError(
+        f"{redacted(queue_url)} is not your own `penstock server`, and whoever can write to its queue can have a "
+        "worker run any code and read any file: say what jobs may name, with --allow MODULE[:NAME] and --root DIR, or "
+        "trust all who reach the queue with --allow-any"
+    )
+
+
+def _is_own(queue_url: str) -> bool:
+    """Whether this user started the server, and a password keeps all others out."""
+    from penstock_common.local_servers import find_servers_of_user
+    from penstock_common.settings import Settings
+
+    running = find_servers_of_user(Settings.from_environment().own_servers).running
+    return bool(urlsplit(queue_url).password) and any(server.url == queue_url for server in running)
 
 
 def _follow(scale: Autoscale, fleet: Fleet, console: Console) -> None:

@@ -127,6 +127,36 @@ class Dispatcher:
         self._renew(lost)
         return len(lost)
 
+    def weed(self, tasks: Iterable[ShardTask]) -> None:
+        """Removes queued jobs that pretend to be of these tasks' epochs, and queues again those that were changed."""
+        planned = {task.job_id: task for task in tasks}
+        epochs = list({(task.stream_id, task.manifest_id) for task in planned.values()})
+        changed: list[ShardTask] = []
+        for job_id in self._queue.asked(self._queue.get_job_ids, self._notify):
+            job = self._queue.fetch(job_id)
+            if job is None:
+                continue
+            if job_id in planned:
+                if not _is_as_planned(job, planned[job_id]):
+                    changed.append(planned[job_id])
+            elif (job.kwargs.get("stream_id"), job.kwargs.get("manifest_id")) in epochs:
+                self._client.lrem(self._queue.key, 0, job_id)
+                self._client.delete(Job.key_for(job_id))
+                self._notify(
+                    f"refused job {job_id}: this production never planned it; somebody else wrote it into queue "
+                    f"{self._queue.name!r}, and it is removed"
+                )
+        self._renew_changed(changed)
+
+    def _renew_changed(self, tasks: list[ShardTask]) -> None:
+        for task in tasks:
+            self._notify(
+                f"refused job {task.job_id}: somebody else changed it in queue {self._queue.name!r}; it is queued "
+                "again as it was planned"
+            )
+            self._client.lrem(self._queue.key, 0, task.job_id)
+        self._renew(tasks)
+
     def requeue_untold(self, tasks: Iterable[ShardTask]) -> int:
         """Queues jobs again that failed by no word of a worker of Penstock; says whose, once for each.
 
@@ -134,11 +164,14 @@ class Dispatcher:
         another program gave up a job of a silent host.
         """
         planned = {task.job_id: task for task in tasks}
-        untold = [job for job in self._failed(set(planned)) if not job.is_told]
+        failed = self._failed(set(planned))
+        forged = [job for job in failed if not _is_as_planned(job, planned[str(job.id)])]
+        self._renew_changed([planned[str(job.id)] for job in forged])
+        untold = [job for job in failed if not job.is_told and job not in forged]
         for job in untold:
             self._tell_of_stranger(str(job.worker_name or ""), str(job.id))
         self._renew([planned[str(job.id)] for job in untold])
-        return len(untold)
+        return len(untold) + len(forged)
 
     def _renew(self, tasks: list[ShardTask]) -> None:
         """Queues jobs at the front as they were planned, with what Penstock noted of them, whatever became of them."""
@@ -277,3 +310,7 @@ class Dispatcher:
             if not self._queue.count and not self.count_workers():
                 self._queue.connection.srem(Queue.redis_queues_keys, self._queue.key)
         self._queue.connection.close()
+
+
+def _is_as_planned(job: ShardJob, task: ShardTask) -> bool:
+    return bool(job.kwargs == task.model_dump(mode="json"))

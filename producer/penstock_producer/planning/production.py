@@ -38,6 +38,7 @@ from penstock_producer.working.fill import HOPELESS, Seed, bad_limit
 from penstock_producer.working.fleet import LOST_SERVER, STOPPED, Fleet, advise
 from penstock_producer.working.oversight import Death
 from penstock_producer.working.task import ShardTask
+from penstock_producer.working.trust import Orders
 from penstock_producer.working.workbench import first_good
 from penstock_producer.working.worker import WorkerOptions
 from penstock_producer.writing.writer import Writer
@@ -65,7 +66,10 @@ class Production:
         *,
         workers: int,
         notify: Notify = to_stderr,
+        orders: Orders | None = None,
     ) -> None:
+        """With ``orders`` workers of the caller are told what this production wants; its own always are."""
+        self._orders = orders or Orders()
         self._plan, self._notify, self._began = plan, notify, time.monotonic()
         self._live: dict[int, list[ShardTask]] = {}
         self._finished: list[EpochProgress] = []
@@ -85,6 +89,7 @@ class Production:
             workers,
             restart="fork" if plan.source.kind == "local" else "spawn",
             on_death=self._on_death,
+            orders=self._orders,
         )
         try:
             self._prepare(plan, options, workers)
@@ -282,6 +287,7 @@ class Production:
             opened = self._writer.epoch(epoch, seed=self._plan.seed, sizes=sizes, fingerprint=self._fingerprint)
             manifest = opened.manifest
             tasks = [self._task(manifest, shard) for shard in range(1 if sizes is None else len(sizes))]
+            self._orders.give(tasks[0])
             known = self._dispatcher.known()
             self._dispatcher.enqueue(t for t in tasks if t.shard not in manifest.done and t.job_id not in known)
             self._live[epoch] = tasks
@@ -357,7 +363,10 @@ class Production:
         return None if per_epoch is None else per_epoch * len(self.epochs)
 
     def _check_failures(self, progress: Progress) -> None:
-        self._dispatcher.requeue_untold(task for tasks in self._live.values() for task in tasks)
+        planned = [task for tasks in self._live.values() for task in tasks]
+        if self._orders.has_met_others():
+            self._dispatcher.weed(planned)
+        self._dispatcher.requeue_untold(planned)
         # of what is complete another run may fail as it likes: its worker died before it could say that it was done
         failed = self._dispatcher.failure(set(self._live_jobs()))
         if failed:

@@ -29,6 +29,7 @@ from penstock_producer.sources.files import File
 from penstock_producer.sources.folder import images_below
 from penstock_producer.working.fleet import LOST_SERVER, STOPPED, Fleet
 from penstock_producer.working.oversight import Death
+from penstock_producer.working.trust import Orders
 from penstock_producer.working.worker import WorkerOptions
 
 WHOLE_AFTER_S = 3.0
@@ -88,11 +89,13 @@ class Watch:
         """Sub-folders that hold images now."""
         images_below(self._config.path)  # a folder that is not there is said before anything is made
         self._dispatcher = Dispatcher(options.queue_url, options.queue, notify)
+        self._orders = Orders()
         self._fleet = Fleet(
             replace(options, owner=os.getpid()),
             workers,
             restart="spawn",
             on_death=self._on_death,
+            orders=self._orders,
         )
         try:
             self._client: Client = connect(options.url, bears_outages=notify)
@@ -184,7 +187,9 @@ class Watch:
     def _make(self, batch: Batch) -> Iterator[Progress]:
         """One epoch to its end. What cannot be made at all is said and left: the watch goes on."""
         try:
-            with Production(self._plan_of(batch), self._options, workers=0, notify=self._notify) as production:
+            with Production(
+                self._plan_of(batch), self._options, workers=0, notify=self._notify, orders=self._orders
+            ) as production:
                 for look in production.run():
                     self._fleet.poll()
                     yield replace(look, pids=tuple(self._fleet.pids))

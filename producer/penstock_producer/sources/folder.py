@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.limits import MAX_FIELD_BYTES
+from penstock_producer.sources.bounds import require_inside
 from penstock_producer.sources.files import EXTENSIONS, File, choose, shown
 
 
@@ -24,6 +25,7 @@ class Folder:
     def read(self, index: int) -> bytes:
         """The whole file."""
         path = self.files[index].path
+        require_inside(f"{self._root}/{path}")
         try:
             with open(f"{self._root}/{path}", "rb", opener=_open_at_once) as file:
                 found = os.fstat(file.fileno())
@@ -75,6 +77,8 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Itera
     for entry in entries:
         if entry.name.startswith("."):
             continue
+        if entry.is_symlink():
+            require_inside(entry.path)
         found = _what(entry)
         if stat.S_ISDIR(found.st_mode):
             yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, here))

@@ -28,13 +28,20 @@ def installed() -> dict[str, EntryPoint]:
     return found
 
 
+def module_of(name: str) -> str:
+    """Return ``module:class`` behind an entry point, without importing it; raise SourceError where there is none."""
+    known = installed()
+    if name in known:
+        return known[name].value.partition(" ")[0]
+    near = difflib.get_close_matches(name, known, 1)
+    have = f"did you mean {near[0]!r}?" if near else f"installed here: {', '.join(sorted(known)) or 'none'}"
+    raise SourceError(f"no source {name!r} is installed here; {have}")
+
+
 def open_installed(name: str, options: dict[str, Any]) -> AnySource:
     """The source of an entry point, called with the options. Raises SourceError saying what is there instead."""
+    module_of(name)
     known = installed()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        have = f"did you mean {near[0]!r}?" if near else f"installed here: {', '.join(sorted(known)) or 'none'}"
-        raise SourceError(f"no source {name!r} is installed here; {have}")
     try:
         source: AnySource = known[name].load()(**options)
     except SourceError:

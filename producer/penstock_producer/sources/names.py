@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Collection
@@ -15,25 +16,51 @@ from types import ModuleType
 from typing import Any
 
 from penstock_common.errors import SourceError
+from penstock_producer.sources.files import shown
 
 _allowed: frozenset[str] | None = None
-"""Modules that names may begin with in this process; None: any."""
+"""Modules, and single names, that this process may import; None: any."""
 
 
-def allow_only(modules: Collection[str]) -> None:
-    """From now on names of other modules, and of modules not below these, are refused before they are imported.
+class NotAllowed(SourceError):
+    """A job names code or files that this worker's host did not allow."""
+
+
+def allow_only(names: Collection[str]) -> None:
+    """From now on only these names are imported: ``module`` with all below it, or ``module:name``.
 
     For workers: whoever can write jobs could otherwise have them call any function of any module there is.
     """
     global _allowed  # noqa: PLW0603 - one law for the whole process, which no caller can forget to pass on
-    _allowed = frozenset(modules)
+    _allowed = frozenset(names)
 
 
-def _require_allowed(module_name: str) -> None:
-    if _allowed is None or any(module_name == module or module_name.startswith(f"{module}.") for module in _allowed):
+def require_named(name: str, allowed: Collection[str]) -> None:
+    """Raise NotAllowed if ``module:attribute`` is not among the allowed modules and names. Nothing is imported."""
+    if name in allowed or _is_below(name.partition(":")[0], allowed):
         return
-    listed = " ".join(f"--allow {module}" for module in sorted(_allowed))
-    raise SourceError(f"module {module_name!r} is not allowed in this worker: it was started with {listed}")
+    listed = " ".join(f"--allow {each}" for each in sorted(allowed)) or "no --allow"
+    raise NotAllowed(
+        f"{shown(name)} is not allowed in this worker, which was started with {listed}: start it with --allow "
+        f"{shown(name.partition(':')[0])} (or --allow {shown(name)}) if whoever queues jobs may run it"
+    )
+
+
+def _is_below(module_name: str, allowed: Collection[str]) -> bool:
+    return any(module_name == each or module_name.startswith(f"{each}.") for each in allowed if ":" not in each)
+
+
+def _require_own(name: str, found: object) -> None:
+    """Refuse what an allowed module only imports; the module that defines it may be allowed, or this very name."""
+    if _allowed is None or name in _allowed:
+        return
+    home = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
+    is_code = isinstance(found, ModuleType | type) or inspect.isroutine(found)
+    if is_code and not _is_below(home or "", _allowed):
+        raise NotAllowed(
+            f"{shown(name)} is defined in {home or 'C'}, which is not allowed in this worker: start it with --allow "
+            f"{shown(name)} if whoever queues jobs may run it"
+        )
 
 
 def resolve(name: str) -> Any:
@@ -44,17 +71,17 @@ def resolve(name: str) -> Any:
     if module_name.endswith(".py") or "/" in module_name:
         wanted = Path(module_name).with_suffix("").as_posix().replace("/", ".")
         raise SourceError(f"{name!r} names a file; write the module instead: {wanted}:{attribute}")
-    _require_allowed(module_name)
+    if _allowed is not None:
+        require_named(name, _allowed)
     found = _import(module_name)
     for part in attribute.split("."):
+        if _allowed is not None and part.startswith("__"):
+            raise NotAllowed(f"{shown(name)} reaches into Python itself by {part!r}, which no job may")
         if not hasattr(found, part):
             near = _nearest(part, [n for n in dir(found) if not n.startswith("_")])
             raise SourceError(f"{name!r}: {module_name} has no {part!r}{near}")
         found = getattr(found, part)
-        if isinstance(
-            found, ModuleType
-        ):  # what a module imports is reached by the other's own name, if that is allowed
-            _require_allowed(found.__name__)
+        _require_own(name, found)
     return found
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.spec import Spec, SpecLike
 from penstock_common.settings import Settings
+from penstock_producer.sources.bounds import require_inside
 from penstock_producer.sources.config import TarConfig
 from penstock_producer.sources.decode import Decoder
 from penstock_producer.sources.files import fingerprint, is_hidden, shown
@@ -164,4 +165,5 @@ def _tars(path: Path) -> Iterator[tuple[Path, str]]:
     if not chosen:
         raise SourceError(f"no tars in {path}: found {len(names)} other files; tars are files ending in .tar")
     for name in chosen:
+        require_inside(path / name)
         yield path / name, name

@@ -18,6 +18,7 @@ from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.stream.link.failure import redacted
 from penstock_common.waiting import OUTAGE_S
 from penstock_producer.working.oversight import Death, Oversight, memory_part
+from penstock_producer.working.trust import Orders
 from penstock_producer.working.worker import EXIT_AWAY, EXIT_LOST, WorkerOptions, work
 
 TOO_SOON_S = 3.0
@@ -74,8 +75,13 @@ class Fleet:
         restart: Start = "fork",
         on_death: Callable[[Death], None] = lambda death: None,
         most: int = 0,
+        orders: Orders | None = None,
     ) -> None:
-        """``most`` is what `resize` may ask for: so many share the machine's memory."""
+        """``most`` is what `resize` may ask for: so many share the machine's memory.
+
+        With ``orders`` the workers do what their own production gives them; without, what ``options.trust`` allows.
+        """
+        self._orders = orders
         self._options, self._on_death = options, on_death
         self._restart: Start = restart
         self._members: list[_Member] = []
@@ -174,7 +180,8 @@ class Fleet:
         options = self._options.named()
         context = get_context("fork") if start == "fork" else get_context("spawn")
         oversight = Oversight(self._memory_bytes)
-        process = context.Process(target=work, args=(options, oversight.making.cells), daemon=True)
+        orders = None if self._orders is None else self._orders.cells
+        process = context.Process(target=work, args=(options, oversight.making.cells, orders), daemon=True)
         if start == "spawn":
             resource_tracker.ensure_running()  # started below, it would unblock what we block
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # until it is ready

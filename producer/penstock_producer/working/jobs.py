@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from rq import Queue
 from rq.exceptions import NoSuchJobError
@@ -43,6 +43,8 @@ MENDED_BY_RETRY = (ServerUnavailable, SourceError, OSError, MemoryError, Refused
 ENDLESS = 1 << 30
 RESULT_TTL_S = 600
 FAILURE_TTL_S = 86_400
+OTHERS_S = 0.25
+"""How long a worker rests that found only jobs of others."""
 PASS_ON_S = 3.0
 """A job that waits for room looks this often whether an earlier shard has nobody to make it, and then makes place."""
 
@@ -61,35 +63,51 @@ TOLD: Final = 1000
 
 T = TypeVar("T")
 
-_bench: Workbench | None = None
+Check: TypeAlias = Callable[[ShardTask], bool | None]
+"""Raises for a task that may not be done; returns False for one that others may do."""
+
+_bench: tuple[Workbench, Check] | None = None
 
 
-def set_workbench(bench: Workbench) -> None:
-    """Say with what this process does its jobs."""
+_met: set[str] = set()
+"""Jobs of others that were given back since one of ours was done."""
+
+
+def set_workbench(bench: Workbench, check: Check) -> None:
+    """Say with what this process does its jobs, and which."""
     global _bench  # noqa: PLW0603 - rq calls a function by name: it has no other way to reach the process's state
-    _bench = bench
+    _bench = bench, check
 
 
 def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
     """Writes what is missing of one shard.
 
-    One that finds no room for a lease goes to the back of the queue, and the shards that have room before it to the
-    front: a single worker must not wait in one shard for another that only it could make.
+    What it names is checked before anything is imported or opened. A job of others goes to the back of the queue
+    untouched. So does one that finds no room for a lease, and the shards that have room before it go to the front: a
+    single worker must not wait in one shard for another that only it could make.
     """
     assert _bench is not None, "produce_shard runs in a penstock worker only"
+    bench, check = _bench
     task = ShardTask.parse(arguments)
     job = get_current_job()
     assert job is not None
+    if check(task) is False:
+        if job.id in _met:  # all that are queued: none is ours
+            _met.clear()
+            time.sleep(OTHERS_S)
+        _met.add(str(job.id))
+        return Retry(max=ENDLESS)
+    _met.clear()
     made = Made()
     note = _Note(job)
-    _bench.suspects = Suspicion.of(job.meta)
+    bench.suspects = Suspicion.of(job.meta)
     try:
-        _bench.produce(task, made, note.waits, lambda: note.keep(made), _Yielding(job, _bench, task), note.is_at)
+        bench.produce(task, made, note.waits, lambda: note.keep(made), _Yielding(job, bench, task), note.is_at)
     except BudgetFull as error:
-        if _bench.is_stopping:
+        if bench.is_stopping:
             raise Stopped from None  # back to the front: it did not give up its turn
         note.waits(str(error))
-        bring_forward(_queue_of(job), _bench.earlier_jobs(task))
+        bring_forward(_queue_of(job), bench.earlier_jobs(task))
         return Retry(max=ENDLESS)
     return {"good": made.good, "bad": made.bad}
 

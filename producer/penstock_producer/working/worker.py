@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -36,9 +36,10 @@ from rq.utils import now
 from penstock_common.stream.link.commands import Refused
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_common.watchdog import WATCHDOG
-from penstock_producer.sources.names import allow_only
+from penstock_producer.sources.names import NotAllowed
 from penstock_producer.working.fill import Stopped
 from penstock_producer.working.jobs import (
+    TOLD,
     TRIES,
     ShardJob,
     ShardQueue,
@@ -50,6 +51,8 @@ from penstock_producer.working.jobs import (
 from penstock_producer.working.memory import keep_freed
 from penstock_producer.working.oversight import Death, Making
 from penstock_producer.working.paced import PacedBench
+from penstock_producer.working.record import shown
+from penstock_producer.working.trust import Orders, Trust
 from penstock_producer.working.workbench import ROOM_WAIT_S, connect_patiently
 
 QUEUE = "penstock"
@@ -64,6 +67,7 @@ MAINTENANCE_S = 5
 """How often somebody looks for the jobs of the dead; rq's default is ten minutes."""
 WORKER_TTL_S = 30
 IDLE_LOOK_S = 0.25
+ORDERS_LOOK_S = 0.02
 EXIT_LOST, EXIT_AWAY = 75, 69
 """Exit codes (of sysexits.h): its server went away in the middle of a job; or did not come back in time."""
 STOP_GRACE_S = 3.0
@@ -87,8 +91,8 @@ class WorkerOptions:
     """Tell of failed jobs on stderr; a dispatcher's own workers leave that to it."""
     room_wait_s: float = ROOM_WAIT_S
     heartbeat_ttl_s: int = HEARTBEAT_TTL_S
-    allow: tuple[str, ...] = ()
-    """The only modules that jobs may name functions and objects of; none given: any."""
+    trust: Trust = field(default_factory=Trust)
+    """What jobs may name, where no production of its own gives this worker its orders; nothing unless said."""
     memory_bytes: int | None = None
     """A worker that holds more is replaced; None: its part of the machine's (oversight.py)."""
 
@@ -97,26 +101,27 @@ class WorkerOptions:
         return replace(self, name=f"{socket.gethostname()}.{secrets.token_hex(4)}")
 
 
-def work(options: WorkerOptions, cells: Any = None) -> None:
+def work(options: WorkerOptions, cells: Any = None, orders: Any = None) -> None:
     """The whole life of one worker process: until SIGTERM, until its owner is gone, or in a burst until all is done.
 
-    ``cells`` are those of its supervisor's `Making`.
+    ``cells`` are those of its supervisor's `Making`, ``orders`` those of its production's `Orders`.
     """
     _forget_owners_handlers()
     keep_freed()
     tell_refusals(to_stderr)
     WATCHDOG.speaker = _teller(options)  # what a job waits for is noted on a server, which may be the silent one
     try:
-        if options.allow:
-            allow_only(options.allow)
+        own = None if orders is None else Orders(orders)
+        if own is None:
+            options.trust.enforce()
         stopping = threading.Event()
         bench = PacedBench(
             options.url, options.name, should_stop=stopping.is_set, room_wait_s=options.room_wait_s,
             making=Making(cells),
         )  # fmt: skip
-        set_workbench(bench)
+        set_workbench(bench, own.cover if own is not None else options.trust.check)
         queue = open_queue(connect_patiently(options.queue_url, _teller(options)), options.queue)
-        worker = ShardWorker(queue, options, stopping, bench.rest)
+        worker = ShardWorker(queue, options, stopping, bench.rest, own)
         threading.Thread(target=_watch_owner, args=(options.owner,), daemon=True).start()
         try:
             worker.work(burst=options.burst, logging_level="CRITICAL")
@@ -149,9 +154,10 @@ class ShardWorker(SimpleWorker):
         options: WorkerOptions,
         stopping: threading.Event,
         on_idle: Callable[[], None] = lambda: None,
+        orders: Orders | None = None,
     ) -> None:
-        """``on_idle`` is called again and again while there is no job."""
-        self._on_idle = on_idle
+        """``on_idle`` is called again and again while there is no job. Jobs wait until ``orders`` are given."""
+        self._on_idle, self._orders = on_idle, orders
         self.death_penalty_class = _Endless
         super().__init__(
             [queue],
@@ -174,6 +180,8 @@ class ShardWorker(SimpleWorker):
         """How often in a row a command was refused, and no key was to blame."""
         self.is_drained = False
         """Whether it ended, in a burst, because there is no job left, or `rq suspend` said so."""
+        self._refused: set[str] = set()
+        """Jobs that were told to be none of those allowed."""
         self._said_s: dict[str, float] = {}
         """When something was said last, outside of a transaction."""
         self._working_at: Job | None = None
@@ -192,6 +200,10 @@ class ShardWorker(SimpleWorker):
         """As rq's, but it looks often whether to stop: an interrupted BLMOVE may have moved a job already."""
         outage = Outage(_teller(self._options), doing="waiting for jobs")
         while not self._stopping.is_set() and self.waited_in_vain is None:
+            if self._orders is not None and not self._orders.are_given:
+                self.heartbeat()
+                self._stopping.wait(ORDERS_LOOK_S)
+                continue
             try:
                 found = super().dequeue_job_and_maintain_ttl(timeout, None if timeout is None else IDLE_LOOK_S)  # type: ignore[arg-type]
             except ServerUnavailable as error:
@@ -313,7 +325,16 @@ class ShardWorker(SimpleWorker):
             job.judge(error)
         if self._options.is_chatty and not isinstance(error, Stopped | BudgetFull):
             again = "; it is tried again" if job.retries_left else ""
-            to_stderr(f"{job.description}: {job.meta.get('error')}{again}")
+            text = f"{shown(job.description or '')} (job {job.id}): {job.meta.get('error')}{again}"
+            if not isinstance(error, NotAllowed) or self._is_new_refusal(str(job.id)):
+                to_stderr(text)
+
+    def _is_new_refusal(self, job_id: str) -> bool:
+        """Each try of a job would be refused alike; one sentence is enough."""
+        is_new = job_id not in self._refused
+        if len(self._refused) < TOLD:
+            self._refused.add(job_id)
+        return is_new
 
     # --- ending ---
 

@@ -1,0 +1,181 @@
+"""What a worker lets jobs name: modules, names and folders that its host allowed, or what its own production planned.
+
+Whoever can write to the queue can write any job. Both checks come before anything of a job is imported or opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.sharedctypes import RawArray
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from penstock_producer.sources.bounds import bound_to, require_below
+from penstock_producer.sources.config import (
+    ArraysConfig,
+    BalancedConfig,
+    DatasetConfig,
+    GeneratorConfig,
+    ImagesConfig,
+    InstalledConfig,
+    KerasConfig,
+    SourceConfig,
+    SplitConfig,
+    TarConfig,
+    TorchConfig,
+    WeightedConfig,
+    parse_config,
+)
+from penstock_producer.sources.installed import module_of
+from penstock_producer.sources.names import NotAllowed, allow_only, require_named
+from penstock_producer.working.task import ShardTask
+
+_OWN_TO_A_SHARD: Final = ("epoch", "manifest_id", "shard")
+_DIGEST_BYTES: Final = 32
+_GIVEN: Final = 32
+_MET: Final = 33
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What jobs of a shared queue may name."""
+
+    allow: tuple[str, ...] = ()
+    """``module``, with all modules below it, or ``module:name``."""
+    roots: tuple[str, ...] = ()
+    """Folders that every file lies in."""
+    is_unlimited: bool = False
+    """Any code and any file: whoever can write to the queue is trusted like this process's user."""
+
+    def enforce(self) -> None:
+        """Make it the law of this process, also for what only opening a source finds out."""
+        if not self.is_unlimited:
+            allow_only(self.allow)
+            bound_to(self.roots)
+
+    def check(self, task: ShardTask) -> None:
+        """Raise NotAllowed naming the first name or path of a task that is not allowed. Nothing is imported or opened.
+
+        Raises:
+            NotAllowed: The text says what was named, and which option would allow it.
+            SourceError: The task's source is none.
+        """
+        if self.is_unlimited:
+            return
+        roots = tuple(map(os.path.realpath, self.roots))
+        if task.block_transform is not None:
+            require_named(task.block_transform, self.allow)
+        for config in _parts(parse_config(task.source)):
+            for name in _names(config):
+                if name is not None:
+                    require_named(name, self.allow)
+            for path in _paths(config):
+                require_below(path, roots)
+
+
+ANYTHING: Final = Trust(is_unlimited=True)
+
+
+class Orders:
+    """What one production has its own workers do, in memory that only they share: a digest of what all its jobs say.
+
+    A job that says something else is another production's, or forged: own workers give it back untouched.
+    """
+
+    def __init__(self, cells: Any = None) -> None:
+        self.cells: Any = RawArray("B", _MET + 1) if cells is None else cells
+        """The digest, whether it is given, and whether a worker met a job of others since the last look."""
+
+    def give(self, task: ShardTask) -> None:
+        """Have the workers do jobs like this one, of whichever epoch and shard, and no others."""
+        self.cells[:_DIGEST_BYTES] = _digest(task)
+        self.cells[_GIVEN] = 1
+
+    @property
+    def are_given(self) -> bool:
+        """Whether there is anything to do yet."""
+        return bool(self.cells[_GIVEN])
+
+    def cover(self, task: ShardTask) -> bool:
+        """Return True for a job as it was planned."""
+        is_covered = self.are_given and bytes(self.cells[:_DIGEST_BYTES]) == _digest(task)
+        if not is_covered:
+            self.cells[_MET] = 1
+        return is_covered
+
+    def has_met_others(self) -> bool:
+        """Return whether a worker met a job that is none of these since this was asked last."""
+        met = bool(self.cells[_MET])
+        self.cells[_MET] = 0
+        return met
+
+
+def _digest(task: ShardTask) -> bytes:
+    said = {name: value for name, value in task.model_dump(mode="json").items() if name not in _OWN_TO_A_SHARD}
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def _parts(config: SourceConfig) -> Iterator[SourceConfig]:
+    """Yield what several sources, or a choice from one, are made of."""
+    match config:
+        case SplitConfig() | BalancedConfig():
+            yield from _parts(config.source)
+        case WeightedConfig():
+            for part in config.parts:
+                yield from _parts(part.source)
+        case _:
+            yield config
+
+
+def _names(config: SourceConfig) -> Iterator[str | None]:
+    match config:
+        case ImagesConfig():
+            yield from (config.label, config.transform)
+        case TarConfig() | ArraysConfig():
+            yield config.transform
+        case TorchConfig() | DatasetConfig():
+            yield from (config.name, config.transform)
+        case KerasConfig():
+            yield config.name
+        case GeneratorConfig():
+            yield from (config.name, *(config.pairs or {}).values(), config.transform)
+        case InstalledConfig():
+            yield from (module_of(config.name), config.transform)
+        case _:
+            raise NotAllowed(f"only its producer's own workers can make a source of kind {config.kind!r}")
+
+
+def _paths(config: SourceConfig) -> Iterator[str]:
+    match config:
+        case ImagesConfig():
+            yield config.path
+            yield from (f"{config.path}/{file}" if not file.startswith("/") else file for file in config.files or ())
+            yield from filter(None, [config.labels])
+        case TarConfig():
+            yield config.path
+        case ArraysConfig():
+            for paths in (*config.columns.values(), config.archives):
+                yield from paths
+        case InstalledConfig():
+            yield from _paths_in(config.options)
+
+
+def _paths_in(options: Any) -> Iterator[str]:
+    """What in an installed source's options may be a path: with a slash, or there. Addresses of servers are none."""
+    if isinstance(options, Mapping):
+        for name, value in options.items():
+            yield from _paths_in(name)
+            yield from _paths_in(value)
+    elif isinstance(options, str):
+        scheme = urlsplit(options).scheme if "://" in options else ""
+        if scheme == "file":
+            yield options.partition("://")[2]
+        elif not scheme and ("/" in options or options in ("..", "~") or os.path.lexists(options)):
+            yield os.path.expanduser(options)  # noqa: PTH111
+    elif isinstance(options, Sequence):
+        for value in options:
+            yield from _paths_in(value)
