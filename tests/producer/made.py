@@ -114,3 +114,15 @@ def always_kills_its_worker(number: int) -> dict[str, Any]:
     if number == SAMPLES // 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return with_pid(number)
+
+
+def takes_notes(number: int) -> dict[str, Any]:
+    """Long enough to be looked after several times; each time a number is made it is noted who made it."""
+    with Path(os.environ["PENSTOCK_TEST_MARK"]).open("a") as notes:
+        notes.write(f"{os.getpid()} {number}\n")
+    return very_slowly(number)
+
+
+def traps(job: Any, connection: Any, *why: Any) -> None:
+    """A callback as rq calls it, which leaves a mark."""
+    Path(os.environ["PENSTOCK_TEST_MARK"]).write_text("trapped")

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import redis
+from rq import Callback, Queue
 from rq.exceptions import NoSuchJobError
 from rq.serializers import JSONSerializer
 
@@ -276,6 +277,46 @@ def test_a_worker_that_is_ended_by_the_queue_says_so_in_its_exit_code(
         finally:
             fleet.stop()
     assert "worker: ended by TypeError: unforeseen" in capfd.readouterr().err
+
+
+# --- callbacks, and jobs that run already -----------------------------------------------------------------------------
+
+
+def test_no_callback_of_a_forged_job_runs(any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rq imports and calls what a job names, when it fails, succeeds or is stopped: that would be any function."""
+    mark = tmp_path / "mark"
+    monkeypatch.setenv("PENSTOCK_TEST_MARK", str(mark))
+    with redis.Redis.from_url(any_url) as client:
+        queue = Queue(QUEUE, connection=client, serializer=JSONSerializer)
+        trap = Callback("tests.producer.made.traps")
+        queue.enqueue(FUNCTION, x=1, on_failure=trap, on_success=trap, on_stopped=trap, job_id="forged")
+        fleet = Fleet(options_of(any_url), 1)
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while not client.zscore("rq:failed:penstock", "forged"):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        finally:
+            fleet.stop()
+    assert not mark.exists()
+    job = ShardJob.create(FUNCTION, connection=client, on_failure=trap, on_success=trap, on_stopped=trap)
+    assert (job.failure_callback, job.success_callback, job.stopped_callback) == (None, None, None)
+
+
+def test_a_running_job_is_not_queued_again(any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only lost jobs are: a second worker would make every sample of the shard for nothing."""
+    mark = tmp_path / "mark"
+    mark.touch()
+    monkeypatch.setenv("PENSTOCK_TEST_MARK", str(mark))
+    plan = ProductionPlan(stream="train", source=dataset("takes_notes"), shard_samples=SAMPLES)
+    with Production(plan, options_of(any_url), workers=2) as production:
+        looks = list(production.run())
+        assert len(looks) > 3
+        assert production.summary().samples == SAMPLES
+    workers = {str(pid) for pid in looks[0].pids}
+    notes = [line.split() for line in mark.read_text().splitlines()]
+    made = [int(number) for pid, number in notes if pid in workers]
+    assert sorted(made) == list(range(SAMPLES)), "each sample was made once"
 
 
 def _raises(error: Exception) -> Callable[..., None]:

@@ -137,6 +137,41 @@ def test_a_killed_worker_costs_nothing(url: str) -> None:
     assert time.monotonic() - began < 8
 
 
+def test_a_stopped_worker_keeps_what_it_made(any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet that shrinks often would else make the samples since the last commit again and again."""
+    mark = tmp_path / "mark"
+    mark.touch()
+    monkeypatch.setenv("PENSTOCK_TEST_MARK", str(mark))
+    asked = ProductionPlan(stream="train", source=dataset("takes_notes"), shard_samples=SAMPLES)
+    with Production(asked, options_of(any_url), workers=0) as production:
+        tasted = len(mark.read_text().splitlines())
+        looks = production.run()
+        leaving = Fleet(options_of(any_url), 1)
+        _awaited(lambda: [next(looks)] and len(mark.read_text().splitlines()) >= tasted + 15)
+        leaving.stop()
+        assert len(mark.read_text().splitlines()) < tasted + SAMPLES
+        helper = Fleet(options_of(any_url), 1)
+        list(looks)
+        helper.stop()
+    made = [int(line.split()[1]) for line in mark.read_text().splitlines()[tasted:]]
+    assert sorted(made) == list(range(SAMPLES)), "each sample was made once"
+
+
+def test_the_bytes_of_a_shard_count_once_though_two_workers_made_it(any_url: str) -> None:
+    """Budgets and bills are set by what a production says it made: not the last worker's part, nor parts twice."""
+    killed: list[int] = []
+
+    def kill(look: Progress) -> None:
+        if look.done and not killed:
+            killed.append(look.pids[0])
+            os.kill(look.pids[0], signal.SIGKILL)
+
+    summary = produce(any_url, dataset("very_slowly"), workers=1, shard_samples=SAMPLES, each=kill)
+    made_by = {int(sample["pid"]) for sample in read_epoch(any_url).values()}
+    assert len(made_by) == 2
+    assert summary.nbytes == SAMPLES * (16 + 8)
+
+
 def test_a_host_that_vanishes_is_replaced(any_url: str) -> None:
     """Nobody tells of a host that lost its power: its heartbeat stops, and another takes the shard."""
     lost = Fleet(replace(options_of(any_url), heartbeat_ttl_s=1), 1)
