@@ -30,6 +30,9 @@ OVERDUE_BEATS = 2
 """An entry whose holder lives is renewed with every beat, and not even listed. With a look, what a dead member held is
 another's within a lease and a sixth of it."""
 MANY_DELIVERIES = 5
+OUTAGES_PER_LEASE = 3
+"""A server or process that stood still for longer than a third of a lease counts as an outage: the living keep two
+thirds of a lease for their renewals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +122,9 @@ class Keeper(Pulse):
         self._seen.clear()  # a stopped server ages every lease at once
 
     def _forget_after_stall(self, since_s: float) -> None:
-        """A process or server that stood still has aged every lease: what was seen before proves nothing."""
-        if self._clock() - since_s > self._lease_s / 2:
-            self._seen.clear()
+        """Treats a process or server that stood still as an outage: it has aged every lease."""
+        if self._clock() - since_s > self._lease_s / OUTAGES_PER_LEASE:
+            self._missed()
 
     def _renew(self) -> None:
         for partition in self._who.stream.partitions:
