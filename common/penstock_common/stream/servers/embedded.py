@@ -30,6 +30,7 @@ from penstock_common.segments.trust import User, walk, why_not_write
 from penstock_common.stream.servers import watcher as server_watcher
 from penstock_common.stream.servers.executables import Build, choose, find_servers, server_label
 from penstock_common.stream.servers.passwords import choose_password
+from penstock_common.waiting import Wait
 
 __all__ = ["ALLOCATOR_ENVIRONMENT", "EmbeddedServer", "find_servers", "server_label"]
 
@@ -64,6 +65,8 @@ So whoever has the password of a Redis 6.2 can make it write files as the user w
 _START_S = 20.0
 """How long a server may stay silent; one that says it is loading its append-only file has the time it needs."""
 _AOF_GRACE_S = 10.0
+_PROBE_S = 1.0
+"""How long one answer is waited for at the start: then it is said that none comes, and asked again."""
 _PORT_ATTEMPTS = 20
 _PORT_TAKEN = re.compile(r"in use|Failed listening", re.IGNORECASE)
 
@@ -227,15 +230,17 @@ class EmbeddedServer:
 
     def _answers(self) -> bool:
         """Wait until our process answers; False when it ended. Another server may hold the port: compare the pid."""
-        deadline = time.monotonic() + _START_S
+        deadline, wait = time.monotonic() + _START_S, Wait()
+        where = f"redis://127.0.0.1:{self.port}, which was just started"
         while self.is_running:
             try:
                 if self._pid_at_port() == self.pid:
                     return True
             except redis.BusyLoadingError:
                 deadline = time.monotonic() + _START_S
-            except redis.RedisError:
-                pass  # not yet; what is wrong for good ends the process or meets the deadline
+                wait.because("loading", lambda: f"{where}, to load its append-only file")
+            except redis.RedisError:  # not yet; what is wrong for good ends the process or meets the deadline
+                wait.because("start", lambda: f"{where}, to answer; it said: {self.last_words()}")
             if time.monotonic() > deadline:
                 words = f"{self.executable} gave no answer on port {self.port} in {_START_S:.0f} s"
                 raise ServerUnavailable(f"{words}; it said: {self.last_words()}")
@@ -246,8 +251,8 @@ class EmbeddedServer:
         with redis.Redis(
             port=self.port,
             password=self.password or None,
-            socket_timeout=2,
-            socket_connect_timeout=2,
+            socket_timeout=_PROBE_S,
+            socket_connect_timeout=_PROBE_S,
             retry=Retry(NoBackoff(), 0),
         ) as client:
             client.ping()

@@ -1,0 +1,41 @@
+"""A server that is slow to start: whoever started it says so, and does not look hung."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from penstock_common.stream.servers.embedded import find_servers
+from tests.front.test_cli_produce import start
+
+PROMISED_S, LATE_S = 5.0, 1.5
+
+
+def test_a_server_that_stands_still_while_it_starts_is_named(tmp_path: Path) -> None:
+    """`penstock run`, `demo` and `server` begin with it; before, nothing was said for twenty seconds."""
+    executable = tmp_path / "redis-server"
+    pid_file = tmp_path / "pid"
+    executable.write_text(
+        f'#!/bin/sh\ncase "$1" in -*) ;; *) echo $$ > {pid_file}; kill -STOP $$;; esac\nexec {find_servers()[0]} "$@"\n'
+    )
+    executable.chmod(0o755)
+    server = start("server", "--port", "0", "--executable", str(executable), cwd=tmp_path)
+    assert server.stderr is not None
+    assert server.stdout is not None
+    try:
+        while not pid_file.exists() or not pid_file.read_text().strip():
+            assert server.poll() is None, server.stderr.read()
+            time.sleep(0.01)
+        began_s = time.monotonic()
+        line = server.stderr.readline()
+        assert time.monotonic() - began_s < PROMISED_S + LATE_S
+        assert re.match(r"penstock: waiting: redis://127\.0\.0\.1:\d+, which was just started, to answer", line), line
+        os.kill(int(pid_file.read_text()), signal.SIGCONT)
+        assert " is ready at redis://" in server.stdout.readline()
+    finally:
+        server.terminate()
+        server.communicate(timeout=30)
+    assert server.returncode == 0
