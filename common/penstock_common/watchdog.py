@@ -158,6 +158,7 @@ class Watchdog:
 
     def _run(self) -> None:
         me = threading.current_thread()
+        time.sleep(SILENCE_S)  # nothing can be late before; and most that began by now has ended
         while True:
             while (pause_s := self.look()) is not None:
                 time.sleep(pause_s)

@@ -226,6 +226,20 @@ def test_one_thread_speaks_and_ends_with_the_last_request() -> None:
     request.end()
 
 
+def test_quick_answers_share_one_thread() -> None:
+    """A thread for each of a writer's thousand requests a second would cost more than they do."""
+    dog, threads = Watchdog(), set[int | None]()
+    request = Request(WHERE, lambda _: None, dog=dog)
+    until_s = time.monotonic() + 0.5
+    while time.monotonic() < until_s:
+        request.begin()
+        assert dog._thread is not None
+        threads.add(dog._thread.ident)
+        answer(request)
+        time.sleep(0.001)
+    assert len(threads) == 1
+
+
 def test_a_forked_process_has_a_watchdog_of_its_own() -> None:
     """Threads do not survive a fork, and what the parent waits for is not the child's wait."""
     read, write = os.pipe()

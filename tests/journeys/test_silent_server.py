@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from penstock_common.stream.link.connection import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.contracts.feed import produce
 from tests.contracts.processes import child
+from tests.front.test_cli_produce import start
 from tests.front.test_every_command import LEAVES, STREAMS, arguments
 from tests.journeys.trouble import StandingProxy, stopped
 
@@ -328,3 +330,130 @@ def test_every_command_names_a_server_that_stops_at_any_moment(
     for number, task in enumerate(tasks):
         may_fail = {130} if task.prog in ENDLESS else {1} if task.prog in MAY_FAIL else set()
         assert codes[number] in {0} | may_fail, (task, codes[number], task.said)
+
+
+# --- processes that make data -----------------------------------------------------------------------------------------
+
+SLOW = """
+import itertools, time
+
+def data():
+    return range(200)
+
+def endless():
+    return itertools.count()
+
+def step(n):
+    time.sleep(0.02)
+    return {"n": n}
+"""
+TRAINER = """
+import os, penstock
+
+with penstock.Loader("train", group="g", batch_size=4, url=os.environ["PENSTOCK_URL"]) as loader:
+    found = [n for batch in loader for n in batch["n"].tolist()]
+assert sorted(found) == list(range(200)), found
+"""
+
+
+class Told:
+    """What a process writes to stderr, line by line as it comes."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process, self.heard = process, Heard()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.heard(line.rstrip("\n"))
+
+    def end(self, timeout_s: float = 60) -> str:
+        """Waits for its end; what it wrote to stdout."""
+        assert self.process.stdout is not None
+        out = self.process.stdout.read()
+        self.process.wait(timeout_s)
+        self._thread.join(timeout_s)
+        self.process.stdout.close()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return out
+
+
+def servers_below(pid: int) -> list[int]:
+    """Redis servers that a process has started, or a process that it has started."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,comm="], capture_output=True, text=True, check=True).stdout
+    parents, names = {}, {}
+    for line in listed.splitlines():
+        own, parent, name = line.split(None, 2)
+        parents[int(own)], names[int(own)] = int(parent), name
+    found = []
+    for own, name in names.items():
+        above = own
+        while above in parents and above != pid:
+            above = parents[above]
+        if above == pid and "redis-server" in name:
+            found.append(own)
+    return found
+
+
+def test_producers_and_workers_name_a_server_that_stands_still_and_make_all_samples(
+    fresh_server: Fresh, tmp_path: Path
+) -> None:
+    """They blamed nobody for half a minute, or the wrong one; each kind of process that makes data is here."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "train.py").write_text(TRAINER)
+    server = fresh_server()
+    made = ["--transform", "slow:step", "--url", server.url]
+    commands = {
+        "produce": ["produce", "dataset", "slow:data", *made, "--workers", "1", "--stream", "a", "--queue", "a"],
+        "queue": ["produce", "dataset", "slow:data", *made, "--workers", "0", "--stream", "b", "--queue", "b"],
+        "worker": ["worker", "--processes", "1", "--queue", "b", "--url", server.url],
+        "feed": ["produce", "generator", "slow:endless", *made, "--endless", "--stream", "c", "--queue", "c"],
+        "run": [
+            "run", "dataset", "slow:data", "--transform", "slow:step", "--workers", "1", "--",
+            sys.executable, "train.py",
+        ],
+    }  # fmt: skip
+    told = {name: Told(start(*argv, cwd=tmp_path)) for name, argv in commands.items()}
+    try:
+        with connect(server.url) as client:
+            deadline = time.monotonic() + 60
+            while len(client.keys("*:entries")) < 3 or not (own := servers_below(told["run"].process.pid)):
+                assert time.monotonic() < deadline, {name: one.heard for name, one in told.items()}
+                time.sleep(0.05)
+        time.sleep(1)
+        servers = [server.pid, *own]
+        for pid in servers:
+            os.kill(pid, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        try:
+            wanted = f"no answer from redis://127.0.0.1:{server.port} for "
+            while True:
+                silent = [
+                    name
+                    for name, one in told.items()
+                    if not any((wanted if name != "run" else "no answer from redis://127.0.0.1:") in text
+                               for _, text in one.heard.since(stopped_s))
+                ]  # fmt: skip
+                if not silent:
+                    break
+                assert time.monotonic() - stopped_s < PROMISED_S + LATE_S, (silent, told[silent[0]].heard)
+                time.sleep(0.02)
+        finally:
+            for pid in servers:
+                os.kill(pid, signal.SIGCONT)
+        for name in ("produce", "queue", "run"):
+            out = told[name].end()
+            assert told[name].process.returncode == 0, (name, told[name].heard)
+            assert "200 samples, 0 bad" in out or name == "run", (name, out)  # its training has counted
+        for name, code in (("worker", 0), ("feed", 130)):
+            told[name].process.terminate()
+            told[name].end()
+            assert told[name].process.returncode == code, (name, told[name].heard)
+        for name, one in told.items():
+            assert not any("producer running" in text for _, text in one.heard.since(stopped_s)), (name, one.heard)
+    finally:
+        for one in told.values():
+            one.process.kill()
