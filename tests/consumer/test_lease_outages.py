@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock_common.stream.groups import roster
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.link.connection import connect
 from penstock_consumer.shared import keeper as keepers
@@ -32,7 +33,7 @@ def test_a_silence_of_more_than_a_third_of_a_lease_gives_everyone_a_new_lease(
         entry = taken[0][1][0][0]
         keeper = Keeper(client, who, Holdings(), LEASE_S, lambda _: None, lambda: now_s)
         keeper.horizon = 0
-        beat = keepers.beat
+        beat = roster.beat
 
         def answered(*args: Any, **options: Any) -> Any:
             nonlocal now_s

@@ -384,17 +384,15 @@ class Told:
 def servers_below(pid: int) -> list[int]:
     """Redis servers that a process has started, or a process that it has started."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,comm="], capture_output=True, text=True, check=True).stdout
-    parents, names = {}, {}
-    for line in listed.splitlines():
-        own, parent, name = line.split(None, 2)
-        parents[int(own)], names[int(own)] = int(parent), name
+    words = [line.split(None, 2) for line in listed.splitlines()]
+    parents = {int(own): int(parent) for own, parent, _ in words}
     found = []
-    for own, name in names.items():
-        above = own
+    for own, _, name in words:
+        above = int(own)
         while above in parents and above != pid:
             above = parents[above]
         if above == pid and "redis-server" in name:
-            found.append(own)
+            found.append(int(own))
     return found
 
 
