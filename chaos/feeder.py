@@ -51,12 +51,12 @@ class Feeder:
         self._is_stopping = True
 
 
-def main(url: str, first: str, path: str) -> int:
+def main(first: str, path: str) -> int:
     """Exit code 0 after closing the feed, 3 after an error of Penstock's."""
     prepare()
     options, journal = from_environment(), Journal(Path(path))
     try:
-        with Writer(FEED, url=url) as writer:
+        with Writer(FEED) as writer:
             feeder = Feeder(writer, journal, options, int(first))
             journal.note("B")
             feeder.run()

@@ -136,24 +136,22 @@ class Stage:
         arguments = [
             "produce", "dataset", "chaos.source:items", "--transform", "chaos.source:make", "--stream", MAIN, "--json",
             "--epochs", EPOCHS_A_ROUND, "--seed", options.seed, "--shard-samples", options.shard_samples,
-            "--workers", max(1, options.workers - 1), "--url", self.url, "--queue-url", self.queue_url,
+            "--workers", max(1, options.workers - 1),
         ]  # fmt: skip
         return self._start("dispatcher", "chaos.process", arguments)
 
     def start_host(self) -> Actor:
         """`penstock worker`, as on another host."""
-        trusted = ["--allow", "chaos.source"]
-        arguments = ["worker", "--processes", 1, *trusted, "--url", self.url, "--queue-url", self.queue_url]
-        return self._start("host", "chaos.process", arguments)
+        return self._start("host", "chaos.process", ["worker", "--processes", 1, "--allow", "chaos.source"])
 
     def start_feeder(self, first: int) -> Actor:
         """A plain Writer that goes on at sample ``first`` of the feed."""
-        return self._start("feeder", "chaos.feeder", [self.url, first], stream=FEED)
+        return self._start("feeder", "chaos.feeder", [first], stream=FEED)
 
     def start_trainer(self, stream: str, group: str, member: str) -> Actor:
         """One more member of a group."""
         policy = self.options.group_policies().get(group, "on_next")
-        arguments = [self.url, stream, group, member, policy]
+        arguments = [stream, group, member, policy]
         return self._start(f"{group}-{member}", "chaos.trainer", arguments, stream, group, member)
 
     def _start(
@@ -164,7 +162,9 @@ class Stage:
         given = [str(argument) for argument in arguments]
         given += [] if module == "chaos.process" else [str(journal)]
         life = Life(module.partition(".")[2] if group else role, stream, group, member, journal, time.monotonic_ns())
-        return Actor(life, [module, *given], self.options.environment())
+        # not in the arguments: every user of the host lists those, and the URLs hold passwords
+        urls = {"PENSTOCK_URL": self.url, "PENSTOCK_QUEUE_URL": self.queue_url}
+        return Actor(life, [module, *given], {**self.options.environment(), **urls})
 
     def close(self) -> None:
         """Ends the servers."""

@@ -144,7 +144,7 @@ class Trainer:
             raise Left
 
 
-def main(url: str, stream: str, group: str, member: str, policy: str, path: str) -> int:
+def main(stream: str, group: str, member: str, policy: str, path: str) -> int:
     """Exit code 0 after leaving, 3 after an error of Penstock's."""
     prepare()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # before it has joined there is nothing to leave
@@ -152,7 +152,7 @@ def main(url: str, stream: str, group: str, member: str, policy: str, path: str)
     note_stalls(journal, options.lease_s / 4)
     try:
         with Loader(
-            stream, group=group, url=url,
+            stream, group=group,
             acknowledge=policy, lease_s=options.lease_s, prefetch_bytes=options.prefetch_bytes,  # type: ignore[arg-type]
             **_place(options, group, member),
         ) as loader:  # fmt: skip

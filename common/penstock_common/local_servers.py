@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock_common.errors import ServerUnsuitable
@@ -26,7 +26,7 @@ _LONGEST = 4096
 class Announced:
     """A server that runs: its URL, with the password, and the file that says so."""
 
-    url: str
+    url: str = field(repr=False)
     port: int
     file: Path
 

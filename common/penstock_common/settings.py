@@ -51,9 +51,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    named_url: Annotated[_Url | None, Field(description="PENSTOCK_URL")] = None
+    named_url: Annotated[_Url | None, Field(description="PENSTOCK_URL", repr=False)] = None
     """The server that holds the streams, as PENSTOCK_URL or the file in PENSTOCK_URL_FILE names it."""
-    named_queue_url: Annotated[_Url | None, Field(description="PENSTOCK_QUEUE_URL")] = None
+    named_queue_url: Annotated[_Url | None, Field(description="PENSTOCK_QUEUE_URL", repr=False)] = None
     """The server that holds the jobs, as PENSTOCK_QUEUE_URL or the file in PENSTOCK_QUEUE_URL_FILE names it."""
     url_file: Annotated[Path | None, Field(description="PENSTOCK_URL_FILE")] = None
     """The file that ``named_url`` was read from, if it was."""

@@ -97,6 +97,8 @@ def test_nothing_of_the_demo_outlives_it(how: signal.Signals) -> None:
                 break
         below = family(process.pid)
         assert len(below) >= 5  # a server and its watcher, two workers, two trainers
+        shown = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in below}
+        assert not [pid for pid, line in shown.items() if b"default:" in line]  # the password of the server
         process.send_signal(how)
         _, err = process.communicate(timeout=60)
         code = process.returncode

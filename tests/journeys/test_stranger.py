@@ -20,7 +20,11 @@ import pytest
 import redis
 from PIL import Image
 
+from penstock.__main__ import main
+from penstock_common.local_servers import Announced
 from penstock_common.private_files import read_private
+from penstock_common.settings import Settings
+from penstock_producer.working.worker import WorkerOptions
 from tests.contracts.processes import ROOT
 from tests.journeys import stranger
 from tests.journeys.test_demo import family
@@ -79,6 +83,14 @@ def started(words: list[str], folder: Path, **environment: str) -> Iterator[subp
             process.communicate(timeout=30)
 
 
+def paint(folder: Path) -> None:
+    """A few small pictures."""
+    folder.mkdir(exist_ok=True)
+    for number in range(8):
+        pixels = np.random.default_rng(number).integers(0, 255, (12, 10, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+
+
 @pytest.fixture
 def household() -> Iterator[Household]:
     """A server with its file, and `penstock run` with segments, in folders that every user can reach."""
@@ -89,9 +101,7 @@ def household() -> Iterator[Household]:
         for name, place in places.items():
             place.mkdir()
             place.chmod({"tmp": 0o1777, "session": 0o700}.get(name, 0o755))
-        for number in range(8):
-            pixels = np.random.default_rng(number).integers(0, 255, (12, 10, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(places["photos"] / f"{number}.png")
+        paint(places["photos"])
         environment = {"TMPDIR": str(places["tmp"]), "XDG_RUNTIME_DIR": str(places["session"])}
         server = stack.enter_context(
             started(["server", "--port", "0", "--aof", str(places["aof"])], base, **environment)
@@ -159,3 +169,52 @@ def test_another_user_reads_writes_and_runs_nothing(household: Household) -> Non
         assert set(other["processes"]) <= {"cmdline", "environ"}
         shown = [text for texts in other["processes"].values() for text in texts]
         assert not [text for text in shown if any(word in text for word in household.passwords)]
+
+
+SAYING: list[list[str]] = [
+    ["doctor", "train", "--json", "--all", "--no-probe"],
+    ["inspect", "--json"],
+    ["inspect", "train"],
+    ["inspect", "missing"],
+    ["monitor", "train", "--once", "--json"],
+    ["audit", "train"],
+    ["groups", "list", "train"],
+    ["bad", "list", "train"],
+]
+
+
+def test_no_command_says_the_password(
+    fresh_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What a command prints ends in logs and public issues, most of all when the server is away."""
+    server = fresh_server()
+    monkeypatch.setenv("PENSTOCK_URL", server.url)
+    paint(tmp_path / "photos")
+    said = []
+    making = ["produce", "images", str(tmp_path / "photos"), "--workers", "1"]
+    with started(making, tmp_path, PENSTOCK_URL=server.url) as process:
+        said.append("".join(process.communicate(timeout=60)))
+        assert process.returncode == 0, said
+    for is_up in (True, False):
+        if not is_up:
+            server.kill()
+        for words in SAYING if is_up else [*SAYING, making]:
+            main(words)
+            said.append("".join(capfd.readouterr()))
+            assert said[-1], words
+    assert [text for text in said if server.password[:16] in text] == []
+    assert sum(server.address in text for text in said) >= len(SAYING)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        WorkerOptions("redis://default:hidden@a", "redis://default:hidden@b"),
+        Settings(named_url="redis://default:hidden@a", named_queue_url="redis://default:hidden@b"),
+        Announced("redis://default:hidden@a", 1, Path("file")),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_holds_a_url_does_not_show_it_in_a_traceback(shown: object) -> None:
+    """Debuggers and error reporters print the repr of every local variable."""
+    assert "hidden" not in repr(shown) + str(shown)

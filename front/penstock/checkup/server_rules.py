@@ -313,7 +313,12 @@ def login(facts: ServerFacts) -> Finding:
             "login", "warning", "anybody who reaches its port may read and delete everything",
             "redis-cli CONFIG SET requirepass A_LONG_SECRET",
         )  # fmt: skip
-    return ok("login", "needs a password" if not is_open else "only this host reaches it")
+    if is_open:
+        return Finding(
+            "login", "note", "every user of its host may read and delete everything, and run code by its jobs",
+            "redis-cli CONFIG SET requirepass A_LONG_SECRET",
+        )  # fmt: skip
+    return ok("login", "needs a password")
 
 
 def settings(facts: ServerFacts) -> Finding:

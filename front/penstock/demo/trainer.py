@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.demo.models import BATCH, Arrays, Model, build
 from penstock_common.errors import PenstockError
@@ -35,11 +35,11 @@ TELL_S = 0.1
 
 
 class Task(BaseModel):
-    """What a trainer is to do; its command line is this as JSON."""
+    """What a trainer is to do: the first line of its stdin, as JSON, because every user reads command lines."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: str
+    url: str = Field(repr=False)
     group: str
     model: str
     epochs: int
@@ -160,6 +160,6 @@ def _stacked(samples: list[dict[str, Any]]) -> Arrays:
 
 if __name__ == "__main__":
     with contextlib.redirect_stdout(sys.stderr):
-        code = main(sys.argv[1])
+        code = main(sys.stdin.readline())
     sys.stdout.flush()
     os._exit(code)  # TensorFlow's threads have nothing left to say

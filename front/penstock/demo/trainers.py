@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import subprocess
@@ -50,18 +51,23 @@ class Trainer:
         self.is_started = True
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.demo.trainer", self.task.model_dump_json()],
+            [sys.executable, "-m", "penstock.demo.trainer"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
             env=child_environment(ENVIRONMENT),
         )  # fmt: skip
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
+        self._tell(self.task.model_dump_json())
 
     def compare(self) -> None:
         """Tells it to train once more, in-process."""
+        self._tell("compare")
+
+    def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write("compare\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it is dead: `check` says of what
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
 
     def check(self) -> None:
         """Raises what it died of."""

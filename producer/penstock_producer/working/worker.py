@@ -78,8 +78,8 @@ STOP_GRACE_S = 3.0
 class WorkerOptions:
     """All a worker process has to know."""
 
-    url: str
-    queue_url: str
+    url: str = field(repr=False)
+    queue_url: str = field(repr=False)
     queue: str = QUEUE
     name: str = ""
     """Of this process among all workers; see `new_name`."""

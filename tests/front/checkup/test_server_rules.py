@@ -23,7 +23,7 @@ INFO: dict[str, Any] = {
 }  # fmt: skip
 CONFIG = {
     "save": "", "client-output-buffer-limit": "normal 0 0 0 slave 268435456 67108864 60 pubsub 0 0 0", "timeout": "0",
-    "client-query-buffer-limit": str(GB), "bind": "* -::*", "protected-mode": "yes", "requirepass": "",
+    "client-query-buffer-limit": str(GB), "bind": "* -::*", "protected-mode": "yes", "requirepass": "x",
 }  # fmt: skip
 LOCAL = Local(ALLOCATOR_ENVIRONMENT, 65_000, "1")
 WELL = ServerFacts(
@@ -155,9 +155,21 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
         (server.latency, replace(WELL, pings_ms=tuple([9.0] * 100)), "warning", "PING takes 9.00 ms", "--latency"),
         (server.throughput, replace(WELL, written_per_s=5e6), "warning", "5 MB/s written", "penstock monitor"),
         (server.throughput, replace(WELL, written_per_s=None, probe_left_out="not wanted"), "ok", "not wanted", ""),
-        (server.login, config(protected_mode="no"), "warning", "anybody who reaches its port", "requirepass"),
+        (
+            server.login,
+            config(protected_mode="no", requirepass=""),
+            "warning",
+            "anybody who reaches its port",
+            "requirepass",
+        ),
         (server.login, config(protected_mode="no", requirepass="x"), "ok", "needs a password", ""),
-        (server.login, config(protected_mode="no", bind="127.0.0.1 -::1"), "ok", "only this host", ""),
+        (
+            server.login,
+            config(requirepass="", bind="127.0.0.1 -::1"),
+            "note",
+            "every user of its host",
+            "requirepass",
+        ),
         (server.settings, replace(WELL, config=None), "note", "CONFIG GET is forbidden", "ask"),
         (server.output_buffers, replace(WELL, config=None), "ok", "does not tell", ""),
     ],
