@@ -33,6 +33,8 @@ class IndependentReader:
         self._tags: list[str] = json.loads(meta[b"tags"])
         manifest = hash_of(client, f"penstock:{{{stream}}}:{epoch}:manifest")
         assert manifest[b"state"] == b"produced"
+        self._is_feed = manifest[b"kind"] == b"feed"
+        self._taken = {field[2:]: int(shard) for field, shard in manifest.items() if field.startswith(b"w:")}
         self._sizes: list[int] = json.loads(manifest[b"sizes"])
 
     def samples(self) -> Iterator[tuple[Identity, dict[str, independent.Tensor]]]:
@@ -44,6 +46,7 @@ class IndependentReader:
                 holes = json.loads(record[b"h"])
                 assert (int(record[b"f"]), at + int(record[b"n"]) + len(holes)) == (at, end)
                 at = end
+                assert self._taken[record[b"w"]] == shard if self._is_feed else b"w" not in record
                 if record[b"e"]:
                     yield from self._block(f"{prefix}:entries", shard, record)
             assert at == size

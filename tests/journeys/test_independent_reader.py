@@ -64,6 +64,22 @@ def test_the_two_documents_suffice_to_rebuild_every_sample_bit_for_bit(
     assert bad == BAD
 
 
+def test_the_documents_suffice_for_a_feed_of_two_writers(any_url: str, any_client: redis.Redis) -> None:
+    """Its records name their writers, which a planned epoch's do not."""
+    rng = np.random.default_rng(7)
+    written: dict[Identity, dict[str, Any]] = {}
+    settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 2000, "notify": lambda _: None}
+    with penstock.Writer("train", url=any_url, **settings) as one, penstock.Writer("train", url=any_url) as two:
+        for offset in range(20):
+            for shard, writer in enumerate((one, two)):
+                sample = make_sample(rng, offset)
+                sample["half"] = sample["half"].astype(numpy_dtype("bfloat16"))
+                writer.write(sample)
+                written[shard, offset] = sample
+    read = dict(independent_reader.IndependentReader(any_client, "train", 0).samples())
+    require_equal(read, written)
+
+
 def produce(url: str, *, shards: list[int] | None = None, **settings: Any) -> dict[Identity, dict[str, Any]]:
     """Two epochs; what the second holds, in its order."""
     rng = np.random.default_rng(7)
