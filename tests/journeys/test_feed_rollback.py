@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,9 +72,10 @@ def rollback(fresh_server: Fresh, tmp_path: Path) -> Rollback:
     return Rollback(fresh_server, tmp_path)
 
 
-def feeder(url: str) -> Writer:
+def feeder(url: str, payload: str | None = None) -> Writer:
     """A quiet writer of 't' with ten samples in a block."""
-    return Writer("t", url=url, spec=SPEC, block_bytes=BLOCK * SAMPLE_BYTES, notify=lambda _: None)
+    settings: dict[str, Any] = {"spec": SPEC, "block_bytes": BLOCK * SAMPLE_BYTES, "payload": payload}
+    return Writer("t", url=url, notify=lambda _: None, **settings)
 
 
 def feed(writer: Writer, first: int, count: int) -> None:
@@ -100,9 +102,11 @@ def require_all(rollback: Rollback, expected: list[int]) -> None:
         assert report.is_clean, report.findings
 
 
-def test_a_shard_that_is_given_out_again_keeps_one_writer(rollback: Rollback) -> None:
+@pytest.mark.parametrize("plane", ["inline", "segments"])
+def test_a_shard_that_is_given_out_again_keeps_one_writer(rollback: Rollback, memory_path: Path, plane: str) -> None:
     """The second writer took the third one's blocks for its own: 1,300 samples were written, and 700 read."""
-    with feeder(rollback.url) as first:
+    payload = plane if plane == "inline" else f"segments:{memory_path}"
+    with feeder(rollback.url, payload) as first:
         feed(first, 0, 30)
         first.flush()
         rollback.mark()
