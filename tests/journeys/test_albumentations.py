@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import albumentations as A  # noqa: N812 - as its own pages write it
 import numpy as np
 import pytest
 import redis
 from PIL import Image
+from torch.utils.data import Dataset, Subset
 
+import penstock
 from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
-from penstock_producer.sources.config import ImagesConfig
+from penstock_producer.sources.config import ImagesConfig, TorchConfig
 from penstock_producer.working.worker import WorkerOptions
 from tests.producer.reading import read_epoch
 
@@ -44,6 +47,56 @@ def made(url: str, folder: Path, transform: str, workers: int) -> dict[Any, byte
         list(production.run())
         assert production.summary().bad == 0
     return {place: sample["x"].tobytes() for place, sample in read_epoch(url).items()}
+
+
+class Photos(Dataset):
+    """A dataset as people write it: its Compose is an attribute, and nobody seeds it."""
+
+    def __init__(self) -> None:
+        self.transform = A.Compose([A.RandomResizedCrop(size=(8, 8), scale=(0.1, 0.9)), A.HorizontalFlip(p=0.5)])
+        self.pixels = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(image=self.pixels)["image"], index
+
+
+def photos() -> Subset[Any]:
+    """Within another dataset."""
+    return Subset(Photos(), range(400))
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def crops(url: str, client: redis.Redis, workers: int, dataset: Any = None) -> dict[int, bytes]:
+    """Index -> pixels, of a production by a name, as from the command line, or of an object of this process."""
+    client.flushall()
+    if dataset is not None:
+        penstock.produce(dataset, workers=workers, url=url, seed=5, shard_samples=50, wait=True, notify=_silent)
+    else:
+        plan = ProductionPlan(stream="train", source=TorchConfig(name=f"{__name__}:photos"), seed=5, shard_samples=50)
+        options = WorkerOptions(url=url, queue_url=url)
+        with Production(plan, options, workers=workers, notify=lambda _: None) as production:
+            list(production.run())
+            assert production.summary().bad == 0
+    return {int(sample["y"]): sample["x"].tobytes() for sample in read_epoch(url).values()}
+
+
+@pytest.mark.slow
+def test_a_compose_inside_a_dataset_gives_each_sample_its_own_crop_in_every_process(
+    any_url: str, any_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forked workers had copies of its generator in one state: half of the crops were made twice, none repeatably."""
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
+    named = crops(any_url, any_client, 2)
+    assert len(named) == 400
+    assert len(set(named.values())) == 400
+    assert crops(any_url, any_client, 1) == named
+    assert crops(any_url, any_client, 2, photos()) == named
 
 
 @pytest.mark.slow

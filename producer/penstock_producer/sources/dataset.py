@@ -13,6 +13,7 @@ from penstock_producer.sources.files import fingerprint
 from penstock_producer.sources.items import TUPLE_NAMES, as_sample
 from penstock_producer.sources.names import blame
 from penstock_producer.sources.protocol import Sample
+from penstock_producer.sources.seeded import find_seeded, reseed
 from penstock_producer.sources.transform import Transform
 
 
@@ -29,7 +30,8 @@ class Dataset:
         self._length = _length(self._items, name)
         self.fingerprint = fingerprint(["dataset", name, self._length, transform and transform.name])
         self.info: dict[str, Any] = {"source": "dataset", "name": name}
-        self.draws = transform is not None and transform.takes_rng
+        self._seeded = find_seeded(dataset, name)
+        self.draws = bool(self._seeded) or (transform is not None and transform.draws)
         """See `protocol.draws`."""
 
     def __len__(self) -> int:
@@ -42,6 +44,7 @@ class Dataset:
     def read(self, index: int, rng: np.random.Generator) -> Sample:
         """One item, through the transform if there is one."""
         key = self.key(index)
+        reseed(self._seeded, rng, key)
         try:
             item = self._item(index)
         except Exception as error:

@@ -17,6 +17,7 @@ from penstock_producer.sources.files import fingerprint
 from penstock_producer.sources.items import TUPLE_NAMES
 from penstock_producer.sources.names import blame
 from penstock_producer.sources.protocol import Sample
+from penstock_producer.sources.seeded import find_seeded, reseed
 
 
 def is_keras(value: Any) -> bool:
@@ -38,6 +39,7 @@ class KerasBatches:
     def __init__(self, dataset: Any, name: str, sizes: tuple[int, int] | None = None) -> None:
         self._dataset, self._name, self._given = dataset, name, sizes
         self._length = _batches(dataset, name)
+        self._seeded = find_seeded(dataset, name)
         self.info: dict[str, Any] = {"source": "keras", "name": name}
 
     def __len__(self) -> int:
@@ -74,6 +76,7 @@ class KerasBatches:
     def read(self, item: int, rng: np.random.Generator) -> Sample:
         """One batch as arrays, ``size(item)`` rows each."""
         key = self.key(item)
+        reseed(self._seeded, rng, key)
         batch = self._batch(item)
         if _count(batch, key) != self.size(item):
             raise SampleError(

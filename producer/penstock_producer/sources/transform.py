@@ -14,6 +14,7 @@ from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.items import as_sample
 from penstock_producer.sources.names import blame, resolve_callable
 from penstock_producer.sources.protocol import Labelled, Sample, Source, draws
+from penstock_producer.sources.seeded import Seeded, find_seeded, reseed
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,13 @@ class Transform:
     function: Callable[..., Any]
     takes_rng: bool
     """Whether the function has a second positional parameter without default, or one named ``rng``."""
+    seeded: tuple[Seeded, ...] = ()
+    """What it holds that has to be seeded for each sample; nothing where it takes the generator to do so itself."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether it needs the generator; see `protocol.draws`."""
+        return self.takes_rng or bool(self.seeded)
 
     @classmethod
     def load(cls, name: str) -> Transform:
@@ -36,7 +44,8 @@ class Transform:
         shown = name or str(getattr(function, "__qualname__", type(function).__name__))
         if not callable(function):
             raise SourceError(f"transform {shown} is a {type(function).__name__}; expected a function of a sample")
-        return cls(shown, function, _takes_rng(function, shown))
+        takes_rng = _takes_rng(function, shown)
+        return cls(shown, function, takes_rng, () if takes_rng else find_seeded(function, shown))
 
     def __call__(self, item: Any, rng: np.random.Generator, key: str) -> Sample:
         """The sample made of an item. Raises SampleError naming sample, exception and the user's line."""
@@ -47,6 +56,7 @@ class Transform:
 
     def call(self, item: Any, rng: np.random.Generator, key: str) -> Any:
         """What the function returns. Raises SampleError as above."""
+        reseed(self.seeded, rng, key)
         try:
             return self.function(item, rng) if self.takes_rng else self.function(item)
         except SampleError as error:
@@ -81,7 +91,7 @@ class Transformed:
         self.fingerprint = source.fingerprint
         self.repeatable = source.repeatable
         self.info: dict[str, Any] = {**source.info, "transform": transform.name}
-        self.draws = transform.takes_rng or draws(source)
+        self.draws = transform.draws or draws(source)
         """See `protocol.draws`."""
 
     def __len__(self) -> int:

@@ -1,0 +1,102 @@
+"""Objects with random generators of their own, held by a user's dataset or transform: found once, seeded each sample.
+
+albumentations' Compose is one. Forked workers have copies of it in the same state, other processes have it in another.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from penstock_common.errors import SampleError
+from penstock_producer.sources.names import blame
+
+DEEPEST = 8
+"""Steps from the dataset to such an object: an attribute, an item of a list, a value of a dict."""
+WIDEST = 64
+"""Items of a list or dict that are looked at: transforms are few, and file names are many."""
+MOST = 10_000
+"""Objects that are looked at in all."""
+_WITHOUT_PARTS = (str, bytes, bytearray, int, float, complex, type, ModuleType, np.ndarray, np.generic, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Seeded:
+    """One such object, and how it was reached."""
+
+    where: str
+    target: Any
+
+
+def reseed(held: Sequence[Seeded], rng: np.random.Generator, key: str) -> None:
+    """Seed them for the sample ``key``, which ``rng`` belongs to. Raises SampleError naming what refused."""
+    for one in held:
+        try:
+            one.target.set_random_seed(int(rng.integers(1 << 32)))
+        except Exception as error:
+            raise SampleError(f"{key}: {one.where}.set_random_seed(seed) failed: {blame(error)}") from error
+
+
+def find_seeded(root: Any, name: str) -> tuple[Seeded, ...]:
+    """Find the objects with a ``set_random_seed`` that a dataset or transform holds.
+
+    Args:
+        root: the user's object. Looked at are attributes, also of its class, items of lists and dicts, what a function
+            closes over, and the globals that a function, ``__getitem__`` or ``__call__`` names.
+        name: what messages call it.
+
+    Returns:
+        Each object once, in an order that depends on the code alone. What such an object holds is its own to seed.
+    """
+    found: list[Seeded] = []
+    seen = {id(root)}
+    due = deque([(name, root, 0)])
+    while due:
+        where, value, depth = due.popleft()
+        if callable(getattr(type(value), "set_random_seed", None)):
+            found.append(Seeded(where, value))
+            continue
+        for label, part in _parts(value) if depth < DEEPEST else ():
+            if id(part) not in seen and len(seen) < MOST and not isinstance(part, _WITHOUT_PARTS):
+                seen.add(id(part))
+                due.append((where + label, part, depth + 1))
+    return tuple(found)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, FunctionType):
+        yield from _of_function(value)
+    elif isinstance(value, MethodType):
+        yield from (("", value.__self__), ("", value.__func__))
+    elif isinstance(value, functools.partial):
+        yield from (("", part) for part in (value.func, *value.args, *value.keywords.values()))
+    elif isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", part) for key, part in islice(value.items(), WIDEST))
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{number}]", part) for number, part in enumerate(islice(value, WIDEST)))
+    yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+    for name, part in ((name, part) for kind in type(value).__mro__ for name, part in vars(kind).items()):
+        if isinstance(part, FunctionType) and name in ("__getitem__", "__getitems__", "__call__"):
+            yield from _of_function(part)
+        elif not name.startswith("__") and not hasattr(type(part), "__get__"):  # no methods, properties or slots
+            yield f".{name}", part
+
+
+def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    for name, cell in cells:
+        try:
+            yield f" ({name})", cell.cell_contents
+        except ValueError:  # not set yet
+            continue
+    for name in function.__code__.co_names:
+        part = function.__globals__.get(name)
+        if not isinstance(part, FunctionType):  # what helpers use is theirs to find
+            yield f" ({name})", part

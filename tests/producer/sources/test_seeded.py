@@ -1,0 +1,132 @@
+"""Objects with generators of their own in a user's dataset or transform: found wherever they are held, and seeded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import ConcatDataset, Subset
+
+from penstock_common.errors import SampleError
+from penstock_producer.sources.dataset import Dataset
+from penstock_producer.sources.plan import sample_rng
+from penstock_producer.sources.seeded import find_seeded
+from penstock_producer.sources.transform import Transform
+
+
+class Pipeline:
+    """What albumentations' Compose is to us."""
+
+    def __init__(self) -> None:
+        self.seed: int | None = None
+
+    def set_random_seed(self, seed: int) -> None:
+        """Remembers it."""
+        self.seed = seed
+
+
+class Images:
+    """A user's dataset: its items say what its transform was seeded with."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+        self.files = [f"{number}.jpg" for number in range(1000)]
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"y": find_seeded(self.transform, "")[0].target.seed, "index": index}
+
+
+SHARED = Pipeline()
+
+
+class ByGlobal(Images):
+    """Names it in its code."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"y": SHARED.seed}
+
+
+class ByClass(Images):
+    """Has one for all instances."""
+
+    pipeline = Pipeline()
+
+
+def closed_over(pipeline: Pipeline) -> Any:
+    """A function that has it from around."""
+    return lambda item: pipeline.seed
+
+
+HOLDERS: dict[str, Callable[[Pipeline], Any]] = {
+    "attribute": lambda p: Images(p),
+    "list": lambda p: Images([str, p]),
+    "dict": lambda p: Images({"train": p}),
+    "function": lambda p: Images(closed_over(p)),
+    "partial": lambda p: Images(functools.partial(print, p)),
+    "method": lambda p: Images(Images(p).__getitem__),
+    "Subset": lambda p: Subset(Images(p), [3, 1]),
+    "ConcatDataset": lambda p: ConcatDataset([Images(p), Subset(Images(p), [0])]),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_what_has_a_generator_of_its_own_is_found_where_it_is_held(holder: str) -> None:
+    """Datasets are wrapped in datasets; one that is missed gives other samples in each process."""
+    pipeline = Pipeline()
+    assert [one.target for one in find_seeded(HOLDERS[holder](pipeline), "data")] == [pipeline]
+
+
+def test_class_attributes_and_globals_of_a_datasets_code_are_found() -> None:
+    """Many modules make their pipeline once, beside the class."""
+    assert [one.target for one in find_seeded(ByClass(None), "data")] == [ByClass.pipeline]
+    assert [one.target for one in find_seeded(ByGlobal(None), "data")] == [SHARED]
+    assert find_seeded(Images(None), "data") == ()
+
+
+def test_the_search_ends_in_large_and_circular_datasets() -> None:
+    """Opening a dataset must not walk through all of its samples."""
+    looped = Images([])
+    looped.transform.append(looped)
+    looped.samples = [{"path": str(number)} for number in range(1_000_000)]  # type: ignore[attr-defined]
+    assert find_seeded(looped, "data") == ()
+
+
+def test_a_samples_seed_depends_on_the_sample_alone() -> None:
+    """Not on which process reads it, nor on what was read before."""
+
+    def read(order: list[int]) -> dict[int, Any]:
+        source = Dataset(Images(Pipeline()), "data")
+        assert source.draws
+        return {index: source.read(index, sample_rng(7, 0, 0, index))["y"] for index in order}
+
+    first = read(list(range(8)))
+    assert read([5, 2, 7, 0, 1, 3, 4, 6]) == first
+    assert len(set(first.values())) == 8
+
+
+def test_a_transform_that_takes_no_generator_has_what_it_holds_seeded() -> None:
+    """One that takes the generator seeds by itself, as it always did."""
+    pipeline = Pipeline()
+    transform = Transform.of(closed_over(pipeline))
+    assert transform.draws
+    assert transform(0, sample_rng(0, 0, 0, 1), "a") == {"x": pipeline.seed}
+    assert pipeline.seed is not None
+    assert Transform.of(lambda item, rng: (item, pipeline)).seeded == ()
+
+
+def test_what_refuses_a_seed_is_named() -> None:
+    """The sample is bad, and the message says whose fault it is."""
+
+    class Refuses:
+        def set_random_seed(self) -> None:
+            """Takes no seed."""
+
+    source = Dataset(Images([Refuses()]), "data")
+    with pytest.raises(SampleError, match=r"data\[2\]: data.transform\[0\].set_random_seed\(seed\) failed"):
+        source.read(2, np.random.default_rng(0))
