@@ -15,10 +15,12 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from penstock_common.errors import PenstockError
 from penstock_common.format.block import Block
+from penstock_common.format.limits import MAX_SHARD_SAMPLES
 from penstock_common.format.wire import Fields
 from penstock_common.stream.keys import LAST, RELEASED, PartitionKeys
 from penstock_common.stream.link.channel import Command, Reply
 from penstock_common.stream.link.commands import Client, is_script_error, readable, run_script
+from penstock_common.stream.link.damage import damage_of
 from penstock_common.stream.link.failure import translate_reply
 from penstock_common.stream.lua.entries import CLAIM, COMMIT, TRIM
 from penstock_common.stream.manifest import Manifest
@@ -48,6 +50,12 @@ class Record:
     """The token of the feed's writer that committed it; empty in a shard of a planned or numbered epoch."""
 
 
+def is_believable(record: Record) -> bool:
+    """Whether a producer may have written it: its offsets are ones that a shard can have, its holes are among them."""
+    is_inside = 0 <= record.first < record.end <= MAX_SHARD_SAMPLES
+    return is_inside and all(record.first <= hole < record.end for hole in record.holes)
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What a writer goes by: how far its shard is, whether it may be written, and what is held."""
@@ -71,9 +79,10 @@ def look_commands(partition: PartitionKeys, epoch: int, shard: int) -> list[Comm
     ]
 
 
-def read_look(replies: Sequence[Reply], where: Client) -> Progress:
+@readable(lambda replies, where, partition, epoch, shard: f"{partition.index(epoch, shard)} or {partition.roster}")
+def read_look(replies: Sequence[Reply], where: Client, partition: PartitionKeys, epoch: int, shard: int) -> Progress:
     """The answer to `look_commands`; raises the first error among them."""
-    raise_errors(replies, where)
+    raise_errors(replies, where, commit_keys(partition, epoch, shard))
     newest, state, held = cast("tuple[list[Any], bytes | None, bytes | None]", tuple(replies))
     end, writer = (_end_of(newest[0][0]), _writer_of(newest[0][1])) if newest else (0, None)
     return Progress(end, state or b"", int(held or 0), writer)
@@ -84,7 +93,10 @@ def _writer_of(fields: Sequence[bytes]) -> str:
     return next((fields[at + 1].decode(errors="replace") for at in range(0, len(fields), 2) if fields[at] == b"w"), "")
 
 
-def read_commit(answer: Reply, block: Block, live_state: str, writer: str = "") -> tuple[bool, Progress]:
+@readable(lambda answer, block, live_state, writer="", roster="a roster": roster)
+def read_commit(
+    answer: Reply, block: Block, live_state: str, writer: str = "", roster: str = "a roster"
+) -> tuple[bool, Progress]:
     """What the script of a commit says: whether the block is committed, and how things stand."""
     match answer:
         case int():
@@ -95,11 +107,14 @@ def read_commit(answer: Reply, block: Block, live_state: str, writer: str = "") 
     raise PenstockError(f"the script of a commit answered {answer!r:.80}")
 
 
-def raise_errors(replies: Iterable[Reply], where: Client) -> None:
-    """Raises the first error reply: ServerUnavailable if it may pass (a read-only replica), else ReplyError."""
+def raise_errors(replies: Iterable[Reply], where: Client, keys: Iterable[str | bytes] = ()) -> None:
+    """Raises the first error reply: ServerUnavailable if it may pass (a read-only replica), else ReplyError.
+
+    DamagedKey where one of ``keys``, those of the commands, holds what Penstock did not write.
+    """
     for reply in replies:
         if isinstance(reply, ResponseError):
-            raise translate_reply(reply, where)
+            raise damage_of(where, reply, keys) or translate_reply(reply, where)
 
 
 def is_out_of_memory(reply: Reply) -> bool:
@@ -140,7 +155,7 @@ def commit_commands(
     ``segment`` is where the payload lies, if not in the entry: this registers it. ``writer`` is the token of a feed's
     writer: the block is refused where the shard's newest record has another one.
     """
-    keys = _commit_keys(partition, manifest.epoch, shard)[: 6 if segment else 5]
+    keys = commit_keys(partition, manifest.epoch, shard)[: 6 if segment else 5]
     holes = json.dumps(block.holes, separators=(",", ":")) if block.holes else "[]"
     numbers = b"%d %d %d %d %d" % (manifest.epoch, block.end, block.first, block.count, block.nbytes)
     noted = [text.encode() for offset, why in (bad or {}).items() for text in (f"{shard}:{offset}", why)]
@@ -153,7 +168,8 @@ def commit_commands(
 
 
 @lru_cache(maxsize=1024)  # every block of a shard names the same
-def _commit_keys(partition: PartitionKeys, epoch: int, shard: int) -> tuple[bytes, ...]:
+def commit_keys(partition: PartitionKeys, epoch: int, shard: int) -> tuple[bytes, ...]:
+    """Every key that a commit reads or writes."""
     keys = (partition.entries(epoch), partition.index(epoch, shard), partition.roster, partition.state(epoch),
             partition.quarantine(epoch), partition.segments(epoch))  # fmt: skip
     return tuple([key.encode() for key in keys])

@@ -57,7 +57,7 @@ class Indexes:
         commands = [awaited, *self._commands(wants, follows)]  # answered together: a client that waits waits with all
         channel.send(commands)
         replies: list[Any] = [channel.read() for _ in commands]
-        raise_errors(replies, self._client)
+        raise_errors(replies, self._client, [part for command in commands for part in command if type(part) is bytes])
         first = replies.pop(0)
         found = self._pages(wants, replies)
         return Pages(found.records, [_end(first[0][1]) if first else 0, *found.ends])

@@ -28,9 +28,14 @@ class BadName(PenstockError, ValueError):
     """A stream, group or member name that cannot be part of a key."""
 
 
+def is_name(text: str) -> bool:
+    """Whether it may be part of a key."""
+    return _NAME.match(text) is not None
+
+
 def checked_name(kind: str, name: str) -> str:
     """The name itself, if it may be part of a key; raises BadName."""
-    if not _NAME.match(name):
+    if not is_name(name):
         raise BadName(f"{kind} name {name!r}: use 1 to 100 letters, digits, '.', '_', '-', not starting with '_'")
     return name
 
@@ -135,7 +140,7 @@ def scratch_key(token: str) -> str:
 
 def name_in_meta_key(key: bytes) -> str:
     """The stream's name in one of the keys that `ANY_META` matches."""
-    return key.decode().removeprefix("penstock:{").removesuffix("}:meta")
+    return key.decode("utf-8", "replace").removeprefix("penstock:{").removesuffix("}:meta")
 
 
 def patterns_of_stream(name: str) -> list[str]:

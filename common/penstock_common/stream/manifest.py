@@ -14,8 +14,9 @@ from itertools import accumulate
 
 from redis.exceptions import ResponseError
 
-from penstock_common.errors import EpochAbandoned, EpochNotFound, StreamConflict
+from penstock_common.errors import DamagedKey, EpochAbandoned, EpochNotFound, StreamConflict
 from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
+from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import (
     Arg,
     Call,
@@ -27,6 +28,7 @@ from penstock_common.stream.link.commands import (
     run_script,
     run_scripts,
 )
+from penstock_common.stream.link.damage import unreadable_value
 from penstock_common.stream.lua.epochs import (
     FINISH_SHARD,
     FORGET_MANIFEST,
@@ -158,6 +160,30 @@ def why_not_planned(sizes: Sequence[int]) -> str | None:
         return f"a shard holds at most {MAX_SHARD_SAMPLES} samples, planned are {worst}"
     if (samples := sum(sizes)) > MAX_EPOCH_SAMPLES:
         return f"an epoch holds at most {MAX_EPOCH_SAMPLES} samples, planned are {samples}"
+    return None
+
+
+def state_damage(partition: PartitionKeys, manifest: Manifest, state: bytes) -> DamagedKey | None:
+    """What to raise where an epoch's state in a partition is one that no Penstock writes; None where one does."""
+    if not state or (state.isascii() and state.startswith((b"live:", b"abandoned:", b"gone:"))):
+        return None
+    return unreadable_value(partition.state(manifest.epoch), ValueError(state))
+
+
+def find_state_damage(client: Client, stream: Stream, manifest: Manifest) -> DamagedKey | None:
+    """What to raise where the state of an epoch is not that of its manifest in a partition that has it on its roster.
+
+    While somebody abandons or releases the epoch, that is so for a moment: ask again before it is believed.
+    """
+    with client.pipeline(transaction=False) as pipe:
+        for partition in stream.partitions:
+            pipe.get(partition.state(manifest.epoch))
+            pipe.hget(partition.roster, f"e:{manifest.epoch}")
+        replies = pipe.execute()
+    wanted = (f"abandoned:{manifest.id}" if manifest.state == ABANDONED else manifest.live_state).encode()
+    for partition, state, listed in zip(stream.partitions, replies[::2], replies[1::2], strict=True):
+        if listed == manifest.id.encode() and state != wanted:
+            return unreadable_value(partition.state(manifest.epoch), ValueError(state))
     return None
 
 

@@ -10,13 +10,24 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from penstock_common.errors import StreamConflict, StreamDeleted, StreamNotFound
+from redis.exceptions import ResponseError
+
+from penstock_common.errors import DamagedKey, StreamConflict, StreamDeleted, StreamNotFound
 from penstock_common.format.spec import Spec
 from penstock_common.segments.plane import INLINE
-from penstock_common.stream.keys import ANY_META, PartitionKeys, StreamKeys, checked_name, name_in_meta_key, search_tags
+from penstock_common.stream.keys import (
+    ANY_META,
+    PartitionKeys,
+    StreamKeys,
+    checked_name,
+    is_name,
+    name_in_meta_key,
+    search_tags,
+)
 from penstock_common.stream.link.commands import Client, decoded, readable, run_script
 from penstock_common.stream.lua.streams import FIX_SPEC, SET_IF_THERE
 from penstock_common.stream.ranges import parse_ranges
@@ -30,6 +41,8 @@ BLOCKS_A_BUDGET = 32
 """Of a partition, at least: a segment's end that no block fits into is room lost."""
 MAX_PARTITIONS = 256
 EVENTS_KEPT = 256
+UNHINTED_MS = 100
+"""Between two looks of whoever waits while the events key is damaged."""
 CREATED = "created"
 
 
@@ -60,6 +73,15 @@ class Stream:
         """Shard s lies in partition s mod P."""
         return self.partitions[shard % len(self.partitions)]
 
+    def require_spec(self) -> Spec:
+        """The spec, for whoever needs one because there are samples; raises DamagedKey where it is gone."""
+        if self.spec is None:
+            raise DamagedKey(
+                f"{self.keys.meta} has no `spec`, which the first sample fixes: either no sample was written yet, or "
+                "another program removed it; docs/redis-keys.md says what belongs there"
+            )
+        return self.spec
+
     @property
     def partition_budget(self) -> int:
         """Each partition gets an equal part of the budget."""
@@ -74,11 +96,14 @@ def find_stream(client: Client, name: str) -> Stream | None:
     if b"id" not in reply:
         return None
     meta = decoded(reply)
+    tags = json.loads(meta["tags"])
+    if not tags or not all(isinstance(tag, str) for tag in tags):
+        raise ValueError(f"tags are {meta['tags']:.40}, expected a list of one or more texts")
     return Stream(
         name=name,
         id=meta["id"],
         spec=Spec.from_json(json.loads(meta["spec"])) if meta.get("spec") else None,
-        partitions=tuple(PartitionKeys(name, tag, p) for p, tag in enumerate(json.loads(meta["tags"]))),
+        partitions=tuple(PartitionKeys(name, tag, p) for p, tag in enumerate(tags)),
         budget_bytes=int(meta["budget_bytes"]),
         block_bytes=int(meta["block_bytes"]),
         retention=meta["retention"],
@@ -108,7 +133,8 @@ def absence(client: Client, name: str) -> str:
 
 def list_streams(client: Client) -> list[str]:
     """Names of all streams of the server, sorted."""
-    return sorted(name_in_meta_key(key) for key in client.scan_iter(match=ANY_META, count=1000))
+    names = (name_in_meta_key(key) for key in client.scan_iter(match=ANY_META, count=1000))
+    return sorted(name for name in names if is_name(name))  # what is called otherwise is no stream of ours
 
 
 def deleted(client: Client, stream: Stream) -> StreamDeleted:
@@ -239,18 +265,28 @@ def set_field(client: Client, stream: Stream, field: str, value: str | int) -> N
 def announce(client: Client, keys: StreamKeys, what: str, value: object) -> None:
     """Wakes everyone who waits for something of this stream; a hint only, so old ones may be trimmed."""
     # nothing is announced of a stream that was deleted: its events must not come back
-    client.xadd(keys.events, {what: str(value)}, maxlen=EVENTS_KEPT, approximate=True, nomkstream=what != CREATED)
+    with suppress(DamagedKey, ResponseError):  # no stream any more, or no id is left in it: waits look without hints
+        client.xadd(keys.events, {what: str(value)}, maxlen=EVENTS_KEPT, approximate=True, nomkstream=what != CREATED)
 
 
 def last_event(client: Client, keys: StreamKeys) -> bytes:
     """Where to wait from: read this first, then the state, then `await_event`, so that no event is missed."""
-    found: list[tuple[bytes, Any]] = client.xrevrange(keys.events, count=1)
+    found: list[tuple[bytes, Any]] = []
+    with suppress(DamagedKey):  # `await_event` knows what to do then
+        found = client.xrevrange(keys.events, count=1)
     return found[0][0] if found else b"0-0"
 
 
 def await_event(client: Client, keys: StreamKeys, after: bytes, block_ms: int) -> bool:
-    """Blocks until an event later than ``after``, at most ``block_ms`` (> 0); whether there was one."""
-    return bool(client.xread({keys.events: after}, block=max(1, block_ms), count=1))
+    """Blocks until an event later than ``after``, at most ``block_ms`` (> 0); whether there was one.
+
+    Where another program has made the key something else, it returns after a short while: the caller looks again.
+    """
+    try:
+        return bool(client.xread({keys.events: after}, block=max(1, block_ms), count=1))
+    except DamagedKey:
+        time.sleep(min(block_ms, UNHINTED_MS) / 1000)
+        return False
 
 
 def set_plan(client: Client, stream: Stream, epochs: int | None) -> None:

@@ -309,7 +309,9 @@ class OrderedReader:
         take = self._asked[0]
         self._answers.clear()
         self._expected.take = take
-        found = read_by_id(self._line.open(), self._receivers[self._partition(take).number], self.queue.meter)
+        partition = self._partition(take)
+        receiver = self._receivers[partition.number]
+        found = read_by_id(self._line, receiver, self.queue.meter, partition.entries(self.epoch))
         if found == 0 or self._answers[0].is_missing:
             self._missing(take)
         elif (error := self._answers[0].error) is not None:

@@ -23,6 +23,11 @@ class Line:
         self._channel: Channel | None = None
         self._outage = Outage(notify, doing="reading")
 
+    @property
+    def client(self) -> Client:
+        """The control connection to the same server."""
+        return self._client
+
     def open(self) -> Channel:
         """The connection; raises ServerUnavailable."""
         if self._channel is None:

@@ -24,11 +24,13 @@ from penstock_common.format.spec import META, Spec
 from penstock_common.format.wire import check_values, decode_column, verify
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.stream.groups.ledger import runs
-from penstock_common.stream.link.channel import SKIP, Channel, EntrySink, Skip
+from penstock_common.stream.link.channel import SKIP, EntrySink, ReplyError, Skip
+from penstock_common.stream.link.damage import damage_of
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
 from penstock_consumer.pipeline.batch import Assembler, Lease, Span, as_ragged
 from penstock_consumer.pipeline.meter import Meter
+from penstock_consumer.receiving.line import Line
 
 _META = META.encode()
 
@@ -67,11 +69,18 @@ class Received:
     """Of a bad one, where its header could be believed."""
 
 
-def read_by_id(channel: Channel, sink: EntrySink, meter: Meter) -> int:
-    """An answer whose entries are there already: waiting for it is waiting for the server."""
+def read_by_id(line: Line, sink: EntrySink, meter: Meter, key: str) -> int:
+    """An answer whose entries are there already: waiting for it is waiting for the server.
+
+    Raises DamagedKey where ``key``, of which it was asked, is of another type.
+    """
     meter.to("server")
+    channel = line.open()
     before_s = channel.waited_s
-    found = channel.read_entries(sink)
+    try:
+        found = channel.read_entries(sink)
+    except ReplyError as error:
+        raise (damage_of(line.client, error.error, [key]) or error) from None
     meter.received(channel.waited_s - before_s, created_s=0.0)
     return found
 

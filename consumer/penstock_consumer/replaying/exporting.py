@@ -115,11 +115,10 @@ def _entries(client: Client, held: Retained) -> Iterator[tuple[Fields, Record]]:
 
 def _verified(client: Client, held: Retained, shard: int, record: Record, segments: SegmentReader | None) -> Fields:
     stream, epoch = held.stream, held.epoch
-    assert stream.spec is not None
     fields = entry_fields(client, stream, epoch, shard, record.entry_id, segments)
     if fields is None:
         raise held.truncated(record)
-    header, _ = decode(fields, stream.spec, takes_refs=segments is not None)
+    header, _ = decode(fields, stream.require_spec(), takes_refs=segments is not None)
     said = (header.stream, header.epoch, header.shard, header.first, header.end, header.holes)
     if said != (stream.id, epoch, shard, record.first, record.end, record.holes):
         raise BadEntry(

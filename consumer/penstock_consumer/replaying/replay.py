@@ -78,6 +78,7 @@ class Replay(Passes):
         self.epoch, self._views = epoch, views
         try:
             self.stream: Stream = load_stream(self._client, stream)
+            self.stream.require_spec()
             self._retained = Retained(self._client, self.stream, epoch, lease_s)
         except PenstockError:
             self._client.close()
@@ -88,8 +89,7 @@ class Replay(Passes):
     @property
     def spec(self) -> Spec:
         """The tensors of a sample."""
-        assert self.stream.spec is not None
-        return self.stream.spec
+        return self.stream.require_spec()
 
     def _name(self) -> str:
         return f"{self.stream.name} replay of epoch {self.epoch}"
@@ -197,8 +197,9 @@ class _Ahead:
                 return None
             try:
                 self._ask()
-                is_due = self._asked[0][1]
-                found = read_by_id(self._line.open(), receiver if is_due or self._look is None else self._look, meter)
+                (shard, _), is_due = self._asked[0]
+                sink = receiver if is_due or self._look is None else self._look
+                found = read_by_id(self._line, sink, meter, self._stream.partition_of(shard).entries(self._epoch))
             except ServerUnavailable as error:
                 self._todo.extendleft(reversed(self._asked))
                 self._asked.clear()

@@ -15,7 +15,8 @@ from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import load_roster, server_ms
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.channel import ReplyError
-from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, load_manifest, renewed
+from penstock_common.stream.link.damage import damage_of
+from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, find_state_damage, load_manifest, renewed
 from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify
@@ -35,6 +36,9 @@ from penstock_consumer.shared.others import holders, living
 from penstock_consumer.shared.place import Place
 from penstock_consumer.shared.resting import Resting
 from penstock_consumer.shared.where import Where
+
+STATE_LOOKS, STATE_LOOK_S = 10, 0.1
+"""How often, and how long apart, an epoch's state is looked at again: who abandons it writes several keys."""
 
 
 class EpochReader:
@@ -195,6 +199,8 @@ class EpochReader:
         try:
             channel.read_entries(self._receivers[partition.number])
         except ReplyError as error:
+            if damage := damage_of(self.place.client, error.error, [partition.entries(self.epoch)]):
+                raise damage from None
             raise EpochNotFound(
                 f"epoch {self.epoch} of {self.place.stream.name!r} was released, or its group dropped, "
                 f"while it was read ({error.error})"
@@ -311,9 +317,8 @@ class EpochReader:
         while True:
             self._received.clear()
             try:
-                channel = self._line.open()
-                channel.send([fetch_command(partition, claim.epoch, claim.entry_id)])
-                if read_by_id(channel, receiver, self.queue.meter) == 0:
+                self._line.open().send([fetch_command(partition, claim.epoch, claim.entry_id)])
+                if read_by_id(self._line, receiver, self.queue.meter, partition.entries(claim.epoch)) == 0:
                     self._received.append(Received(claim.entry_id, 0, None, is_missing=True))
                 break
             except ServerUnavailable as error:
@@ -347,6 +352,7 @@ class EpochReader:
         """Nothing undelivered: whether all that is unsettled is held here, handed, or by someone who proved to live."""
         self._assembler.flush()
         self._emit(self._assembler)
+        self._require_live()
         if self._manifest.state == ABANDONED:  # its acknowledgements are refused, so who holds what says nothing
             return not self._has_claims()
         self.queue.meter.to("server")
@@ -375,6 +381,21 @@ class EpochReader:
             if "~released" in others:
                 self.keeper.look()
             time.sleep(0.05)
+
+    def _require_live(self) -> None:
+        """Raises DamagedKey where no acknowledgement is taken of an epoch that is neither abandoned nor released.
+
+        What is pending of it would be handed out again and again.
+        """
+        looks = 0
+        while self._manifest.state != ABANDONED:
+            damage = find_state_damage(self.place.client, self.place.stream, self._manifest)
+            if damage is None:
+                return
+            if (looks := looks + 1) > STATE_LOOKS:
+                raise damage
+            time.sleep(STATE_LOOK_S)
+            self._look_again()
 
     # --- parts ---
 

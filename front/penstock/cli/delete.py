@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,8 +102,10 @@ def _refuse_busy(client: Client, args: argparse.Namespace) -> None:
     from penstock_common.stream.removal.deletion import users_of
     from penstock_common.stream.streams import find_stream
 
+    if args.force:  # also where a damaged key would not tell who they are
+        return
     stream = find_stream(client, args.stream)
-    users = [] if stream is None or args.force else users_of(client, stream)
+    users = [] if stream is None else users_of(client, stream)
     if users:
         more = f" and {len(users) - 5} more" if len(users) > 5 else ""
         raise StreamBusy(
@@ -113,13 +116,15 @@ def _refuse_busy(client: Client, args: argparse.Namespace) -> None:
 
 def _is_sure(client: Client, args: argparse.Namespace, console: Console) -> bool:
     """Asks whoever sits there; without a terminal nobody can answer."""
-    from penstock_common.errors import PenstockError
+    from penstock_common.errors import DamagedKey, PenstockError
+    from penstock_common.stream.groups.roster import load_roster
     from penstock_common.stream.streams import find_stream
 
     if not sys.stdin.isatty():
         raise PenstockError(f"deleting {args.stream!r} cannot be undone: give --yes to do it without being asked")
-    stream = find_stream(client, args.stream)
-    if stream is not None:
-        held = sum(int(client.hget(partition.roster, "bytes") or 0) for partition in stream.partitions)
-        console.notice(f"stream {args.stream!r} holds {held} bytes in {client.hlen(stream.keys.epochs)} epochs")
+    with suppress(DamagedKey):
+        stream = find_stream(client, args.stream)
+        if stream is not None:
+            held = sum(load_roster(client, partition).bytes for partition in stream.partitions)
+            console.notice(f"stream {args.stream!r} holds {held} bytes in {client.hlen(stream.keys.epochs)} epochs")
     return input(f"delete {args.stream!r} for ever? [y/N] ").strip().lower() in ("y", "yes")

@@ -32,6 +32,7 @@ from penstock_common.segments.writing import SegmentWriter
 from penstock_common.stream.entries import (
     Progress,
     commit_commands,
+    commit_keys,
     index_records,
     is_out_of_memory,
     is_sealed,
@@ -45,7 +46,7 @@ from penstock_common.stream.link.channel import Channel
 from penstock_common.stream.link.commands import Arg, Client, Key, run_script_on
 from penstock_common.stream.link.connection import open_channel
 from penstock_common.stream.link.failure import address
-from penstock_common.stream.manifest import Manifest, find_manifest
+from penstock_common.stream.manifest import Manifest, find_manifest, state_damage
 from penstock_common.stream.servers.durability import Durability, await_safety, touch_command
 from penstock_common.stream.streams import Stream, is_released, require_there
 from penstock_common.waiting import Notify, Outage, Wait, to_stderr
@@ -319,6 +320,8 @@ class Committer:
     def _missing_part(self, block: Block) -> Block | None:
         end = self._progress.end
         if self._progress.state != self._manifest.live_state.encode():
+            if damage := state_damage(self._partition, self._manifest, self._progress.state):
+                raise damage
             self._refuse_state(self._progress.state.decode())
         if self._is_anothers:
             raise self._taken()
@@ -407,16 +410,18 @@ class Committer:
             if is_sealed(outcome[-1]):
                 self._leave_segment()
                 return False
-            raise_errors(outcome, self._client)
+            raise_errors(outcome, self._client, self._keys())
             live_state = self._manifest.live_state
-            is_committed, self._progress = read_commit(outcome[-1], sent.block, live_state, self._token)
+            is_committed, self._progress = read_commit(
+                outcome[-1], sent.block, live_state, self._token, self._partition.roster
+            )
             if is_committed:
                 self._confirmed = self._progress.end
                 self._lasting.witness.committed(self._manifest, self._shard, self._progress.end, self._token)
                 self._own[sent.block.end] = sent.block.first
                 self._lacks(self._durability.shortfall(safety, self._client))
             return is_committed
-        raise_errors(replies, self._client)
+        raise_errors(replies, self._client, self._keys())
         raise PenstockError(f"EXEC answered {outcome!r:.80}, expected a list")
 
     def _leave_segment(self) -> None:
@@ -427,7 +432,11 @@ class Committer:
 
     def _look(self) -> Progress:
         self._channel.send(look_commands(self._partition, self._manifest.epoch, self._shard))
-        return read_look([self._channel.read() for _ in range(3)], self._client)
+        replies = [self._channel.read() for _ in range(3)]
+        return read_look(replies, self._client, self._partition, self._manifest.epoch, self._shard)
+
+    def _keys(self) -> tuple[bytes, ...]:
+        return commit_keys(self._partition, self._manifest.epoch, self._shard)
 
     def _wait_for_room(self, nbytes: int) -> None:
         try:

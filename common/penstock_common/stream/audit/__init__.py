@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from penstock_common.errors import DamagedKey
 from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit
 from penstock_common.stream.audit.judgement import judge_epoch
 from penstock_common.stream.audit.survey import Survey, survey_partition
@@ -21,23 +24,38 @@ __all__ = ["AuditReport", "EpochAudit", "GroupAudit", "audit_stream", "survey_ep
 def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = None, deep: bool = False) -> AuditReport:
     """Audits every retained epoch, or one; ``deep`` also fetches every payload and verifies checksums.
 
-    May run while the stream is written and read. Raises StreamNotFound, EpochNotFound.
+    May run while the stream is written and read. A damaged key is a finding. Raises StreamNotFound, EpochNotFound.
     """
-    found = load_stream(client, stream) if isinstance(stream, str) else stream
-    lost = {n: losses for n, losses in losses_of_lost_epochs(client, found).items() if epoch in (None, n)}
-    if epoch is None:
-        numbers = sorted({*retained_epochs(client, found), *lost})
-    else:
-        numbers = [epoch if lost else load_manifest(client, found, epoch).epoch]
-    audits = []
+    report = AuditReport(stream if isinstance(stream, str) else stream.name, [], "")
+    try:
+        found = load_stream(client, stream) if isinstance(stream, str) else stream
+        report.released = read_counters(client, found)[2]
+        lost = {n: losses for n, losses in losses_of_lost_epochs(client, found).items() if epoch in (None, n)}
+        if epoch is None:
+            numbers = sorted({*retained_epochs(client, found), *lost})
+        else:
+            numbers = [epoch if lost else _existing(client, found, epoch)]
+    except DamagedKey as error:
+        report.damage.append(str(error))
+        return report
     for number in numbers:
-        audit = _audit_epoch(client, found, number, deep)
+        try:
+            audit = _audit_epoch(client, found, number, deep)
+        except DamagedKey as error:
+            audit = EpochAudit(number, "damaged", None, findings=[str(error)], is_damaged=True)
         if number in lost:
             audit = audit or EpochAudit(number, "lost", None)
             _add_losses(audit, lost[number], "the server lost this epoch as it was")
         if audit is not None:
-            audits.append(audit)
-    return AuditReport(found.name, audits, read_counters(client, found)[2])
+            report.epochs.append(audit)
+    return report
+
+
+def _existing(client: Client, stream: Stream, epoch: int) -> int:
+    """The epoch, though its manifest be damaged; raises EpochNotFound."""
+    with suppress(DamagedKey):
+        load_manifest(client, stream, epoch)
+    return epoch
 
 
 def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> EpochAudit | None:
@@ -47,7 +65,10 @@ def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> Epoc
         listed = epoch in retained_epochs(client, stream)
         return EpochAudit(epoch, "none", None, findings=["it is listed, but has no manifest"]) if listed else None
     if stream.spec is None:
-        return EpochAudit(epoch, manifest.state, manifest.samples)
+        audit = EpochAudit(epoch, manifest.state, manifest.samples)
+        if any(client.xlen(partition.entries(epoch)) for partition in stream.partitions):
+            audit.findings.append(f"{stream.keys.meta} has no spec, so its entries cannot be read")
+        return audit
     surveys = survey_epoch(client, stream, manifest, deep=deep)
     again = find_manifest(client, stream, epoch)
     if again is None or again.id != manifest.id or any(epoch in survey.roster.retiring for survey in surveys):
@@ -78,7 +99,7 @@ def _add_losses(audit: EpochAudit, losses: list[Loss], why: str) -> None:
 
 def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bool = False) -> list[Survey]:
     """What each partition holds of an epoch; the stream has a spec."""
-    assert stream.spec is not None
+    spec = stream.require_spec()
     shards = begun_shards(client, stream, manifest)
     starts = starts_of(manifest, shards)
     segments = reader_of(stream, must_see=deep)
@@ -89,7 +110,7 @@ def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bo
         }
         surveys.append(
             survey_partition(
-                client, stream, partition, manifest.epoch, sizes, starts, stream.spec, deep=deep, segments=segments
+                client, stream, partition, manifest.epoch, sizes, starts, spec, deep=deep, segments=segments
             )
         )
     return surveys

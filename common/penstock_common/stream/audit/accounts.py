@@ -68,6 +68,8 @@ class EpochAudit:
     """Entries that retention removed after every group had settled them."""
     groups: dict[str, GroupAudit] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
+    is_damaged: bool = False
+    """Whether a key of it holds what another program wrote, which a finding names: its samples were not counted."""
     missing: list[MissingRange] = field(default_factory=list)
     """What `penstock audit --repair` would put back."""
     server_losses: list[Loss] = field(default_factory=list)
@@ -84,6 +86,8 @@ class AuditReport:
     epochs: list[EpochAudit]
     released: str
     """Ranges of epochs that were settled, released, and cannot be audited any more; empty if none."""
+    damage: list[str] = field(default_factory=list)
+    """Keys of the stream itself that another program wrote: what they should say of epochs was not audited."""
 
     @property
     def produced(self) -> int:
@@ -128,7 +132,7 @@ class AuditReport:
     @property
     def findings(self) -> list[str]:
         """Everything that is not as it should be, one line each."""
-        return [f"epoch {epoch.epoch}: {text}" for epoch in self.epochs for text in epoch.findings]
+        return [*self.damage, *(f"epoch {epoch.epoch}: {text}" for epoch in self.epochs for text in epoch.findings)]
 
     @property
     def is_clean(self) -> bool:
@@ -140,7 +144,10 @@ class AuditReport:
         """One line."""
         numbers = f"lost {self.lost}, duplicate {self.duplicate}, pending {self.pending}"
         if not self.is_clean:
-            return f"NOT CLEAN: {numbers}, {len(self.findings)} {'finding' if len(self.findings) == 1 else 'findings'}"
+            found = f"{len(self.findings)} {'finding' if len(self.findings) == 1 else 'findings'}"
+            is_partial = self.damage or any(epoch.is_damaged for epoch in self.epochs)
+            unknown = "; what damaged keys should tell was not counted" if is_partial else ""
+            return f"NOT CLEAN: {numbers}, {found}{unknown}"
         if not self.epochs:
             return f"nothing to audit: no epoch of {self.stream!r} is retained"
         owed = [f"{count} {what}" for what, count in (("pending", self.pending), ("unread", self.unread)) if count]

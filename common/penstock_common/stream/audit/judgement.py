@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.format.header import Header
-from penstock_common.format.limits import MAX_SHARD_SAMPLES
 from penstock_common.stream.audit.accounts import EpochAudit, GroupAudit, MissingRange
-from penstock_common.stream.audit.survey import GroupSurvey, Held, Survey
-from penstock_common.stream.entries import Record, parse_id
+from penstock_common.stream.audit.survey import LATEST, GroupSurvey, Held, Survey
+from penstock_common.stream.entries import Record, is_believable, parse_id
 from penstock_common.stream.groups.ledger import runs
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest
 
@@ -50,7 +49,9 @@ class _Judge:
         self._index = {shard: self._believable(shard, records) for shard, records in survey.index.items()}
         self._indexed = {r.entry_id: (s, r) for s, records in self._index.items() for r in records if r.entry_id}
         seen = max((parse_id(entry_id) for entry_id in survey.held), default=(0, 0))
-        self._newest = max(seen, survey.newest)
+        # of a complete epoch whose key of entries was made anew, and is empty, nothing is on its way
+        is_emptied = manifest.is_ended and survey.newest == (0, 0)
+        self._newest = LATEST if is_emptied else max(seen, survey.newest)
         self._strays: dict[int, list[_Span]] = {}
         """Shard -> entries that no index record names, under the identity they claim."""
         self._missing: list[tuple[int, Record]] = []
@@ -75,9 +76,7 @@ class _Judge:
         """Numbers of a forged record could be anything: such a one is named, and then as if it were not there."""
         kept: list[Record] = []
         for record in records:
-            if 0 <= record.first < record.end <= MAX_SHARD_SAMPLES and all(
-                record.first <= hole < record.end for hole in record.holes
-            ):
+            if is_believable(record):
                 kept.append(record)
             else:
                 self._find(f"shard {shard}: the index record {record.end}-0 is none that a producer writes")
@@ -165,8 +164,10 @@ class _Judge:
 
     def _judge_shard(self, shard: int, records: list[Record]) -> None:
         end = max((record.end for record in records), default=0)
-        planned = self._manifest.sizes[shard] if self._manifest.sizes is not None else end
-        length = max(planned, end)
+        sizes, done = self._manifest.sizes, self._manifest.done
+        planned = sizes[shard] if sizes is not None else done.get(shard, end)
+        strays = self._strays.get(shard, [])  # an open epoch's shard that lost its index has them beyond its end
+        length = max(planned, end, *(int(span.offsets[-1]) + 1 for span in strays if len(span.offsets)))
         if end > planned:
             self._find(f"shard {shard} is committed up to {end}, its manifest plans {planned}")
         writers = sorted({record.writer for record in records if record.writer})
@@ -190,7 +191,7 @@ class _Judge:
         self._audit.bad += int(holes.sum())
         self._audit.produced += int((covered & ~holes).sum())
 
-        spans = [self._span(shard, record) for record in records if record.entry_id] + self._strays.get(shard, [])
+        spans = [self._span(shard, record) for record in records if record.entry_id] + strays
         copies = np.zeros(length, dtype=np.int32)
         for span in spans:
             copies[span.offsets] += 1

@@ -19,13 +19,13 @@ from penstock_common.format.ref import Ref
 from penstock_common.format.spec import SHAPES_SUFFIX, Spec
 from penstock_common.format.wire import decode
 from penstock_common.segments.reading import SegmentReader
-from penstock_common.stream.entries import PAGE, Record, group_counts, index_records, is_gone, parse_id
+from penstock_common.stream.entries import PAGE, Record, group_counts, index_records, is_believable, is_gone, parse_id
 from penstock_common.stream.groups.ledger import whole_ledgers
 from penstock_common.stream.groups.positions import known_positions, settled_below
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster
 from penstock_common.stream.index_pages import Indexes, Want
 from penstock_common.stream.keys import LAST, PartitionKeys
-from penstock_common.stream.link.commands import Client, run_script
+from penstock_common.stream.link.commands import Client, readable, run_script
 from penstock_common.stream.mending.dead import DeadNote, load_notes
 from penstock_common.stream.payloads import whole_fields
 from penstock_common.stream.streams import Stream
@@ -40,6 +40,8 @@ PAGE_BYTES = 4 << 20
 """Payload the server looks over in one call: it answers others every few milliseconds."""
 MOST_ENTRIES = 1000
 PENDING_PAGE = 10_000
+LATEST: EntryId = (1 << 64, 0)
+"""Behind every id: where the key of the entries is gone, or was made by another program, no record is too new."""
 
 LIST_ENTRIES = """
 -- KEYS entries | ARGV from count most_header_bytes : {id, header, payload bytes} of each entry. No command lists ids
@@ -122,7 +124,7 @@ def survey_partition(
     begins in canonical order, as far as that is known.
     """
     before = load_roster(client, partition)
-    newest = _counts(client, partition, epoch).get(LAST, (0, 0))
+    newest = _counts(client, partition, epoch).get(LAST, LATEST)
     held = {one.entry_id: one for one in _held(client, partition, epoch, spec, deep=deep, segments=segments)}
     index = _indexes(client, stream, epoch, list(sizes))
     delivered = _counts(client, partition, epoch)
@@ -149,10 +151,20 @@ def survey_partition(
         if group.is_ordered:
             _leave_out_bad(group, index)
         _take_given_up(group, notes.values())
-    bad = {_place(name) for name in client.hkeys(partition.quarantine(epoch))}
+    bad = _quarantined(client, partition, epoch)
     state: bytes | None = client.get(partition.state(epoch))
     roster = load_roster(client, partition)
-    return Survey(partition.number, (state or b"none").decode(), before, roster, newest, held, index, bad, groups)
+    return Survey(
+        partition.number,
+        (state or b"none").decode("utf-8", "backslashreplace"),
+        before,
+        roster,
+        newest,
+        held,
+        index,
+        bad,
+        groups,
+    )
 
 
 def _settled_position(client: Client, stream: Stream, epoch: int, group: str, roster: Roster) -> int:
@@ -173,7 +185,7 @@ def _take_given_up(group: GroupSurvey, notes: Iterable[DeadNote]) -> None:
 def _leave_out_bad(group: GroupSurvey, index: dict[int, list[Record]]) -> None:
     """A position passes holes and dead letters too; neither was ever handed out."""
     for shard, records in index.items():
-        for record in records:
+        for record in filter(is_believable, records):
             bits = group.settled[shard][record.first : record.end]
             bits[np.array(record.holes, dtype=np.int64) - record.first] = False
             if record.entry_id in group.dead:
@@ -202,22 +214,18 @@ def _indexes(client: Client, stream: Stream, epoch: int, shards: list[int]) -> d
 
 
 def _records(client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int = 0) -> list[Record]:
-    try:
-        return list(index_records(client, partition, epoch, shard, after))
-    except (KeyError, ValueError, TypeError) as error:
-        raise BadEntry(
-            f"the index of shard {shard} of epoch {epoch} holds a record that no producer wrote ({error!r}): "
-            f"look at {partition.index(epoch, shard)}, see docs/redis-keys.md"
-        ) from None
+    return list(index_records(client, partition, epoch, shard, after))
 
 
 def _end(records: Sequence[Record]) -> int:
-    return records[-1].end if records else 0
+    return next((record.end for record in reversed(records) if is_believable(record)), 0)
 
 
-def _place(name: bytes) -> tuple[int, int]:
-    shard, _, offset = name.partition(b":")
-    return int(shard), int(offset)
+@readable(lambda client, partition, epoch: partition.quarantine(epoch))
+def _quarantined(client: Client, partition: PartitionKeys, epoch: int) -> set[tuple[int, int]]:
+    """(shard, offset) of every bad sample."""
+    parts = [name.partition(b":") for name in client.hkeys(partition.quarantine(epoch))]
+    return {(int(shard), int(offset)) for shard, _, offset in parts}
 
 
 def _held(

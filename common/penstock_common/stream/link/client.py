@@ -11,7 +11,7 @@ removals that free nothing the second time. Taking a number is made repeatable b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import redis
@@ -19,6 +19,7 @@ from redis import exceptions as foreign
 from redis.client import Pipeline
 
 from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.stream.link.damage import damage_of, is_wrong_type
 from penstock_common.stream.link.failure import address, may_pass, translate
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_common.watchdog import Request
@@ -57,8 +58,11 @@ def _failure(error: Exception, client: redis.Redis) -> PenstockError | None:
     return None if plain and not may_pass(error) else translate(error, client)
 
 
-def _bearing(client: ControlClient, ask: Callable[[], Answer]) -> Answer:
-    """Asks, again and again while the server is away and the client's patience lasts."""
+def _bearing(client: ControlClient, ask: Callable[[], Answer], parts: Callable[[], Iterable[Any]]) -> Answer:
+    """Asks, again and again while the server is away and the client's patience lasts.
+
+    ``parts`` gives all arguments of what is asked.
+    """
     outage = _UntilOver(client.patience)
     while True:
         try:
@@ -66,7 +70,7 @@ def _bearing(client: ControlClient, ask: Callable[[], Answer]) -> Answer:
         except (redis.RedisError, OSError) as error:
             failure = _failure(error, client)
             if failure is None:
-                raise
+                raise (damage_of(client, error, parts()) or error) from None
             if not isinstance(failure, ServerUnavailable):
                 raise failure from error
             failure.__cause__ = error
@@ -115,7 +119,7 @@ class ControlClient(redis.Redis):
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """See redis.Redis."""
         parent = redis.Redis.execute_command
-        return _bearing(self, lambda: parent(self, *args, **options))  # type: ignore[no-untyped-call]
+        return _bearing(self, lambda: parent(self, *args, **options), lambda: args)  # type: ignore[no-untyped-call]
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
         """See redis.Redis."""
@@ -132,25 +136,33 @@ class ControlPipeline(Pipeline):
     def execute(self, raise_on_error: bool = True) -> list[Any]:
         """See redis.client.Pipeline."""
         commands = list(self.command_stack)
+
+        def parts() -> list[Any]:
+            return [part for command in commands for part in command[0]]
+
         if self.watching:
-            return self._once(lambda: list(Pipeline.execute(self, raise_on_error)))
+            return self._once(lambda: list(Pipeline.execute(self, raise_on_error)), parts)
 
         def ask() -> list[Any]:
             self.command_stack = list(commands)  # an execute that failed has emptied it
-            return list(Pipeline.execute(self, raise_on_error))
+            replies = list(Pipeline.execute(self, raise_on_error))
+            for reply in replies:  # whatever else a caller looks over, no key may be of a wrong type
+                if is_wrong_type(reply):
+                    raise reply
+            return replies
 
-        return _bearing(self._client, ask)
+        return _bearing(self._client, ask, parts)
 
     def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
         """See redis.client.Pipeline."""
         parent = Pipeline.immediate_execute_command
-        return self._once(lambda: parent(self, *args, **options))  # type: ignore[no-untyped-call]
+        return self._once(lambda: parent(self, *args, **options), lambda: args)  # type: ignore[no-untyped-call]
 
-    def _once(self, ask: Callable[[], Answer]) -> Answer:
+    def _once(self, ask: Callable[[], Answer], parts: Callable[[], Iterable[Any]]) -> Answer:
         try:
             return self._client.request().of(ask)
         except (redis.RedisError, OSError) as error:
             failure = _failure(error, self._client)
             if failure is None:
-                raise
+                raise (damage_of(self._client, error, parts()) or error) from None
             raise failure from error

@@ -13,8 +13,9 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from penstock_common.errors import BadSpec, DamagedKey, PenstockError, ServerUnavailable
+from penstock_common.errors import BadSpec, PenstockError, ServerUnavailable
 from penstock_common.stream.link.channel import Channel
+from penstock_common.stream.link.damage import unreadable_value
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -89,10 +90,7 @@ def _explained(error: ResponseError, keys: Sequence[Key]) -> Exception:
     """The error of a script with these keys, or, where it could not make sense of what they hold, that."""
     if _CANNOT_READ.search(str(error)) is None:
         return error
-    return DamagedKey(
-        f"{' or '.join(keys[:3])} holds what Penstock did not write ({ascii(str(error))[:120]}): somebody else "
-        "did; docs/redis-keys.md says what belongs there"
-    )
+    return unreadable_value(" or ".join(keys[:3]), error, keys[0] if keys else "")
 
 
 def run_script_on(channel: Channel, client: Client, script: str, keys: Sequence[Key], args: Iterable[Arg]) -> Any:
@@ -131,10 +129,7 @@ def readable(where: Callable[P, str]) -> Callable[[Callable[P, T]], Callable[P, 
             except (BadSpec, KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError) as error:
                 if isinstance(error, PenstockError) and not isinstance(error, BadSpec):
                     raise
-                raise DamagedKey(
-                    f"{where(*args, **kwargs)} holds what Penstock did not write ({ascii(error)[:120]}): somebody else "
-                    "did; docs/redis-keys.md says what belongs there"
-                ) from None
+                raise unreadable_value(where(*args, **kwargs), error) from None
 
         return parsed
 

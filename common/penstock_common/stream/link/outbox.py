@@ -16,6 +16,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.channel import REPLY_TIMEOUT_S, Channel, Command
 from penstock_common.stream.link.commands import Arg, Client, sha_of
 from penstock_common.stream.link.connection import open_channel
+from penstock_common.stream.link.damage import damage_of
 from penstock_common.stream.link.failure import translate_reply
 from penstock_common.stream.lua.entries import ACK
 from penstock_common.stream.manifest import Manifest
@@ -52,7 +53,7 @@ class Outbox:
         self.send(ACK, *acknowledgement(partition, manifest, group, ids, ranges))
 
     def send(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> None:
-        """Any script that may run twice; its refusal is raised by a later call, as ReplyError."""
+        """Any script that may run twice; its refusal is raised by a later call, as ReplyError or DamagedKey."""
         self._scripts.setdefault(script, False)
         parts = [part if isinstance(part, bytes) else str(part).encode() for part in (*keys, *args)]
         command = (b"EVALSHA", sha_of(script), b"%d" % len(keys), *parts)
@@ -96,7 +97,7 @@ class Outbox:
             self._send_again(None)
             return
         if isinstance(reply, ResponseError):
-            failure = translate_reply(reply, self._client)
+            failure = damage_of(self._client, reply, self._unanswered[0]) or translate_reply(reply, self._client)
             if not isinstance(failure, ServerUnavailable):
                 self._unanswered.popleft()  # it is answered, though with a refusal
                 raise failure

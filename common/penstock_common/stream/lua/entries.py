@@ -5,7 +5,7 @@ Called by ``entries``, ``ledger`` and ``outbox``.
 
 from __future__ import annotations
 
-from penstock_common.stream.lua.pieces import GO_ON, MARK_LOST
+from penstock_common.stream.lua.pieces import GO_ON, MARK_LOST, NOT_LIVE
 
 COMMIT = """
 -- KEYS entries index roster state quarantine (segments) | ARGV live_state epoch end first count bytes holes segment
@@ -64,10 +64,13 @@ redis.call('HINCRBY', KEYS[3], 'b:' .. ARGV[2], ARGV[6])
 return redis.call('HINCRBY', KEYS[3], 'bytes', ARGV[6])
 """
 
-ACK = """
+ACK = (
+    NOT_LIVE
+    + """
 -- KEYS state entries ledger.. | ARGV live_state group n id1..idn, then per ledger: m lo1 hi1 .. : bits [lo, hi)
 -- The first write is always an XACK: at maxmemory a script that starts with one may go on to write (design.md 5.3).
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -1 end
+local state = redis.call('GET', KEYS[1])
+if state ~= ARGV[1] then return not_live(state) end
 local n, at = tonumber(ARGV[3]), 4
 redis.call('XACK', KEYS[2], ARGV[2], '0-0')
 for i = at, at + n - 1 do redis.call('XACK', KEYS[2], ARGV[2], ARGV[i]) end
@@ -84,6 +87,7 @@ for k = 3, #KEYS do
 end
 return n
 """
+)
 
 CLAIM = """
 -- KEYS entries | ARGV group member holder min_idle_ms id deliveries : takes an entry from whom it was seen with.
@@ -99,15 +103,19 @@ local claim = {KEYS[1], ARGV[1], ARGV[2], ARGV[4], ARGV[5], 'RETRYCOUNT', ARGV[6
 return #redis.call('XCLAIM', unpack(claim))
 """
 
-BURY = """
+BURY = (
+    NOT_LIVE
+    + """
 -- KEYS state entries dead | ARGV live_state group id reason : a dead letter of this group, kept by its id
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -1 end
+local state = redis.call('GET', KEYS[1])
+if state ~= ARGV[1] then return not_live(state) end
 redis.call('XACK', KEYS[2], ARGV[2], ARGV[3])
 local now = redis.call('TIME')
 now = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 redis.call('HSET', KEYS[3], ARGV[3], cjson.encode({why = ARGV[4], at = now}))
 return 1
 """
+)
 
 ENTRY_HEADERS = """
 -- KEYS entries | ARGV most_header_bytes id.. : the header of each entry; '' where there is no such entry, '-' where it

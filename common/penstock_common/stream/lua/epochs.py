@@ -76,7 +76,7 @@ if tonumber(redis.call('HGET', KEYS[1], 'done') or '0') == tonumber(ARGV[3]) the
 end
 redis.call('HSET', KEYS[1], 'state', state)
 redis.call('HSET', KEYS[3], ARGV[2], state)
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', state, ARGV[2])
+redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', state, ARGV[2])
 return state
 """
 )
@@ -93,7 +93,7 @@ if state == 'sized' and redis.call('HGET', KEYS[1], 'done') == redis.call('HGET'
   redis.call('HSET', KEYS[1], 'state', 'produced')
   note_produced(KEYS[1])
   redis.call('HSET', KEYS[3], ARGV[2], 'produced')
-  redis.call('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', 'produced', ARGV[2])
+  redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', 'produced', ARGV[2])
   return 'produced'
 end
 return state
@@ -147,7 +147,7 @@ for shard = 0, taken - 1 do sizes[shard + 1] = redis.call('HGET', KEYS[1], 'd:' 
 redis.call('HSET', KEYS[1], 'shards', taken, 'sizes', '[' .. table.concat(sizes, ',') .. ']', 'state', 'produced')
 note_produced(KEYS[1])
 redis.call('HSET', KEYS[3], ARGV[2], 'produced')
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', 'produced', ARGV[2])
+redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', 'produced', ARGV[2])
 return 1
 """
 )
@@ -162,7 +162,7 @@ redis.call('HSET', KEYS[1], 'shards', #ARGV - 2, 'done', #ARGV - 2, 'sealed', '1
   'sizes', '[' .. table.concat(ARGV, ',', 3) .. ']')
 note_produced(KEYS[1])
 redis.call('HSET', KEYS[3], ARGV[2], 'produced')
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', 'produced', ARGV[2])
+redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', 'produced', ARGV[2])
 return 1
 """
 )

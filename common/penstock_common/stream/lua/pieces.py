@@ -11,6 +11,18 @@ redis.call('HDEL', KEYS[1], '')
 """What releases, renews or completes must not fail at maxmemory: a script whose first write is one that frees memory
 may go on to write (design.md 5.3)."""
 
+NOT_LIVE = """
+local function not_live(state)
+  if not state then return -1 end
+  for _, word in ipairs({'live:', 'gone:', 'abandoned:'}) do
+    if string.sub(state, 1, #word) == word then return -1 end
+  end
+  return redis.error_reply('PENSTOCK damaged state ' .. string.format('%q', string.sub(state, 1, 40)))
+end
+"""
+"""The answer for an epoch whose state is not the one that the caller knows: -1, or an error where no Penstock wrote it.
+A reader that took such an epoch for an ended one would be given the same samples again and again."""
+
 MARK_LOST = """
 local function mark_lost(roster, epoch)
   local all = redis.call('HGETALL', roster)

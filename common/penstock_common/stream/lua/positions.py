@@ -5,7 +5,7 @@ Joining is ``groups``'; who calls these, and what their replies mean, is ``strea
 
 from __future__ import annotations
 
-from penstock_common.stream.lua.pieces import MINIMUM
+from penstock_common.stream.lua.pieces import MINIMUM, NOT_LIVE
 
 _REQUIRE_RANK = """
 local function refusal(roster, group, rank, incarnation)
@@ -19,11 +19,13 @@ end
 """
 
 REPORT = (
-    _REQUIRE_RANK
+    NOT_LIVE
+    + _REQUIRE_RANK
     + """
 -- KEYS roster state positions | ARGV live_state group rank incarnation position : everything of this rank below it is
 -- settled. The first write frees, so that reports go on at maxmemory (design.md 5.3).
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then return -1 end
+local state = redis.call('GET', KEYS[2])
+if state ~= ARGV[1] then return not_live(state) end
 redis.call('HDEL', KEYS[1], '')
 local no = refusal(KEYS[1], ARGV[2], ARGV[3], ARGV[4])
 if no then return redis.error_reply(no) end

@@ -5,7 +5,7 @@ Called by ``repairs`` and ``bad``. Ids, counters and bits, never a payload.
 
 from __future__ import annotations
 
-from penstock_common.stream.lua.pieces import GO_ON
+from penstock_common.stream.lua.pieces import GO_ON, NOT_LIVE
 
 REPAIR = """
 -- KEYS entries target roster | ARGV epoch record_id first count bytes holes found : runs right after the XADD in one
@@ -57,9 +57,12 @@ return 1
 """
 )
 
-RETRY = """
+RETRY = (
+    NOT_LIVE
+    + """
 -- KEYS state entries dead | ARGV live_state group id : a dead letter becomes pending again, free for any member
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -1 end
+local state = redis.call('GET', KEYS[1])
+if state ~= ARGV[1] then return not_live(state) end
 if redis.call('HEXISTS', KEYS[3], ARGV[3]) == 0 or #redis.call('XRANGE', KEYS[2], ARGV[3], ARGV[3]) == 0 then
   return 0
 end
@@ -68,11 +71,15 @@ if #claimed == 0 then return 0 end
 redis.call('HDEL', KEYS[3], ARGV[3])
 return 1
 """
+)
 
-GIVE_UP = """
+GIVE_UP = (
+    NOT_LIVE
+    + """
 -- KEYS state entries dead ledger | ARGV live_state group id field value n lo1 hi1 .. : an operator's word that these
 -- samples are not owed to the group any more. id '' = there is no entry. The first write is an XACK, see ACK.
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -1 end
+local state = redis.call('GET', KEYS[1])
+if state ~= ARGV[1] then return not_live(state) end
 redis.call('XACK', KEYS[2], ARGV[2], '0-0')
 if ARGV[3] ~= '' then redis.call('XACK', KEYS[2], ARGV[2], ARGV[3]) end
 redis.call('HSET', KEYS[3], ARGV[4], ARGV[5])
@@ -81,6 +88,7 @@ for i = 7, 5 + 2 * tonumber(ARGV[6]), 2 do
 end
 return 1
 """
+)
 
 SHOW = """
 -- KEYS entries | ARGV id most_header_bytes : {header, name1, bytes1, ..} of one entry, payloads stay; {} if it is gone

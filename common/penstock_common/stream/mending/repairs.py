@@ -154,13 +154,13 @@ def balance_bytes(client: Client, partition: PartitionKeys, survey: Survey, epoc
 
 def find_patch(client: Client, stream: Stream, epoch: int, lost: MissingRange) -> Patch | None:
     """The record of an entry that is there, after its bytes were checked; None where it is not what it claims to be."""
-    assert stream.spec is not None
+    spec = stream.require_spec()
     partition = stream.partition_of(lost.shard)
     found = client.xrange(partition.entries(epoch), lost.found, lost.found)
     try:
         segments = reader_of(stream)
-        fields = whole_fields([field for _, fields in found for field in fields.items()], stream.spec, segments)
-        header, block = decode(fields, stream.spec, takes_refs=segments is not None)
+        fields = whole_fields([field for _, fields in found for field in fields.items()], spec, segments)
+        header, block = decode(fields, spec, takes_refs=segments is not None)
     except BadEntry:
         return None
     said = (header.stream, header.epoch, header.shard, header.first, header.end)

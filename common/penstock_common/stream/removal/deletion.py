@@ -6,9 +6,10 @@ Who is asked, and whether that is wise, is the operator's command.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock_common.errors import StreamNotFound
+from penstock_common.errors import DamagedKey, StreamNotFound
 from penstock_common.stream.entries import group_counts
 from penstock_common.stream.groups.roster import load_roster, server_ms
 from penstock_common.stream.keys import LAST, StreamKeys, checked_name, is_of_stream, patterns_of_stream
@@ -83,20 +84,15 @@ def delete_stream(client: Client, name: str) -> Deleted:
     StreamNotFound.
     """
     keys = StreamKeys(checked_name("stream", name))
-    stream = find_stream(client, name)
+    try:
+        stream = find_stream(client, name)
+    except DamagedKey:
+        stream = None  # nobody can open it: there is nothing to be marked, and its keys have its name
     epochs, nbytes = 0, 0
     if stream is not None:
         run_script(client, MARK_DELETING, [keys.meta], [stream.id, time.time_ns() // 1_000_000])
-        rosters = [load_roster(client, partition) for partition in stream.partitions]
-        nbytes = sum(roster.bytes for roster in rosters)
-        retained = retained_epochs(client, stream)
-        epochs = len(retained)
-        for epoch in {*retained, *(epoch for roster in rosters for epoch in roster.epochs)}:
-            manifest = find_manifest(client, stream, epoch)
-            known = [roster.epochs.get(epoch) for roster in rosters]
-            manifest_id = manifest.id if manifest is not None else next(filter(None, known), "")
-            for partition in stream.partitions:
-                retire_epoch(client, partition, epoch, manifest_id)
+        with suppress(DamagedKey):  # a writer of what it does not name meets the mark, or the key
+            epochs, nbytes = _retire_all(client, stream)
     is_left = not _remove_segments(stream)  # before the meta, which alone knows where they are
     removed = _sweep(client, name, but=keys.meta)
     removed += int(client.unlink(keys.meta))
@@ -106,6 +102,19 @@ def delete_stream(client: Client, name: str) -> Deleted:
         raise StreamNotFound(absence(client, name))
     folder = None if stream is None else segments_of(stream)
     return Deleted(name, epochs, nbytes, removed, str(folder.path) if folder is not None and is_left else "")
+
+
+def _retire_all(client: Client, stream: Stream) -> tuple[int, int]:
+    """Makes every epoch ``gone`` in every partition; how many were retained, and their bytes."""
+    rosters = [load_roster(client, partition) for partition in stream.partitions]
+    retained = retained_epochs(client, stream)
+    for epoch in {*retained, *(epoch for roster in rosters for epoch in roster.epochs)}:
+        manifest = find_manifest(client, stream, epoch)
+        known = [roster.epochs.get(epoch) for roster in rosters]
+        manifest_id = manifest.id if manifest is not None else next(filter(None, known), "")
+        for partition in stream.partitions:
+            retire_epoch(client, partition, epoch, manifest_id)
+    return len(retained), sum(roster.bytes for roster in rosters)
 
 
 def _remove_segments(stream: Stream | None) -> bool:

@@ -31,7 +31,10 @@ _TOUCH = (
     GO_ON
     + """
 -- KEYS meta events : something written, for WAIT and WAITAOF to answer for; a hint of no meaning, to be repeated freely
-redis.call('XADD', KEYS[2], 'NOMKSTREAM', 'MAXLEN', '~', '256', '*', 'durable', '')
+local said = redis.pcall('XADD', KEYS[2], 'NOMKSTREAM', 'MAXLEN', '~', '256', '*', 'durable', '')
+local version = redis.call('HGET', KEYS[1], 'v')
+-- events is no stream: WAIT must have a write to answer for all the same
+if type(said) == 'table' and said.err and version then redis.call('HSET', KEYS[1], 'v', version) end
 return 1
 """
 )

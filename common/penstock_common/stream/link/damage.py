@@ -1,0 +1,156 @@
+"""Control keys that hold what Penstock did not write: which key it is, what belongs there, and how to repair it.
+
+``client`` asks here when the server answers WRONGTYPE, ``commands.readable`` when a value cannot be parsed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_common.errors import DamagedKey
+
+_WRONG_TYPE = "WRONGTYPE"
+"""What the server says where a key is of another type than a command needs; a script's error quotes it."""
+_GONE = "XGROUP subcommand requires the key to exist"
+"""The same of an entries key that is not there."""
+_WRONG_STATE = "PENSTOCK damaged state"
+"""What our scripts say (``lua.pieces``)."""
+_NO_ID_LEFT = "exhausted the last possible ID|ID specified in XADD is equal or smaller"
+_WRONG_VALUE = re.compile(f"value is not an integer|{_NO_ID_LEFT}|increment or decrement would overflow")
+"""The same of a number that cannot be counted on, and of a stream whose newest id nothing can follow."""
+_KEY = re.compile(
+    r"penstock:\{(?P<stream>[^}]+?)(?:\.[0-9a-f]{12}\.\d+)?\}:(?:(?P<epoch>\d+):)?(?:\d+:)?(?P<kind>[a-z]+)"
+    r"(?::(?P<group>[^:]+)(?::\d+)?)?\Z"
+)
+_CLI = 'redis-cli -u "$PENSTOCK_URL"'
+_BACKUP = "restore it from a backup of the server; without one "
+_REMAKE = _BACKUP + "`penstock delete {stream} --force` removes the stream, and its producer makes it again"
+_REWRITE = f"`{_CLI} DEL '{{key}}'`, then `penstock audit {{stream}} --repair SOURCE...` writes it again"
+_REFILL = (
+    f"`{_CLI} DEL '{{key}}'` and `{_CLI} XGROUP CREATE '{{key}}' _last 0 MKSTREAM`, then "
+    "`penstock audit {stream} --repair SOURCE...` makes its samples again"
+)
+_REREAD = "`penstock groups reset {stream} {group} {epoch}` removes it, and the group reads again from that epoch"
+_ID = f"$({_CLI} HGET 'penstock:{{{{{{stream}}}}}}:{{epoch}}:manifest' id)"
+_RELIVE = f"`{_CLI} SET '{{key}}' \"live:{_ID}\"` puts it right, of an epoch that was not abandoned"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What one kind of key holds."""
+
+    type: str
+    """As the server's TYPE says it."""
+    repair: str
+    """What brings the stream back into use, and what that costs, with the parts of the key's name to be filled in."""
+
+
+KINDS = {
+    "meta": Kind("hash", _REMAKE),
+    "epochs": Kind("hash", _REMAKE),
+    "events": Kind("stream", f"`{_CLI} DEL '{{key}}'` loses nothing: it holds only hints"),
+    "paces": Kind("hash", f"`{_CLI} DEL '{{key}}'` loses nothing: workers and trainers write it again"),
+    "watched": Kind("hash", f"`{_CLI} DEL '{{key}}'` makes `penstock produce --watch` take every file again"),
+    "manifest": Kind("hash", _REMAKE),
+    "roster": Kind("hash", _REMAKE),
+    "entries": Kind("stream", _REFILL),
+    "index": Kind("stream", _REWRITE),
+    "repairs": Kind("stream", _REWRITE),
+    "segments": Kind("hash", _REMAKE),
+    "state": Kind("string", _RELIVE),
+    "quarantine": Kind("hash", f"`{_CLI} DEL '{{key}}'` loses the reasons of the epoch's bad samples, nothing else"),
+    "ledger": Kind("string", _REREAD),
+    "pos": Kind("hash", _REREAD),
+    "dead": Kind("hash", _REREAD),
+}
+"""By the word in the key's name; docs/redis-keys.md has the contents."""
+
+
+def kind_of(key: str) -> Kind | None:
+    """Return what belongs in a key, or None where Penstock makes no key of that name."""
+    found = _KEY.match(key)
+    return KINDS.get(found["kind"]) if found else None
+
+
+def repair_of(key: str) -> str:
+    """Return how to repair a key, as a clause that follows a semicolon; empty for a key that Penstock does not know."""
+    found, kind = _KEY.match(key), kind_of(key)
+    return kind.repair.format(key=key, **found.groupdict()) if found and kind else ""
+
+
+def unreadable_value(where: str, error: Exception, key: str = "") -> DamagedKey:
+    """Return the error for a value that cannot be parsed.
+
+    Args:
+        where: The key, or a part of it, in words.
+        error: What the parser said.
+        key: The key whose repair is told, where ``where`` is no key.
+    """
+    repair = repair_of(key or where)
+    return DamagedKey(
+        f"{where} holds what Penstock did not write ({ascii(error)[:120]}): another program wrote there; "
+        f"docs/redis-keys.md says what belongs there; correct it{f', or {repair}' if repair else ''}"
+    )
+
+
+def wrong_type(types: Mapping[str, str]) -> DamagedKey | None:
+    """Return the error for the first key of a type that does not belong there, or None where all are right.
+
+    Args:
+        types: Key -> its type as the server's TYPE says it, ``none`` where there is no key.
+    """
+    for key, found in types.items():
+        kind = kind_of(key)
+        if kind is not None and found not in (kind.type, "none"):
+            return DamagedKey(
+                f"{key} is a {found}, expected a {kind.type}: another program wrote it (docs/redis-keys.md); "
+                f"{repair_of(key)}"
+            )
+    return None
+
+
+def gone(types: Mapping[str, str]) -> DamagedKey | None:
+    """Return the error for the first key of entries that is not there, though an epoch is open; None where all are."""
+    for key, found in types.items():
+        if found == "none" and kind_of(key) is KINDS["entries"]:
+            return DamagedKey(f"{key} is gone, expected a stream: another program removed it; {repair_of(key)}")
+    return None
+
+
+def damage_of(client: Any, error: object, parts: Iterable[Any]) -> DamagedKey | None:
+    """Return the error that names the damaged key behind the server's refusal of a command, or None.
+
+    Args:
+        client: A control connection. It is asked for types, in one round trip, only where the refusal speaks of one.
+        error: What the server answered.
+        parts: The arguments of the command; keys are found among them.
+    """
+    keys = [key for key in _keys_among(parts) if kind_of(key) is not None]
+    if not keys or not isinstance(error, Exception):
+        return None
+    if _WRONG_STATE in str(error):
+        return next((unreadable_value(key, error) for key in keys if key.endswith(":state")), None)
+    if _WRONG_VALUE.search(str(error)):
+        return unreadable_value(" or ".join(keys[:3]), error, keys[0])
+    is_gone = _GONE in str(error)
+    if not is_gone and not is_wrong_type(error):
+        return None
+    with client.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.type(key)
+        types = {key: found.decode() for key, found in zip(keys, pipe.execute(), strict=True)}
+    return wrong_type(types) or (gone(types) if is_gone else None)
+
+
+def is_wrong_type(reply: object) -> bool:
+    """Whether the server refused a command because of a key's type; a script's error quotes it."""
+    return isinstance(reply, Exception) and _WRONG_TYPE in str(reply)
+
+
+def _keys_among(parts: Iterable[Any]) -> list[str]:
+    """A command's keys, each once; a pipeline may name thousands of other arguments."""
+    texts = (part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in parts)
+    return list(dict.fromkeys(text for text in texts if isinstance(text, str) and text.startswith("penstock:{")))
