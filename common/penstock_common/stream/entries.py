@@ -15,7 +15,7 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from penstock_common.errors import PenstockError
 from penstock_common.format.block import Block
-from penstock_common.format.limits import MAX_SHARD_SAMPLES
+from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 from penstock_common.format.wire import Fields
 from penstock_common.stream.keys import LAST, RELEASED, PartitionKeys
 from penstock_common.stream.link.channel import Command, Reply
@@ -190,7 +190,7 @@ def index_records(
     if not found:
         yield from _base_records(client, key, page, FIRST_PAGE, last)
         return
-    repairs = [repair_record(fields) for _, fields in found]
+    repairs = [repair_record(fields, partition.repairs(epoch, shard)) for _, fields in found]
     for record in overridden(_base_records(client, key, client.xrange(key, count=PAGE), PAGE, "+"), repairs):
         if record.end > after and (upto is None or record.end <= upto):
             yield record
@@ -203,7 +203,7 @@ def _base_records(client: Client, key: str, page: Page, size: int, last: str) ->
     """Those of a first page that was asked for ``size`` records, and of all that follow up to an id."""
     while True:
         for record_id, fields in page:
-            yield index_record(record_id, fields)
+            yield index_record(record_id, fields, key)
         if len(page) < size:
             return
         size = min(2 * size, PAGE)
@@ -219,22 +219,29 @@ def overridden(records: Iterable[Record], repairs: Iterable[Record]) -> list[Rec
     return sorted(standing, key=lambda record: record.first)
 
 
-def repair_record(fields: dict[bytes, bytes]) -> Record:
+def repair_record(fields: dict[bytes, bytes], key: str) -> Record:
     """A record of the repairs key: its id says nothing, so its end is counted."""
-    record = index_record(b"0-0", fields)
+    record = index_record(b"0-0", fields, key)
     return replace(record, end=record.first + record.count + len(record.holes))
 
 
-@readable(lambda record_id, fields: f"record {record_id!a} of a shard's index")
-def index_record(record_id: bytes, fields: dict[bytes, bytes]) -> Record:
-    """A record of a shard's index; raises DamagedKey where no producer wrote it."""
+@readable(lambda record_id, fields, key="a shard's index": f"record {record_id!a} of {key}")
+def index_record(record_id: bytes, fields: dict[bytes, bytes], key: str = "a shard's index") -> Record:
+    """A record of a shard's index; raises DamagedKey, which names the ``key``, where no producer wrote it."""
+    if entry_id := fields[b"e"]:
+        parse_id(entry_id)  # raises ValueError where it is none
+    holes = () if fields[b"h"] == b"[]" else tuple(json.loads(fields[b"h"]))
+    numbers = int(fields[b"f"]), int(fields[b"n"]), int(fields[b"b"])
+    if not all(type(hole) is int for hole in holes) or max(map(abs, (*numbers, *holes))) > MAX_NUMBER:
+        raise ValueError(f"numbers are {numbers}, holes {str(holes)[:40]}: none that a producer writes")
+    first, count, nbytes = numbers
     return Record(
         end=_end_of(record_id),
-        entry_id=fields[b"e"],
-        first=int(fields[b"f"]),
-        count=int(fields[b"n"]),
-        nbytes=int(fields[b"b"]),
-        holes=() if fields[b"h"] == b"[]" else tuple(json.loads(fields[b"h"])),
+        entry_id=entry_id,
+        first=first,
+        count=count,
+        nbytes=nbytes,
+        holes=holes,
         segment=fields.get(b"s", b"").decode(),
         writer=fields.get(b"w", b"").decode(),
     )

@@ -11,7 +11,6 @@ from penstock_common.stream.entries import parse_id
 from penstock_common.stream.keys import StreamKeys
 from penstock_common.stream.link.channel import Channel, Command
 from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.damage import is_wrong_type
 from penstock_common.stream.link.failure import translate_reply
 
 HintId = tuple[int, int]
@@ -26,8 +25,6 @@ def hint_command(keys: StreamKeys, after: HintId, block_ms: int) -> Command:
 def read_hint(channel: Channel, client: Client) -> HintId | None:
     """The answer: the last of the hints that came, None where none did. Raises ServerUnavailable, ReplyError."""
     reply = channel.read()
-    if is_wrong_type(reply):  # hints are all that it would have: whoever rests goes on without
-        return None
     if isinstance(reply, ResponseError):
         raise translate_reply(reply, client)
     match reply:

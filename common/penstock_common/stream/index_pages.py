@@ -46,7 +46,7 @@ class Indexes:
         with self._client.pipeline(transaction=False) as pipe:
             for command in commands:
                 pipe.execute_command(*command)
-            return self._pages(wants, pipe.execute() if commands else [])
+            return self._pages(wants, follows, pipe.execute() if commands else [])
 
     def await_more(
         self, channel: Channel, shard: int, after: int, block_ms: int, wants: Sequence[Want], follows: Sequence[int]
@@ -59,8 +59,8 @@ class Indexes:
         replies: list[Any] = [channel.read() for _ in commands]
         raise_errors(replies, self._client, [part for command in commands for part in command if type(part) is bytes])
         first = replies.pop(0)
-        found = self._pages(wants, replies)
-        return Pages(found.records, [_end(first[0][1]) if first else 0, *found.ends])
+        found = self._pages(wants, follows, replies)
+        return Pages(found.records, [_end(first[0][1], key.decode()) if first else 0, *found.ends])
 
     def _commands(self, wants: Sequence[Want], follows: Sequence[int]) -> list[Command]:
         part, epoch = self._stream.partition_of, self._epoch
@@ -74,19 +74,22 @@ class Indexes:
         ends = [(b"XREVRANGE", part(s).index(epoch, s).encode(), b"+", b"-", b"COUNT", b"1") for s in follows]
         return [*repairs, *pages, *ends]
 
-    def _pages(self, wants: Sequence[Want], replies: list[Any]) -> Pages:
+    def _pages(self, wants: Sequence[Want], follows: Sequence[int], replies: list[Any]) -> Pages:
         together = self._together(wants)
         repaired = {shard for shards, count in zip(together, replies, strict=False) if count for shard in shards}
         found, ends = replies[len(together) :][: len(wants)], replies[len(together) + len(wants) :]
         records = [
-            [_record(one) for one in page]
+            [_record(one, self._key(want.shard)) for one in page]
             if want.shard not in repaired
             else list(
                 index_records(self._client, self._stream.partition_of(want.shard), self._epoch, want.shard, want.after)
             )
             for want, page in zip(wants, found, strict=True)
         ]
-        return Pages(records, [_end(newest) for newest in ends])
+        return Pages(records, [_end(newest, self._key(shard)) for newest, shard in zip(ends, follows, strict=True)])
+
+    def _key(self, shard: int) -> str:
+        return self._stream.partition_of(shard).index(self._epoch, shard)
 
     def _together(self, wants: Sequence[Want]) -> list[list[int]]:
         """The shards by partition: whether something was repaired is asked of all in one, since mostly nothing was."""
@@ -96,11 +99,12 @@ class Indexes:
         return list(found.values())
 
 
-def _record(one: Any) -> Record:
+def _record(one: Any, key: str) -> Record:
     """One that the client has parsed, or as it came through a channel."""
     record_id, fields = one
-    return index_record(record_id, fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2])))  # noqa: B905
+    named = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2]))  # noqa: B905
+    return index_record(record_id, named, key)
 
 
-def _end(records: list[Any]) -> int:
-    return _record(records[0]).end if records else 0
+def _end(records: list[Any], key: str) -> int:
+    return _record(records[0], key).end if records else 0

@@ -171,7 +171,7 @@ def state_damage(partition: PartitionKeys, manifest: Manifest, state: bytes) -> 
 
 
 def find_state_damage(client: Client, stream: Stream, manifest: Manifest) -> DamagedKey | None:
-    """What to raise where the state of an epoch is not that of its manifest in a partition that has it on its roster.
+    """What to raise where manifest, state and roster do not agree on an epoch that a partition has on its roster.
 
     While somebody abandons or releases the epoch, that is so for a moment: ask again before it is believed.
     """
@@ -182,7 +182,9 @@ def find_state_damage(client: Client, stream: Stream, manifest: Manifest) -> Dam
         replies = pipe.execute()
     wanted = (f"abandoned:{manifest.id}" if manifest.state == ABANDONED else manifest.live_state).encode()
     for partition, state, listed in zip(stream.partitions, replies[::2], replies[1::2], strict=True):
-        if listed == manifest.id.encode() and state != wanted:
+        if listed is not None and listed != manifest.id.encode():
+            return unreadable_value(stream.keys.manifest(manifest.epoch), ValueError(f"another id than {listed!r}"))
+        if listed is not None and state != wanted:
             return unreadable_value(partition.state(manifest.epoch), ValueError(state))
     return None
 
@@ -209,6 +211,7 @@ def first_unfinished(client: Client, stream: Stream, epoch: int, shards: Sequenc
     return None
 
 
+@readable(lambda client, stream, epochs: " or ".join(stream.keys.manifest(epoch) for epoch in epochs[:3]))
 def ended_ms(client: Client, stream: Stream, epochs: Sequence[int]) -> dict[int, int]:
     """Epoch -> when it was produced, by the server's clock; of one that never was, when it was opened."""
     with client.pipeline(transaction=False) as pipe:
@@ -382,8 +385,8 @@ def begun_shards(client: Client, stream: Stream, manifest: Manifest) -> range:
     if manifest.sizes is not None:
         return range(len(manifest.sizes))
     taken = int(client.hget(stream.keys.manifest(manifest.epoch), "next_shard") or 0)
-    if taken > MAX_SHARDS:
-        raise ValueError(f"next_shard is {taken}")
+    if not 0 <= taken <= MAX_SHARDS:
+        raise ValueError(f"next_shard is {taken}, expected 0 to {MAX_SHARDS}")
     return range(max(taken, len(manifest.shards())))
 
 

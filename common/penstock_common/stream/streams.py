@@ -302,7 +302,9 @@ def set_plan(client: Client, stream: Stream, epochs: int | None) -> None:
 def read_counters(client: Client, stream: Stream) -> tuple[int, int | None, str]:
     """(number of the next epoch, planned number of epochs or None, ranges of released epochs such as ``0-4,6``)."""
     following, final, released = client.hmget(stream.keys.meta, "next_epoch", "final", "released")
-    return int(following or 0), int(final) if final is not None else None, (released or b"").decode()
+    ranges = (released or b"").decode()
+    parse_ranges(ranges)  # raises ValueError where they are none
+    return int(following or 0), int(final) if final is not None else None, ranges
 
 
 def is_released(client: Client, stream: Stream, epoch: int) -> bool:

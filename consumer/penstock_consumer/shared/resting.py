@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from penstock_common.stream.hints import HintId, hint_command, read_hint
 from penstock_common.stream.keys import StreamKeys
-from penstock_common.stream.link.channel import Channel, Command
+from penstock_common.stream.link.channel import Channel, Command, ReplyError
 from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.damage import is_wrong_type
 
 
 class Resting:
@@ -45,8 +46,17 @@ class Resting:
 
     def end(self, channel: Channel) -> None:
         """Returns when the rest is over. Raises ServerUnavailable."""
+        until_s = self._until_s
         self.forget()
-        if (newest := read_hint(channel, self._client)) is not None:
+        try:
+            newest = read_hint(channel, self._client)
+        except ReplyError as error:
+            if not is_wrong_type(error.error):
+                raise
+            # the key has only hints, and where it is no stream the server does not wait for any
+            time.sleep(max(0.0, until_s - self._clock()))
+            return
+        if newest is not None:
             self._after, self.is_told = newest, True
 
     def forget(self) -> None:

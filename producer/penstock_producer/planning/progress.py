@@ -5,12 +5,12 @@ Who shows them is the command's business.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
 from penstock_common.stream.entries import index_ends
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import Manifest, begun_shards
+from penstock_common.stream.mending.bad import read_reason
 from penstock_common.stream.streams import Stream
 from penstock_common.stream.watching.inspection import held_bytes
 
@@ -103,7 +103,7 @@ def bad_reasons(client: Client, stream: Stream, epoch: int, limit: int) -> list[
     reasons: list[str] = []
     for partition in stream.partitions:
         for _, value in client.hscan_iter(partition.quarantine(epoch), count=limit):
-            reasons.append(str(json.loads(value)["why"]))
+            reasons.append(read_reason(value))
             if len(reasons) == limit:
                 return reasons
     return reasons

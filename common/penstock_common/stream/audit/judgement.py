@@ -116,7 +116,8 @@ class _Judge:
             for entry_id, reason in sorted(group.dead.items()):
                 where = self._indexed.get(entry_id)
                 what = _identity(where[0], where[1]) if where else "which no index record names"
-                self._find(f"group {name}: entry {entry_id.decode()} ({what}) is a dead letter: {reason[:200]}")
+                told = entry_id.decode("utf-8", "backslashreplace")
+                self._find(f"group {name}: entry {told} ({what}) is a dead letter: {reason[:200]}")
 
     # --- entries ---
 

@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import GroupNotFound, MemberReplaced, PenstockError, ReplayTruncated
 from penstock_common.stream.groups.roster import GroupRecord, Membership
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Arg, Client, decoded, is_script_error, run_script
+from penstock_common.stream.link.commands import Arg, Client, decoded, is_script_error, readable, run_script
 from penstock_common.stream.lua.positions import REPORT, REWIND
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
@@ -44,6 +44,7 @@ class Positions:
         return min((self.of(rank) for rank in range(world)), default=self.floor)
 
 
+@readable(lambda client, stream, epoch, group: stream.partitions[0].positions(epoch, group))
 def known_positions(client: Client, stream: Stream, epoch: int, group: str) -> Positions:
     """How far each rank is."""
     fields = decoded(client.hgetall(stream.partitions[0].positions(epoch, group)))

@@ -37,6 +37,10 @@ Refused = ResponseError
 
 _CANNOT_READ = re.compile(r"user_script:\s*\d+: (Expected |attempt to |bad argument )")
 """How Lua, and its cjson, complain of a value: not what a command inside a script answered."""
+_UNREADABLE = (
+    BadSpec, KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError, OverflowError,
+)  # fmt: skip
+"""What parsing ends in where the text is not what a producer wrote."""
 _NUMBER = re.compile(r"Command # (\d+) ")
 
 
@@ -126,7 +130,7 @@ def readable(where: Callable[P, str]) -> Callable[[Callable[P, T]], Callable[P, 
         def parsed(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 return parse(*args, **kwargs)
-            except (BadSpec, KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            except _UNREADABLE as error:
                 if isinstance(error, PenstockError) and not isinstance(error, BadSpec):
                     raise
                 raise unreadable_value(where(*args, **kwargs), error) from None

@@ -33,7 +33,10 @@ _REFILL = (
     f"`{_CLI} DEL '{{key}}'` and `{_CLI} XGROUP CREATE '{{key}}' _last 0 MKSTREAM`, then "
     "`penstock audit {stream} --repair SOURCE...` makes its samples again"
 )
-_REREAD = "`penstock groups reset {stream} {group} {epoch}` removes it, and the group reads again from that epoch"
+_REREAD = (
+    f"`{_CLI} DEL '{{key}}'`, then `penstock groups reset {{stream}} {{group}} {{epoch}}` has the group read again from"
+    " that epoch"
+)
 _ID = f"$({_CLI} HGET 'penstock:{{{{{{stream}}}}}}:{{epoch}}:manifest' id)"
 _RELIVE = f"`{_CLI} SET '{{key}}' \"live:{_ID}\"` puts it right, of an epoch that was not abandoned"
 
@@ -81,15 +84,20 @@ def repair_of(key: str) -> str:
     return kind.repair.format(key=key, **found.groupdict()) if found and kind else ""
 
 
+def _named_last(where: str) -> str:
+    """The key that a place ends with, as in ``record 5-0 of KEY``."""
+    return where.rpartition(" ")[2]
+
+
 def unreadable_value(where: str, error: Exception, key: str = "") -> DamagedKey:
     """Return the error for a value that cannot be parsed.
 
     Args:
         where: The key, or a part of it, in words.
         error: What the parser said.
-        key: The key whose repair is told, where ``where`` is no key.
+        key: The key whose repair is told, where ``where`` does not end with it.
     """
-    repair = repair_of(key or where)
+    repair = repair_of(key or _named_last(where))
     return DamagedKey(
         f"{where} holds what Penstock did not write ({ascii(error)[:120]}): another program wrote there; "
         f"docs/redis-keys.md says what belongs there; correct it{f', or {repair}' if repair else ''}"

@@ -23,7 +23,7 @@ from penstock_common.segments.plane import INLINE
 from penstock_common.stream.entries import Record, index_records, is_gone
 from penstock_common.stream.groups.roster import ORDERED, load_roster, require_group
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client, run_script
+from penstock_common.stream.link.commands import Client, readable, run_script
 from penstock_common.stream.lua.repairs import REOPEN, RETRY, SHOW
 from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, retained_epochs
 from penstock_common.stream.mending.dead import DeadNote, load_notes
@@ -192,12 +192,13 @@ def _epochs(client: Client, stream: Stream, epoch: int | None) -> list[int]:
     return list(retained_epochs(client, stream)) if epoch is None else [load_manifest(client, stream, epoch).epoch]
 
 
-def _quarantined(client: Client, partition: PartitionKeys, epoch: int) -> Iterator[Quarantined]:
+@readable(lambda client, partition, epoch: partition.quarantine(epoch))
+def _quarantined(client: Client, partition: PartitionKeys, epoch: int) -> list[Quarantined]:
     places = []
     for name, value in client.hgetall(partition.quarantine(epoch)).items():
         shard, _, offset = name.partition(b":")
         places.append(Quarantined(epoch, int(shard), int(offset), read_reason(value)))
-    yield from sorted(places, key=lambda place: (place.shard, place.offset))
+    return sorted(places, key=lambda place: (place.shard, place.offset))
 
 
 def kinds_of_bad(client: Client, stream: Stream, epoch: int) -> list[dict[str, Any]]:
@@ -221,7 +222,7 @@ def read_reason(value: bytes) -> str:
     """Of a quarantined sample."""
     try:
         return str(json.loads(value)["why"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return value.decode("utf-8", "replace")
 
 

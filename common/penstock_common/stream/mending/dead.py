@@ -36,7 +36,7 @@ def read_note(value: bytes) -> DeadNote:
             str(found["why"]), int(found.get("at", 0)), bool(found.get("given_up", False)),
             int(found.get("shard", -1)), int(found.get("first", 0)), int(found.get("end", 0)),
         )  # fmt: skip
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return DeadNote(text)
 
 

@@ -88,8 +88,8 @@ def _commit_once(
         pipe.watch(index, repairs, state)
         if pipe.get(state) != manifest.live_state.encode():
             raise EpochAbandoned(f"epoch {epoch} of {stream.name!r} was abandoned or released: nothing to repair")
-        base = [index_record(record_id, fields) for record_id, fields in pipe.xrange(index)]
-        standing = overridden(base, [repair_record(fields) for _, fields in pipe.xrange(repairs)])
+        base = [index_record(record_id, fields, index) for record_id, fields in pipe.xrange(index)]
+        standing = overridden(base, [repair_record(fields, repairs) for _, fields in pipe.xrange(repairs)])
         if not _is_missing(standing, lost, patch):
             return False
         newest = _newest_id(pipe, index) if pipe.exists(index) else 0

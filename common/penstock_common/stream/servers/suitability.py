@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from penstock_common.errors import BudgetRefused, ServerUnsuitable, TooLarge
 from penstock_common.stream.keys import StreamKeys
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.commands import Client, readable
 from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, list_streams
 
 RESERVE_SHARE = 0.1
@@ -90,7 +90,7 @@ def require_suitable(client: Client, name: str, budget_bytes: int | None, payloa
             f"the server's maxmemory-policy is {policy}, which may delete samples unread: "
             "set it with `redis-cli CONFIG SET maxmemory-policy noeviction`"
         )
-    kept = payload or (client.hget(StreamKeys(name).meta, "payload") or b"inline").decode()
+    kept = payload or (client.hget(StreamKeys(name).meta, "payload") or b"inline").decode("utf-8", "replace")
     if limit and kept == "inline":
         _require_room(client, name, budget_bytes or _budget(client, name), limit)
 
@@ -110,6 +110,7 @@ def _require_room(client: Client, name: str, budget_bytes: int, limit: int) -> N
         )
 
 
+@readable(lambda client, name: StreamKeys(name).meta)
 def _budget(client: Client, name: str) -> int:
     """Of the server's memory: payloads in segments take none of it."""
     budget, payload = client.hmget(StreamKeys(name).meta, "budget_bytes", "payload")

@@ -58,7 +58,11 @@ def _written(
         for shard in shards:
             pipe.xrevrange(where[shard].index(epoch, shard), count=each)
         pages: list[Page] = pipe.execute()
-    found = [(shard, index_record(*one)) for shard, page in zip(shards, pages, strict=True) for one in page]
+    found = [
+        (shard, index_record(*one, where[shard].index(epoch, shard)))
+        for shard, page in zip(shards, pages, strict=True)
+        for one in page
+    ]
     return [one for one in found if one[1].entry_id]
 
 
@@ -75,7 +79,7 @@ def read_on(
             pages: list[Page] = pipe.execute()
         more: dict[int, int] = {}
         for shard, page in zip(wanted, pages, strict=True):
-            found[shard] += [index_record(*each) for each in page]
+            found[shard] += [index_record(*each, where[shard].index(epoch, shard)) for each in page]
             if len(page) == PAGE:
                 more[shard] = found[shard][-1].end
         wanted = more
@@ -93,11 +97,12 @@ def read_back(
         pages: list[Page] = pipe.execute()
     found: dict[int, list[Record]] = {}
     for (shard, partition), page in zip(where.items(), pages, strict=True):
-        records = [index_record(*each) for each in page]
+        key = partition.index(epoch, shard)
+        records = [index_record(*each, key) for each in page]
         floor, is_more = floors[shard], len(page) == FIRST_PAGE
         while floor is not None and is_more and not _reaches(records, floor):
-            older: Page = client.xrevrange(partition.index(epoch, shard), max=f"({records[-1].end}-0", count=PAGE)
-            records += [index_record(*each) for each in older]
+            older: Page = client.xrevrange(key, max=f"({records[-1].end}-0", count=PAGE)
+            records += [index_record(*each, key) for each in older]
             is_more = len(older) == PAGE
         found[shard] = records[::-1]
     return found

@@ -16,7 +16,7 @@ from penstock_common.stream.groups.ledger import behind
 from penstock_common.stream.groups.positions import known_positions
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, load_roster, server_ms
 from penstock_common.stream.keys import LAST, PartitionKeys
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.link.commands import Client, readable
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.mending.bad import kinds_of_bad
 from penstock_common.stream.payloads import PlaneView, plane_of
@@ -156,6 +156,7 @@ def _times(told: Told) -> dict[str, float]:
     return {kind: told.shares.get(kind, 0.0) for kind in ("busy", "room", "idle")}
 
 
+@readable(lambda client, stream, epoch: stream.partitions[0].roster)
 def held_bytes(client: Client, stream: Stream, epoch: int) -> int:
     """Payload bytes that the server holds of an epoch."""
     return sum(int(client.hget(partition.roster, f"b:{epoch}") or 0) for partition in stream.partitions)
