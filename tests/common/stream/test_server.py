@@ -299,6 +299,10 @@ def test_a_password_lies_beside_the_append_only_file(fresh_server: ServerFactory
     with fresh_server(appendonly=True, directory=folder) as first, redis.Redis.from_url(first.url) as client:
         client.xadd("feed", {"x": "1"})
         url = first.url
+    kept = [path for path in folder.iterdir() if path.name.startswith("appendonly")]
+    assert kept
+    for path in kept:  # as a server of an earlier release left it
+        path.chmod(0o755 if path.is_dir() else 0o644)
     with fresh_server(appendonly=True, directory=folder, port=first.port) as again:
         assert again.url == url
     found = [folder, *folder.rglob("*")]
@@ -339,6 +343,8 @@ def test_no_client_makes_the_server_load_a_module_or_write_a_file_of_another_nam
     refused: list[tuple[str, ...]] = [("DEBUG", "SLEEP", "0"), ("MODULE", "LOAD", "/nowhere.so")]
     if server.version >= "7":
         refused += [("CONFIG", "SET", "dir", "/tmp"), ("CONFIG", "SET", "dbfilename", "x.sh")]
+        told = (server._home / "server.conf").read_text()  # also where a build has other defaults
+        assert told.count("enable-protected-configs no\n") == told.count("enable-debug-command no\n") == 1
     for words in refused:
         with pytest.raises(redis.ResponseError, match=r"not allowed|protected config|unknown command"):
             client.execute_command(*words)

@@ -6,6 +6,7 @@ watching over the owner's life is ``watcher.py``'s, and reading and writing stre
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -67,6 +68,8 @@ _START_S = 20.0
 _AOF_GRACE_S = 10.0
 _PROBE_S = 1.0
 """How long one answer is waited for at the start: then it is said that none comes, and asked again."""
+_AOF_NAMES = ("appendonly.aof", "appendonlydir")
+"""Of Redis 6.2 and of later ones. Servers that had no umask of their own made them readable for everybody."""
 _PORT_ATTEMPTS = 20
 _PORT_TAKEN = re.compile(r"in use|Failed listening", re.IGNORECASE)
 
@@ -308,6 +311,9 @@ def _require_own(data: Path) -> None:
     steps = walk(data)
     if why := why_not_write(steps[:-1], steps[-1:], User.current()):
         raise ServerUnsuitable(f"the server's files are not safe in {data}: {why}")
+    for name in _AOF_NAMES:
+        with contextlib.suppress(FileNotFoundError):
+            (data / name).chmod(0o700 if (data / name).is_dir() else 0o600)
 
 
 def _free_port() -> int:
