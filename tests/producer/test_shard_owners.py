@@ -69,4 +69,4 @@ def test_a_block_behind_another_writers_is_taken_back(url: str, client: Client, 
         (own,) = {record.writer for record in index_records(client, writer.stream.partitions[0], 0, 0)}
         assert commit_next(client, token) == (False, own)
         assert stored(client, "t", 0).total() == 8
-        assert commit_next(client, own) == (True, own)
+    assert commit_next(client, own) == (True, own)
