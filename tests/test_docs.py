@@ -121,6 +121,17 @@ def test_every_test_that_a_guarantee_names_exists() -> None:
     assert [f"{path}::{test}" for path, test in named if test not in written_in(path)] == []
 
 
+def test_every_row_on_who_can_reach_what_names_tests_that_exist() -> None:
+    """What a stranger cannot do is believed by its test; the page begins with the table."""
+    title, table = (ROOT / "SECURITY.md").read_text().split("\n## ")[:2]
+    assert title == "# Security\n"
+    rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 5
+    named = [re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", row.rsplit("|", 2)[1]) for row in rows]
+    assert [row for row, tests in zip(rows, named, strict=True) if not tests] == []
+    assert [test for tests in named for test in tests if test[1] not in written_in(test[0])] == []
+
+
 def test_every_guarantee_names_a_test() -> None:
     """A promise without a test is a hope, and belongs into the list of what is not there yet."""
     text = (DOCS / "guarantees.md").read_text().partition("\n## Not yet")[0]

@@ -126,3 +126,10 @@ def takes_notes(number: int) -> dict[str, Any]:
 def traps(job: Any, connection: Any, *why: Any) -> None:
     """A callback as rq calls it, which leaves a mark."""
     Path(os.environ["PENSTOCK_TEST_MARK"]).write_text("trapped")
+
+
+def held_up(number: int) -> dict[str, Any]:
+    """As `very_slowly`, but nobody gets on while there is a certain file."""
+    while Path(os.environ["PENSTOCK_TEST_MARK"]).exists():
+        time.sleep(0.02)
+    return very_slowly(number)
