@@ -43,8 +43,12 @@ from tests.contracts.feed import (
 
 
 def our_threads() -> set[threading.Thread]:
-    """Those that a loader starts; frameworks of other tests have theirs."""
-    return {thread for thread in threading.enumerate() if thread.name.startswith("penstock-")}
+    """Those that a loader starts; frameworks of other tests have theirs, and the process has its watchdog."""
+    return {
+        thread
+        for thread in threading.enumerate()
+        if thread.name.startswith("penstock-") and thread.name != "penstock-watchdog"
+    }
 
 
 def pending(client: Client) -> int:

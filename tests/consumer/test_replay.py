@@ -16,6 +16,7 @@ from penstock_common.stream.link.commands import Client
 from penstock_consumer.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.writing.writer import Writer
+from tests.consumer.test_loader_troubles import our_threads
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, numbers, open_stream, produce, sample
 
 
@@ -100,14 +101,14 @@ def test_an_iteration_that_is_left_early_ends_its_thread(any_url: str) -> None:
     """Looking at the first batch is what replays are for."""
     produce(any_url, "t", 500, block_samples=3)
     with Replay("t", url=any_url, epoch=0, batch_size=10, prefetch_bytes=500) as replay:
-        before = threading.active_count()
+        before = our_threads()
         for batch in replay:
             assert batch["y"][0] == 0
             break
         deadline = time.monotonic() + 5
-        while threading.active_count() > before and time.monotonic() < deadline:
+        while our_threads() > before and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert threading.active_count() == before
+        assert our_threads() == before
 
 
 class TestRefusals:
