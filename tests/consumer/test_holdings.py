@@ -51,6 +51,7 @@ def test_an_entry_is_due_with_its_last_batch_and_brings_the_bits_of_the_others()
     assert (first[0].ids, first[0].ranges) == ([], {3: [(0, 1), (2, 3)]})
     last = plan_acknowledgement(batch_of((lease, 1, 2), (lease, 3, 4)))
     assert (last[0].ids, last[0].ranges) == ([b"1-0"], {3: [(0, 4)]})
+    assert (first[0].entries, last[0].entries) == ([(lease, 0, 3, 2)], [(lease, 1, 4, 2)])
 
 
 def test_what_was_handed_out_before_an_entry_came_again_counts_for_the_entry_as_it_is_now() -> None:

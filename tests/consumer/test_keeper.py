@@ -11,9 +11,11 @@ from penstock_common.stream.entries import list_held, list_overdue
 from penstock_common.stream.groups.roster import Membership, beat, join_group
 from penstock_common.stream.link.client import ControlClient
 from penstock_common.stream.link.connection import connect
+from penstock_common.stream.lua.entries import CLAIM
 from penstock_consumer.pipeline.batch import Lease
 from penstock_consumer.shared.holdings import Holdings
 from penstock_consumer.shared.keeper import Keeper
+from tests.contracts.between import between
 from tests.contracts.feed import open_stream, produce
 
 KEEPER = "penstock_consumer.shared.keeper"
@@ -100,6 +102,20 @@ class TestReclaiming:
         scene.beats(LEASE_S * 7 / 6 + BEAT_S, entry)
         assert scene.claimed() == [entry]
         assert scene.held.holds(0, 0, entry)  # and renewed from now on
+
+    def test_what_another_member_took_first_is_not_taken_from_it(self, scene: Scene) -> None:
+        """Both saw it free in the same moment: handed out by both, it would be trained on twice."""
+        (entry,) = scene.give("~released")
+        entries = scene.partition.entries(0)
+
+        def take() -> None:
+            assert scene.client.xclaim(entries, "g", "other", 0, [entry], justid=True) == [entry]
+
+        with between(f"{KEEPER}.list_overdue", CLAIM, take):
+            scene.keeper.look()
+        assert scene.claimed() == []
+        assert not scene.held.holds(0, 0, entry)
+        assert scene.client.xpending_range(entries, "g", "-", "+", 10)[0]["consumer"] == b"other"
 
     def require_forgotten(self, scene: Scene, entry: bytes) -> None:
         """What was seen before proves nothing: the entry is taken a whole lease after the standstill, not earlier."""

@@ -20,13 +20,14 @@ from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.lua.entries import TRIM
 from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.lua.groups import EXPIRE_SILENT, JOIN_GROUP
-from penstock_common.stream.lua.repairs import REOPEN
+from penstock_common.stream.lua.repairs import BALANCE, REOPEN
 from penstock_common.stream.manifest import open_epoch, retained_epochs
-from penstock_common.stream.streams import Stream
+from penstock_common.stream.streams import Stream, load_stream
 from penstock_producer.keeping import janitor
 from penstock_producer.keeping.janitor import Janitor, tidy
 from penstock_producer.keeping.policy import parse_policy
 from tests.contracts.between import between
+from tests.producer.repaired import lose_entry, produce, repair
 from tests.producer.test_retention import BYTES, loader_of, read, write_epoch, writer_of
 
 Act = Callable[[Client, Stream], object]
@@ -154,3 +155,22 @@ def test_a_group_that_joins_while_an_epoch_is_opened_reads_it(any_url: str, any_
         for epoch in (0, 1):
             groups = [info["name"] for info in any_client.xinfo_groups(stream.partitions[0].entries(epoch))]
             assert b"g" in groups
+
+
+def test_bytes_that_move_while_they_are_counted_are_left_to_who_moves_them(any_url: str, any_client: Client) -> None:
+    """A writer commits between a repair's count and its correction: corrected, the budget would be wrong for ever."""
+    produce(any_url)
+    stream = load_stream(any_client, "t")
+    roster = stream.partitions[0].roster
+    lose_entry(any_client, 0, 0)
+
+    def commit() -> None:
+        for field in ("bytes", "b:0"):
+            any_client.hincrby(roster, field, 1000)
+
+    before = load_roster(any_client, stream.partitions[0]).bytes
+    with between("penstock_producer.repair.survey_epoch", BALANCE, commit):
+        repair(any_url)
+    after = load_roster(any_client, stream.partitions[0])
+    assert after.bytes == sum(after.epoch_bytes.values())
+    assert after.bytes > before + 1000  # what was put back is counted twice until the next repair, and never too low

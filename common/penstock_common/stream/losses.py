@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from redis.exceptions import ResponseError
 
@@ -41,7 +41,7 @@ MOST_SAID = 5
 COMMITTED, ACKNOWLEDGED = "committed", "acknowledged"
 
 
-class Settled(Protocol):
+class Held(Protocol):
     """The part of a lease that a witness reads: which entry it is of."""
 
     partition: int
@@ -49,8 +49,13 @@ class Settled(Protocol):
     entry_id: bytes
 
 
-Spans = Iterable[tuple[Settled, int, int]]
-"""Leases with offsets [lo, hi) of their entries."""
+class Settled(NamedTuple):
+    """Samples of one entry that were trained on; they lie in the offsets [first, end)."""
+
+    lease: Held
+    first: int
+    end: int
+    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +130,17 @@ class Witness:
             if len(self._ends) > MOST_SHARDS:
                 self._ends.popitem(last=False)
 
-    def acknowledged(self, manifest: Manifest, spans: Spans) -> None:
+    def acknowledged(self, manifest: Manifest, settled: Iterable[Settled]) -> None:
         """Remember samples that were trained on."""
         with self._lock:
-            for lease, lo, hi in spans:
+            for lease, first, end, samples in settled:
                 key = manifest.epoch, lease.partition, lease.entry_id
                 entry = self._entries.get(key)
                 if entry is None:
-                    self._entries[key] = _Entry(manifest.id, lease.shard, lo, hi, hi - lo)
+                    self._entries[key] = _Entry(manifest.id, lease.shard, first, end, samples)
                     continue
-                entry.first, entry.end = min(entry.first, lo), max(entry.end, hi)
-                entry.samples += hi - lo
+                entry.first, entry.end = min(entry.first, first), max(entry.end, end)
+                entry.samples += samples
             while len(self._entries) > MOST_ENTRIES:
                 self._entries.popitem(last=False)
 

@@ -28,6 +28,7 @@ from penstock_common.stream.streams import read_counters
 from penstock_common.waiting import Wait
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.settling.overdue import Jam
+from penstock_consumer.shared.holdings import settled_entries
 from penstock_consumer.shared.place import Place
 
 JOIN_EVERY_S = 0.2
@@ -146,8 +147,9 @@ class OrderedPlace(Place):
         self._known[batch.epoch] = manifest
         with self._refusals():
             self._outbox.send(REPORT, *report_arguments(manifest, self.who, batch.position))
-        if all(span.lease.entry_id for span in batch.spans):
-            self.witness.acknowledged(manifest, batch.spans)
+        settled = settled_entries(batch)
+        if all(one.lease.entry_id for one in settled):
+            self.witness.acknowledged(manifest, settled)
         else:  # another process read it, and sent its rows without their entries
             self.witness.reached(manifest, batch.position)
 

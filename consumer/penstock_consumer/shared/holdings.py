@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
+from penstock_common.stream.losses import Settled
 from penstock_consumer.pipeline.batch import Batch, Lease
 
 REMEMBERED = 64
@@ -23,19 +24,35 @@ class Due:
     """Entries all of whose samples are settled with this call."""
     ranges: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Shard -> offsets [lo, hi)."""
+    entries: list[Settled] = field(default_factory=list)
+    """What is settled of each entry."""
+
+
+def settled_entries(batch: Batch) -> list[Settled]:
+    """Return what a batch settles of each entry: a shuffled one has many spans of few entries."""
+    return [_settled(lease, ranges) for lease, ranges in _by_lease(batch).items()]
+
+
+def _settled(lease: Lease, ranges: list[tuple[int, int]]) -> Settled:
+    return Settled(lease, min(ranges)[0], max(ranges)[1], sum([hi - lo for lo, hi in ranges]))
+
+
+def _by_lease(batch: Batch) -> dict[Lease, list[tuple[int, int]]]:
+    found: dict[Lease, list[tuple[int, int]]] = {}
+    for lease, lo, hi in batch.spans:
+        found.setdefault(lease, []).append((lo, hi))
+    return found
 
 
 def plan_acknowledgement(batch: Batch) -> dict[int, Due]:
     """Partition -> what is due for a batch that was trained on. Leases are counted down: call it once per batch."""
     plan: dict[int, Due] = {}
-    settled: dict[Lease, list[tuple[int, int]]] = {}
-    for lease, lo, hi in batch.spans:
-        settled.setdefault(lease, []).append((lo, hi))
-    for delivered, ranges in settled.items():
+    for delivered, ranges in _by_lease(batch).items():
         lease = delivered.current()
         due = plan.setdefault(lease.partition, Due())
         due.ranges.setdefault(lease.shard, []).extend(ranges)
-        lease.owed -= sum(hi - lo for lo, hi in ranges)
+        due.entries.append(settled := _settled(lease, ranges))
+        lease.owed -= settled.samples
         if lease.owed == 0:
             due.ids.append(lease.entry_id)
             # and its earlier batches' again: a server may have lost those bits with its last second, not the entry

@@ -188,9 +188,8 @@ class Place:
             partition = self.stream.partitions[number]
             if known is not None:
                 self._outbox.acknowledge(partition, known, self.who.group, due.ids, due.ranges)
+                self.witness.acknowledged(known, due.entries)
             self.holdings.remove(number, batch.epoch, due.ids)
-        if known is not None:
-            self.witness.acknowledged(known, batch.spans)
 
     def owes(self, epoch: int) -> bool:
         """Whether this member still holds something of an epoch."""

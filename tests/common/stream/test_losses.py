@@ -11,7 +11,7 @@ from penstock_common.stream import losses
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.link.connection import connect, open_channel
 from penstock_common.stream.link.runs import RunWatch
-from penstock_common.stream.losses import Loss, Witness, committed_front, note_loss, noted_losses
+from penstock_common.stream.losses import Loss, Settled, Witness, committed_front, note_loss, noted_losses
 from penstock_common.stream.manifest import Manifest, load_manifest
 from penstock_common.stream.removal.release import release_epoch
 from tests.contracts.feed import open_stream, produce
@@ -113,7 +113,9 @@ class TestWitness:
         with connect(any_url) as client:
             witness, manifest, said = self.told(any_url, client)
             ids = [fields[b"e"] for _, fields in client.xrange(open_stream(client, "t").partitions[0].index(0, 0))]
-            witness.acknowledged(manifest, [(Lease(ids[0]), 0, 10), (Lease(b"1-1"), 10, 14), (Lease(b"1-1"), 14, 17)])
+            gone = Lease(b"1-1")
+            witness.acknowledged(manifest, [Settled(Lease(ids[0]), 0, 10, 10), Settled(gone, 10, 15, 4)])
+            witness.acknowledged(manifest, [Settled(gone, 14, 17, 3)])
             self.reconnect(client, monkeypatch)
             witness.check()
             assert "shard 0 offsets 10-16: 7 samples that member g/m had acknowledged" in said[0]
@@ -147,7 +149,7 @@ class TestWitness:
         """Retention removes what a trainer acknowledged, for good and rightly."""
         with connect(any_url) as client:
             witness, manifest, said = self.told(any_url, client)
-            witness.acknowledged(manifest, [(Lease(b"1-1"), 0, 10)])
+            witness.acknowledged(manifest, [Settled(Lease(b"1-1"), 0, 10, 10)])
             witness.committed(manifest, 0, 30)
             assert release_epoch(client, open_stream(client, "t"), 0)
             self.reconnect(client, monkeypatch)
@@ -160,7 +162,7 @@ class TestWitness:
         monkeypatch.setattr(losses, "MOST_SHARDS", 2)
         with connect(any_url) as client:
             witness, manifest, said = self.told(any_url, client)
-            witness.acknowledged(manifest, [(Lease(b"1-%d" % number), number, number + 1) for number in range(9)])
+            witness.acknowledged(manifest, [Settled(Lease(b"1-%d" % n), n, n + 1, 1) for n in range(9)])
             for shard in range(4):
                 witness.committed(manifest, shard, 40)
             self.reconnect(client, monkeypatch)
@@ -175,7 +177,7 @@ class TestWitness:
         """A trainer whose ACL lets it only read a manifest must not stop training over a note."""
         with connect(any_url) as client:
             witness, manifest, said = self.told(any_url, client)
-            witness.acknowledged(manifest, [(Lease(b"1-1"), 0, 10)])
+            witness.acknowledged(manifest, [Settled(Lease(b"1-1"), 0, 10, 10)])
 
             def refuse(*_: object) -> None:
                 raise redis.exceptions.NoPermissionError("this user has no permissions to run 'evalsha'")
