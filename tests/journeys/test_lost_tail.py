@@ -41,6 +41,10 @@ class AgingServer:
         self.url = self._server.url
         self._kept = 0
 
+    def url_of(self, user: str, password: str) -> str:
+        """The URL for another user."""
+        return f"redis://{user}:{password}@127.0.0.1:{self._server.port}"
+
     def remember(self) -> None:
         """What is in the file now survives; the server writes a command to it before it answers."""
         self._kept = self._log().stat().st_size
@@ -166,6 +170,20 @@ def test_a_writer_names_every_shard_that_a_server_lost_a_part_of(aging: AgingSer
     assert not aging.audit().is_clean
 
 
+def test_a_writer_that_only_closes_names_what_was_lost_since(aging: AgingServer) -> None:
+    """It was told that its epoch is complete, and has nothing more to write that would be refused."""
+    said: list[str] = []
+    with writing(aging.url, said) as epoch:
+        write(epoch, 0, 20)
+        aging.remember()
+        write(epoch, 20, 30)
+        epoch.close()
+        aging.restart(older=True)
+        epoch.refresh()  # it speaks to the server again
+    assert "shard 0 offsets 20-29: 10 samples that writer " in until(said, "newest writes")
+    assert not aging.audit().is_clean
+
+
 def test_a_server_that_comes_back_with_everything_is_not_suspected(aging: AgingServer) -> None:
     """A restart is common: a note where nothing is lost would make every audit useless."""
     said: list[str] = []
@@ -252,7 +270,10 @@ def test_an_epoch_that_the_server_lost_whole_is_named_until_its_number_is_releas
         again.close()
         assert "the server lost this epoch as it was" in aging.audit().findings[0]
         with connect(aging.url) as client:
-            assert release_epoch(client, open_stream(client, "t"), 1)
+            stream = open_stream(client, "t")
+            assert [field for field in client.hkeys(stream.keys.meta) if field.startswith(b"lost:")]
+            assert release_epoch(client, stream, 1)
+            assert not [field for field in client.hkeys(stream.keys.meta) if field.startswith(b"lost:")]
     assert aging.audit().is_clean
 
 
@@ -275,7 +296,7 @@ def test_a_user_who_may_not_ask_for_the_run_is_told_all_the_same(fresh_server: F
     """INFO is a right that an operator may withhold from trainers: then each reconnection compares."""
     aging = AgingServer(fresh_server, tmp_path / "aof", user="limited on >word ~* &* +@all -info")
     said: list[str] = []
-    with training(aging.url.replace("//:secret", "//limited:word"), said) as loader:
+    with training(aging.url_of("limited", "word"), said) as loader:
         with writing(aging.url, []) as epoch:
             write(epoch, 0, 50)
             train(loader, batches := iter(loader), 40)

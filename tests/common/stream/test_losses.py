@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import redis
 
+from penstock_common.errors import ServerUnavailable
 from penstock_common.stream import losses
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.link.connection import connect, open_channel
@@ -122,6 +123,9 @@ class TestWitness:
             assert noted_losses(client, open_stream(client, "t"), 0) == [
                 Loss(0, manifest.id, 0, 10, 17, 7, "acknowledged", "member g/m", 1000)
             ]
+            self.reconnect(client, monkeypatch)
+            witness.check()
+            assert len(said) == 1  # what was named is not named again
 
     @pytest.mark.parametrize("position", [29, 30, 31])
     def test_a_position_within_what_is_committed_is_no_loss(
@@ -170,6 +174,25 @@ class TestWitness:
             assert "offsets 6-8: 3 samples that member" in said[0]
             assert "shard 1 " not in said[0]
             assert "shard 2 offsets 0-39" in said[0]
+
+    def test_a_server_that_goes_away_again_is_compared_when_it_is_back(
+        self, any_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The caller bears outages in its own way; the loss must not be forgotten over one."""
+        with connect(any_url) as client:
+            witness, manifest, said = self.told(any_url, client)
+            witness.committed(manifest, 0, 40)
+
+            def vanish(*_: object) -> None:
+                raise ServerUnavailable("it is away")
+
+            self.reconnect(client, monkeypatch)
+            with monkeypatch.context() as patch, pytest.raises(ServerUnavailable):
+                patch.setattr(losses, "run_script", vanish)
+                witness.check()
+            assert said == []
+            witness.check()
+            assert "shard 0 offsets 30-39" in said[0]
 
     def test_a_user_who_may_not_note_it_says_so_and_goes_on(
         self, any_url: str, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from penstock_common.stream.link.channel import REPLY_TIMEOUT_S, Channel, PlainC
 from penstock_common.stream.link.client import ControlClient
 from penstock_common.stream.link.failure import address, broke_off, may_pass, redacted, translated
 from penstock_common.stream.link.fast import FastChannel, unfit
+from penstock_common.stream.link.runs import connections_of
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 from penstock_common.watchdog import Request
 
@@ -121,6 +122,7 @@ def _client(url: str, timeout_s: float, client_name: str | None) -> ControlClien
         pool = client.connection_pool
         if pool.connection_kwargs.get("decode_responses") or pool.connection_kwargs.get("protocol") != 2:
             raise ValueError("decode_responses and protocol=3 are not supported")
+        connections_of(client)  # from the first one on
         pool.connection_class(**pool.connection_kwargs)  # an unknown ?option= is a TypeError only here
     except (ValueError, TypeError, redis.RedisError) as error:
         text = " ".join(str(error).replace(url, redacted(url)).split())

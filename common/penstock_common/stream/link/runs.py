@@ -27,7 +27,7 @@ class Connections:
 
 
 def connections_of(client: Client) -> Connections:
-    """Return the counter of a client's pool; from the first call on, each connection is counted."""
+    """Return the counter of a client's pool. From the first call on, new connections count, also when made again."""
     settings: dict[str, Any] = client.connection_pool.connection_kwargs
     found = settings.get("redis_connect_func")
     if not isinstance(found, Connections):
