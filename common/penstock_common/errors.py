@@ -186,6 +186,8 @@ class WaitTimeout(PenstockError, TimeoutError):
 class ServerUnavailable(PenstockError, ConnectionError):
     """The server cannot be reached, or the connection broke and did not come back in time."""
 
+    is_said: bool = False
+    """Whether the server itself said so: the connection did not break."""
     borne_s: float = 0.0
     """How long it was tried again in vain before this was raised."""
 
@@ -200,6 +202,8 @@ class ServerUnsuitable(PenstockError, RuntimeError):
 
 class WritesRefused(ServerUnavailable, ServerUnsuitable):
     """The server answers, but takes no writes now: a read-only replica, above its maxmemory, a full disk."""
+
+    is_said = True
 
 
 class BadDurability(PenstockError, ValueError):

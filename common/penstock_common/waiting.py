@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from penstock_common.errors import ServerLoading, ServerUnavailable, WaitTimeout, WritesRefused
+from penstock_common.errors import ServerLoading, ServerUnavailable, WaitTimeout
 from penstock_common.watchdog import FIRST_WORD_S, REPEAT_S, WATCHDOG, Clock, Notify, Watchdog, no_answer
 
 __all__ = ["FIRST_WORD_S", "OUTAGE_S", "REPEAT_S", "Clock", "Notify", "Outage", "Wait", "to_stderr"]
@@ -123,7 +123,7 @@ class Outage:
         if isinstance(error, ServerLoading):
             self._notify(f"waiting, to go on {self._doing}: {error}")
             return
-        what = "the server refused" if isinstance(error, WritesRefused) else "the connection broke"
+        what = "the server refused" if error.is_said else "the connection broke"
         self._notify(f"{what} while {self._doing} ({error}); trying again for {self.patience_s:.0f} s")
 
     def over(self) -> None:

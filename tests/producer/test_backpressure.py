@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -386,3 +387,18 @@ def _awaited_waiter(client: Client) -> tuple[tuple[int, int], Waiter]:
             return next(iter(waiting.items()))
         time.sleep(0.02)
     raise AssertionError("no writer says that it waits")
+
+
+def test_a_share_of_the_budget_is_told_as_the_share_of_its_partition(any_url: str) -> None:
+    """A user who gave 1 MB and reads of 262 kB that are full looks for another setting."""
+    told: list[str] = []
+    with Writer(
+        "t", url=any_url, spec={"x": ("uint8", (1000,))}, partitions=4, budget_bytes=1 << 20, block_bytes=10_000,
+        room_wait_s=0.2, notify=told.append,
+    ) as writer, pytest.raises(BudgetFull) as full, writer.epoch() as epoch:  # fmt: skip
+        for _ in range(1000):
+            epoch.write({"x": np.zeros(1000, np.uint8)})
+    share = re.search(r"partition 0's share of the budget of 't' is full \((\d+) KiB of 256 KiB\)", str(full.value))
+    assert share, str(full.value)
+    one = Room(90, 20, 100, is_next=True)
+    assert reason_to_wait("t", one, ["g"], True).startswith("the budget of 't' is full")

@@ -95,7 +95,9 @@ def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: 
         return "its writer waits for room in the server's memory, which others fill"
     if why == "folder":
         return f"its writer waits for space in the full folder of its payloads ({stream.payload.partition(':')[2]})"
-    parts = [f"{readable_bytes(roster.bytes)} of {readable_bytes(stream.partition_budget)} is held"]
+    share = f"partition {partition.number}'s share of " if len(stream.partitions) > 1 else ""
+    budget = f"{share}the budget, {readable_bytes(stream.partition_budget)},"
+    parts = [f"{readable_bytes(roster.bytes)} of {budget} is held"]
     for name, record in roster.groups.items():
         hold = hold_of(client, stream, partition, roster, name, with_freed=False) if record.kind == SHARED else None
         if hold is not None and hold.nbytes:

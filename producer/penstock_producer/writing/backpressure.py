@@ -30,8 +30,15 @@ class Room:
     """Whether this shard is the lowest unfinished one of the oldest unfinished epoch of its partition."""
     waited_s: float | None = None
     """How long it has waited since it met its mark; None when it does not wait."""
+    partition: int | None = None
+    """Whose share of the budget that is; None where there is one partition, so the share is all of it."""
     left_bytes: int | None = None
     """What the server's memory has for writers beyond what is held; None where there is no limit."""
+
+    def told_budget(self, stream: str) -> str:
+        """Return what ``budget_bytes`` is, in words."""
+        share = "" if self.partition is None else f"partition {self.partition}'s share of "
+        return f"{share}the budget of {stream!r}"
 
     @property
     def is_memory_short(self) -> bool:
@@ -83,30 +90,31 @@ def reason_to_wait(
     ``gone``: the members that such groups wait for, told. ``is_kept``: pinned, replayed.
     """
     share = f"{readable_bytes(room.held_bytes)} of {readable_bytes(room.budget_bytes)}"
+    budget = room.told_budget(stream)
     if not has_groups:
         return (
-            f"the budget of {stream!r} is full ({share}) and no group reads it yet: "
+            f"{budget} is full ({share}) and no group reads it yet: "
             f"start a trainer, or `penstock groups declare {stream} NAME`"
         )
     if gone:
         return (
-            f"the budget of {stream!r} is full ({share}), and trainers wait as well, for members last seen a while "
+            f"{budget} is full ({share}), and trainers wait as well, for members last seen a while "
             f"ago: {gone}; start them again under their names; what a member of a shared group holds comes to "
             "others when its lease has lapsed"
         )
     if unsettled:
         each = ", ".join(f"group {name} {readable_bytes(nbytes)}" for name, nbytes in sorted(unsettled.items()))
         return (
-            f"the budget of {stream!r} is full ({share}), and trainers wait for samples while they have some that they "
+            f"{budget} is full ({share}), and trainers wait for samples while they have some that they "
             f"were given and have not acknowledged ({each}): they have to acknowledge, or to save a checkpoint"
         )
     if blockers:
-        return f"the budget of {stream!r} is full ({share}) because of group {', '.join(blockers)}: it has yet to read"
+        return f"{budget} is full ({share}) because of group {', '.join(blockers)}: it has yet to read"
     if not room.is_next:
-        return f"the budget of {stream!r} is full ({share}); its last quarter is kept for the oldest unfinished shard"
+        return f"{budget} is full ({share}); its last quarter is kept for the oldest unfinished shard"
     if not is_kept:
-        return f"the budget of {stream!r} is full ({share}) of what trainers were given and have not acknowledged"
-    return f"the budget of {stream!r} is full ({share}) of epochs that a replay or a pin holds"
+        return f"{budget} is full ({share}) of what trainers were given and have not acknowledged"
+    return f"{budget} is full ({share}) of epochs that a replay or a pin holds"
 
 
 def reason_of_memory(stream: str, room: Room, memory: ServerMemory) -> str:
@@ -114,7 +122,7 @@ def reason_of_memory(stream: str, room: Room, memory: ServerMemory) -> str:
     used, limit = readable_bytes(memory.used_bytes), readable_bytes(memory.limit_bytes)
     kept = readable_bytes(memory.limit_bytes - memory.used_bytes - (memory.left_bytes or 0))
     return (
-        f"the server uses {used} of its maxmemory {limit}, of which writers leave {kept} free; {stream!r} holds only "
-        f"{readable_bytes(room.held_bytes)} of its budget {readable_bytes(room.budget_bytes)}: remove other keys, "
-        "or raise maxmemory"
+        f"the server uses {used} of its maxmemory {limit}, of which writers leave {kept} free; of "
+        f"{room.told_budget(stream)} only {readable_bytes(room.held_bytes)} of {readable_bytes(room.budget_bytes)} are "
+        "used: remove other keys, or raise maxmemory"
     )

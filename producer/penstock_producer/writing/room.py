@@ -43,7 +43,8 @@ class RoomKeeper:
         self._partition = stream.partition_of(shard)
         self._janitor, self._headroom = lasting.janitors.of(shard), lasting.headroom
         self._turns, self._clock = lasting.turns, clock
-        self._room = Room(0, 0, stream.partition_budget, False)
+        self._share_of = self._partition.number if len(stream.partitions) > 1 else None
+        self._room = Room(0, 0, stream.partition_budget, False, partition=self._share_of)
         self.server_is_full = False
         """Set when the server refused a write at its maxmemory: then one more round of waiting comes first."""
         self.full_folder = ""
@@ -124,7 +125,13 @@ class RoomKeeper:
             if is_next and not self._is_next():
                 break
             self._room = Room(
-                held_bytes, block_bytes, self._stream.partition_budget, is_next, waited_s=waited_s, left_bytes=left
+                held_bytes,
+                block_bytes,
+                self._stream.partition_budget,
+                is_next,
+                waited_s=waited_s,
+                left_bytes=left,
+                partition=self._share_of,
             )
             if self._room.is_enough:
                 return True

@@ -20,7 +20,7 @@ from redis.client import Pipeline
 
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.stream.link.damage import damage_of, is_wrong_type
-from penstock_common.stream.link.failure import address, may_pass, translate
+from penstock_common.stream.link.failure import address, is_denied, may_pass, translate
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_common.watchdog import Request
 
@@ -55,7 +55,7 @@ class _UntilOver(Outage):
 def _failure(error: Exception, client: redis.Redis) -> PenstockError | None:
     """What a user can act on; None where the caller inside ``stream/`` knows better."""
     plain = type(error) in (foreign.ResponseError, foreign.NoScriptError, foreign.WatchError)
-    return None if plain and not may_pass(error) else translate(error, client)
+    return None if plain and not (may_pass(error) or is_denied(error)) else translate(error, client)
 
 
 def _bearing(client: ControlClient, ask: Callable[[], Answer], parts: Callable[[], Iterable[Any]]) -> Answer:

@@ -92,9 +92,10 @@ def _run_all(client: Client, script: str, calls: Sequence[Call]) -> list[Any]:
 
 def _explained(error: ResponseError, keys: Sequence[Key]) -> Exception:
     """The error of a script with these keys, or, where it could not make sense of what they hold, that."""
-    if _CANNOT_READ.search(str(error)) is None:
+    if (found := _CANNOT_READ.search(text := str(error))) is None:
         return error
-    return unreadable_value(" or ".join(keys[:3]), error, keys[0] if keys else "")
+    plain = ValueError(text[found.start(1) :])  # its repr is the text, and no digest of a script is in it
+    return unreadable_value(" or ".join(keys[:3]), plain, keys[0] if keys else "")
 
 
 def run_script_on(channel: Channel, client: Client, script: str, keys: Sequence[Key], args: Iterable[Arg]) -> Any:

@@ -29,6 +29,8 @@ _OF_PIPELINE = re.compile(r"\ACommand # \d+ \(.*?\) of pipeline caused error: ")
 """What redis-py puts before it."""
 _DEFAULT_USER = "default"
 """Who has no name of its own on the server: messages leave it out."""
+_DENIED = re.compile(r"The user executing the script can't (run|access)")
+"""How every version says NOPERM inside a script, with the script's digest around it."""
 _CLOSED = re.compile("while reading|while writing|closed|reset|Broken pipe")
 
 
@@ -132,6 +134,12 @@ def _unreachable(error: BaseException, place: str) -> PenstockError:
 
 def _refused(error: foreign.ResponseError, place: str) -> PenstockError:
     text = _text(error)
+    if (denied := _DENIED.search(text)) is not None:
+        what = "a command" if denied[1] == "run" else "a key"
+        return Unauthorized(
+            f"Redis at {place} does not permit this user {what} that Penstock's scripts use: extend the user's ACL; "
+            "`penstock doctor` names the commands that it lacks, and its keys are ~penstock:*"
+        )
     if isinstance(error, foreign.NoPermissionError) or text.startswith("NOPERM"):
         return Unauthorized(f"Redis at {place} does not permit this user a command ({text}): extend the user's ACL")
     if (failure := _hindered(error, text, place)) is not None:
@@ -149,9 +157,16 @@ def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnav
         isinstance(error, foreign.ReadOnlyError)
         or "READONLY " in text
         or "with replica instances" in text
-        or text.startswith("UNBLOCKED")
+        or "instance state changed" in text  # UNBLOCKED, as are the next two
     ):
         return WritesRefused(f"Redis at {place} is a read-only replica: connect to its primary")
+    if text.startswith("UNBLOCKED"):
+        cause = (
+            "the stream, or an epoch of it, was deleted, released or lost (FLUSHALL)"
+            if "no longer exists" in text
+            else "somebody ended that with CLIENT UNBLOCK"
+        )
+        return _said(f"Redis at {place} no longer waits for samples: {cause}")
     if isinstance(error, foreign.OutOfMemoryError) or "OOM command" in text:
         return WritesRefused(
             f"Redis at {place} is above its maxmemory and takes no writes: raise maxmemory, or release epochs"
@@ -159,10 +174,21 @@ def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnav
     if text.startswith(("MISCONF", "NOREPLICAS")) or "-MISCONF" in text or "-NOREPLICAS" in text:
         return WritesRefused(f"Redis at {place} takes no writes now ({text[:200]}): see its log")
     if text.startswith("BUSY "):
-        return ServerUnavailable(f"Redis at {place} is kept busy by a script ({text}): end it with SCRIPT KILL")
+        return _said(f"Redis at {place} is kept busy by a script ({text}): end it with SCRIPT KILL")
     if isinstance(error, foreign.MasterDownError) or text.startswith("MASTERDOWN"):
-        return ServerUnavailable(f"Redis at {place} is a replica without its primary ({text}): connect to the primary")
+        return _said(f"Redis at {place} is a replica without its primary ({text}): connect to the primary")
     return None
+
+
+def _said(text: str) -> ServerUnavailable:
+    error = ServerUnavailable(text)
+    error.is_said = True
+    return error
+
+
+def is_denied(error: BaseException) -> bool:
+    """Return whether a script met a command or a key that the user may not use."""
+    return isinstance(error, foreign.ResponseError) and _DENIED.search(_text(error)) is not None
 
 
 def translate_reply(error: foreign.ResponseError, where: str | redis.Redis) -> PenstockError:

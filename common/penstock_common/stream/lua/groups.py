@@ -5,11 +5,12 @@ Who calls it, and how its replies read, is ``roster``'s.
 
 from __future__ import annotations
 
-from penstock_common.stream.lua.pieces import GO_ON, MINIMUM
+from penstock_common.stream.lua.pieces import DECODED, GO_ON, MINIMUM
 
 JOIN_GROUP = (
     GO_ON
     + MINIMUM
+    + DECODED
     + """
 -- KEYS roster keys.. | ARGV group member incarnation declared first raise force kind world batch quiet_ms epochs..
 -- keys: each epoch's entries, of an ordered group its positions. member '' only declares, kind '' takes what it is;
@@ -33,7 +34,7 @@ now = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 local text = redis.call('HGET', KEYS[1], 'g:' .. group)
 local record, new = nil, 0
 if text then
-  record = cjson.decode(text)
+  record = decoded(text)
   if kind ~= '' and record.kind ~= kind then return {'kind', record.kind} end
   if batch > 0 and (record.batch or batch) ~= batch then return {'batch', record.batch} end
   if record.lost and not force then return {'lost', record.lost[1], record.lost[2]} end
@@ -67,7 +68,7 @@ redis.call('HSET', KEYS[1], 'g:' .. group, cjson.encode(record))
 if member ~= '' then
   local name, mine = group .. ':' .. member, cjson.encode({inc = incarnation, seen = now})
   local before = redis.call('HGET', KEYS[1], 'm:' .. name)
-  if before and cjson.decode(before).inc ~= incarnation then -- it may live, and look only when this one has left
+  if before and decoded(before, 'inc').inc ~= incarnation then -- it may live, and look only when this one has left
     redis.call('HSET', KEYS[1], 'o:' .. name, mine)
   end
   redis.call('HSET', KEYS[1], 'm:' .. name, mine)
@@ -106,6 +107,7 @@ return 1
 
 BEAT = (
     GO_ON
+    + DECODED
     + """
 -- KEYS roster entries.. | ARGV group member incarnation idle_ms handed_bytes, then per entries key: n id1..idn
 -- idle_ms is how long the member's loop has waited for a batch, -1 where it does not wait; handed_bytes what it was
@@ -116,7 +118,7 @@ local text = redis.call('HGET', KEYS[1], field)
 local group = redis.call('HGET', KEYS[1], 'g:' .. ARGV[1])
 local owner = text or redis.call('HGET', KEYS[1], 'o:' .. ARGV[1] .. ':' .. ARGV[2])
 if not group or not owner then return redis.error_reply('PENSTOCK gone') end
-if cjson.decode(owner).inc ~= ARGV[3] then return redis.error_reply('PENSTOCK replaced') end
+if decoded(owner, 'inc').inc ~= ARGV[3] then return redis.error_reply('PENSTOCK replaced') end
 if not text then return redis.error_reply('PENSTOCK gone') end
 local now = redis.call('TIME')
 now = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)

@@ -23,6 +23,18 @@ end
 """The answer for an epoch whose state is not the one that the caller knows: -1, or an error where no Penstock wrote it.
 A reader that took such an epoch for an ended one would be given the same samples again and again."""
 
+DECODED = """
+local function decoded(text, field)
+  local value = cjson.decode(text)
+  if type(value) ~= 'table' then error('Expected an object, found ' .. string.sub(text, 1, 40)) end
+  if field and type(value[field]) ~= 'string' then
+    error('Expected an object with ' .. field .. ', found ' .. string.sub(text, 1, 40))
+  end
+  return value
+end
+"""
+"""Decodes a record of a roster, and ends the script where it is none: Lua takes a field of a string for nil."""
+
 MARK_LOST = """
 local function mark_lost(roster, epoch)
   local all = redis.call('HGETALL', roster)

@@ -5,18 +5,21 @@ Joining is ``groups``'; who calls these, and what their replies mean, is ``strea
 
 from __future__ import annotations
 
-from penstock_common.stream.lua.pieces import MINIMUM, NOT_LIVE
+from penstock_common.stream.lua.pieces import DECODED, MINIMUM, NOT_LIVE
 
-_REQUIRE_RANK = """
+_REQUIRE_RANK = (
+    DECODED
+    + """
 local function refusal(roster, group, rank, incarnation)
   local text = redis.call('HGET', roster, 'g:' .. group)
   if not text then return 'PENSTOCK gone' end
-  local record = cjson.decode(text)
+  local record = decoded(text)
   if tonumber(rank) >= (record.world or 0) then return 'PENSTOCK rank ' .. (record.world or 0) end
   local member = redis.call('HGET', roster, 'm:' .. group .. ':rank-' .. rank)
-  if not member or cjson.decode(member).inc ~= incarnation then return 'PENSTOCK replaced' end
+  if not member or decoded(member, 'inc').inc ~= incarnation then return 'PENSTOCK replaced' end
 end
 """
+)
 
 REPORT = (
     NOT_LIVE

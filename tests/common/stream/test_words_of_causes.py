@@ -1,0 +1,171 @@
+"""An error names its cause: what a server says in one word has several, and each asks for something else."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import redis
+
+from penstock_common.errors import DamagedKey, PenstockError, ServerUnavailable, Unauthorized, WritesRefused
+from penstock_common.stream.groups.roster import Membership, beat, join_group
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.link.failure import translate
+from penstock_common.stream.servers.embedded import EmbeddedServer
+from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, produce, writer_of
+
+Act = Callable[[redis.Redis, str], object]
+
+
+def unblock(client: redis.Redis, blocked: str) -> object:
+    """An operator's word."""
+    return client.execute_command("CLIENT", "UNBLOCK", blocked, "ERROR")
+
+
+def demote(client: redis.Redis, _: str) -> object:
+    """A failover: this server is no primary any more."""
+    return client.replicaof("127.0.0.1", 1)
+
+
+@pytest.fixture
+def own_server(server: EmbeddedServer) -> Iterator[EmbeddedServer]:
+    """One of each version, a primary again at the end."""
+    yield server
+    with redis.Redis.from_url(server.url) as client:
+        client.replicaof("NO", "ONE")
+
+
+def blocked_id(client: redis.Redis) -> str:
+    """Of the client that waits, once one does."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        for info in client.client_list():
+            if "b" in info["flags"] and info["cmd"] == "xreadgroup":
+                return str(info["id"])
+        time.sleep(0.01)
+    raise AssertionError("no client waits")
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "told"),
+    [
+        (unblock, ServerUnavailable, "no longer waits for samples: somebody ended that with CLIENT UNBLOCK"),
+        (demote, WritesRefused, "is a read-only replica: connect to its primary"),
+    ],
+)
+def test_a_wait_that_the_server_ends_is_told_by_its_cause(
+    own_server: EmbeddedServer, act: Act, kind: type[PenstockError], told: str
+) -> None:
+    """UNBLOCKED is said of all; a search for a primary helps in one case only."""
+    require_told(own_server, act, kind, told)
+
+
+def test_a_wait_for_a_stream_that_goes_is_told_as_that(any_server: EmbeddedServer) -> None:
+    """FLUSHALL makes no replica. Redis 6.2 tells nothing of it: there a look at the stream finds out."""
+    told = r"no longer waits for samples: .* was deleted, released or lost \(FLUSHALL\)"
+    require_told(any_server, lambda client, _: client.flushall(), ServerUnavailable, told)
+
+
+def require_told(server: EmbeddedServer, act: Act, kind: type[PenstockError], told: str) -> None:
+    """Has the server end a wait, and looks at the words."""
+    with redis.Redis.from_url(server.url) as admin, redis.Redis.from_url(server.url) as waiting:
+        admin.xgroup_create("s", "g", mkstream=True)
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(lambda: waiting.xreadgroup("g", "c", {"s": ">"}, block=20_000))
+            act(admin, blocked_id(admin))
+            error = found.exception(20)
+    assert isinstance(error, redis.ResponseError)
+    assert str(error).startswith("UNBLOCKED")
+    failure = translate(error, server.url)
+    assert type(failure) is kind
+    assert isinstance(failure, ServerUnavailable)
+    assert failure.is_said
+    assert re.search(told, str(failure))
+
+
+def test_a_trainer_whose_wait_is_ended_by_an_operator_says_so_and_goes_on(url: str, client: redis.Redis) -> None:
+    """It said that its server was a read-only replica, or that the connection broke; neither was so."""
+    told: list[str] = []
+    with writer_of(url, spec=SPEC) as writer, writer.epoch() as epoch:
+
+        def operate() -> None:
+            while not unblock(client, blocked_id(client)):  # it may have ended by itself just then
+                pass
+            time.sleep(0.2)
+            for number in range(4):
+                epoch.write({"x": np.full(4, number, np.float32), "y": number})
+            epoch.close()
+
+        operator = threading.Thread(target=operate)
+        operator.start()
+        with loader_of(url, notify=told.append) as loader:
+            assert sorted(numbers(loader)) == [0, 1, 2, 3]
+        operator.join()
+    said = [text for text in told if "CLIENT UNBLOCK" in text]
+    assert said
+    assert said[0].startswith("the server refused while reading")
+    assert not [text for text in told if "read-only replica" in text or "connection broke" in text]
+
+
+@pytest.mark.parametrize(
+    ("right", "what"), [(("-hincrby",), "a command"), (("-setbit",), "a command")], ids=["of a writer", "of a trainer"]
+)
+def test_a_right_that_a_script_lacks_is_told_as_a_right(
+    server: EmbeddedServer, client: redis.Redis, right: tuple[str, ...], what: str
+) -> None:
+    """A digest of the script says nothing to whoever has to extend an ACL."""
+    client.execute_command("ACL", "SETUSER", "ann", "reset", "on", ">pw", "+@all", "allkeys", *right)
+    try:
+        url = f"redis://ann:pw@127.0.0.1:{server.port}"
+        with pytest.raises(Unauthorized) as refused:
+            if right == ("-hincrby",):
+                produce(url, "t", 10)
+            else:
+                produce(server.url, "t", 10)
+                with loader_of(url) as loader:
+                    numbers(loader)
+    finally:
+        client.execute_command("ACL", "DELUSER", "ann")
+    text = str(refused.value)
+    assert f"redis://ann@127.0.0.1:{server.port} does not permit this user {what} that Penstock's scripts use" in text
+    assert "`penstock doctor` names" in text
+    assert not re.search(r"[0-9a-f]{40}|user_script", text)
+
+
+def test_a_key_that_a_script_may_not_touch_is_told_as_a_right(server: EmbeddedServer, client: redis.Redis) -> None:
+    """Keys that a script names itself are checked only while it runs."""
+    client.execute_command("ACL", "SETUSER", "bob", "reset", "on", ">pw", "+@all", "~penstock:*")
+    try:
+        with (
+            connect(f"redis://bob:pw@127.0.0.1:{server.port}") as bob,
+            pytest.raises(Unauthorized, match=r"a key that Penstock's scripts use: .* its keys are ~penstock:\*"),
+        ):
+            bob.eval("return redis.call('SET', 'elsewhere', 1)", 0)
+    finally:
+        client.execute_command("ACL", "DELUSER", "bob")
+
+
+@pytest.mark.parametrize("nonsense", ['"abc"', "[]", '{"inc": 1}'])
+@pytest.mark.parametrize("field", ["m:g:me", "g:g"])
+def test_a_member_that_is_no_record_is_not_told_as_another_process(
+    url: str, client: redis.Redis, nonsense: str, field: str
+) -> None:
+    """Lua finds no field in a string, which looked like another process's incarnation: nobody had joined."""
+    produce(url, "t", 10)
+    stream = open_stream(client, "t")
+    who = Membership(stream, "g", "me", "incarnation")
+    join_group(client, who)
+    (partition,) = stream.partitions
+    if field == "m:g:me":
+        client.hset(partition.roster, field, nonsense)
+        with pytest.raises(DamagedKey, match=f"{re.escape(partition.roster)}.*Expected an object"):
+            beat(client, who, partition, {})
+    elif nonsense == '"abc"':
+        client.hset(partition.roster, field, nonsense)
+        with pytest.raises(DamagedKey, match=re.escape(partition.roster)):
+            join_group(client, who)
