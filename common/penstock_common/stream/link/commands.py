@@ -35,7 +35,7 @@ are bytes: so the client is Any, and each reply's type is said where it is read.
 Refused = ResponseError
 """What redis-py raises where the server answers one command with an error, for callers that can repair the cause."""
 
-_CANNOT_READ = re.compile(r"user_script:\s*\d+: (Expected |attempt to |bad argument )")
+_CANNOT_READ = re.compile(r"user_script:\s*\d+: (Expected |Found too many nested |attempt to |bad argument )")
 """How Lua, and its cjson, complain of a value: not what a command inside a script answered."""
 _UNREADABLE = (
     BadSpec, KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError, OverflowError,
