@@ -36,6 +36,7 @@ from penstock_producer.working.jobs import (
     ShardJob,
     ShardQueue,
     open_queue,
+    read_notes,
     records_of,
 )
 from penstock_producer.working.oversight import Death
@@ -241,11 +242,10 @@ class Dispatcher:
     def reports(self, job_ids: Iterable[str]) -> Reports:
         """What these jobs have noted so far."""
         reports = Reports()
-        for job in ShardJob.fetch_many(job_ids, connection=self._queue.connection, serializer=JSONSerializer):
-            if job is not None:
-                reports.nbytes += int(job.meta.get("bytes", 0))
-                reports.workers |= set(job.meta.get("workers", []))
-                reports.waits = reports.waits or str(job.meta.get("waits", ""))
+        for notes in read_notes(self._client, job_ids):
+            reports.nbytes += int(notes.get("bytes", 0))
+            reports.workers |= set(notes.get("workers", []))
+            reports.waits = reports.waits or str(notes.get("waits", ""))
         return reports
 
     def running(self) -> set[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -25,7 +25,7 @@ from penstock_common.stream.link.commands import Refused
 from penstock_common.waiting import Notify
 from penstock_producer.working.fill import Stopped
 from penstock_producer.working.oversight import Death, Suspicion, suspect
-from penstock_producer.working.record import LIMITS, Unreadable, checked, shown
+from penstock_producer.working.record import LIMITS, Unreadable, checked, readable_meta, shown
 from penstock_producer.working.task import ShardTask
 from penstock_producer.working.workbench import Made, SourceChanged, Workbench
 
@@ -452,23 +452,29 @@ def _pair_of(member: bytes) -> tuple[str, str] | None:
     return None if job_id is None or execution_id is None else (job_id, execution_id)
 
 
-def _read(connection: Any, keys: Sequence[str]) -> list[dict[str, bytes | None]]:
+def read_notes(connection: Any, job_ids: Iterable[str]) -> list[dict[str, Any]]:
+    """Return what Penstock noted in each job; {} where there is no job, or no note that can be read."""
+    found = _read(connection, [Job.key_for(job_id) for job_id in job_ids], {"meta": LIMITS["meta"]})
+    return [readable_meta(fields.get("meta")) for fields in found]
+
+
+def _read(connection: Any, keys: Sequence[str], limits: Mapping[str, int] = LIMITS) -> list[dict[str, bytes | None]]:
     """Read the fields that jobs are made of: None for one that is too long to be read, nothing of what is no hash."""
     with connection.pipeline(transaction=False) as pipe:
         for key in keys:
-            for name in LIMITS:
+            for name in limits:
                 pipe.hstrlen(key, name)
         sizes = [_answer(answer) or 0 for answer in pipe.execute(raise_on_error=False)]
         lengths = [
-            dict(zip(LIMITS, sizes[at : at + len(LIMITS)], strict=True)) for at in range(0, len(sizes), len(LIMITS))
+            dict(zip(limits, sizes[at : at + len(limits)], strict=True)) for at in range(0, len(sizes), len(limits))
         ]
-        wanted = [[name for name, most in LIMITS.items() if 0 < found[name] <= most] for found in lengths]
+        wanted = [[name for name, most in limits.items() if 0 < found[name] <= most] for found in lengths]
         for key, names in zip(keys, wanted, strict=True):
-            pipe.hmget(key, names or ["data"])
+            pipe.hmget(key, names or ["none"])
         values = [_answer(answer) or [] for answer in pipe.execute(raise_on_error=False)]
     return [
         {
-            **{name: None for name, most in LIMITS.items() if found[name] > most},
+            **{name: None for name, most in limits.items() if found[name] > most},
             **{name: value for name, value in zip(names, held, strict=False) if value is not None},
         }
         for found, names, held in zip(lengths, wanted, values, strict=True)
