@@ -252,13 +252,6 @@ def a_member_leaves(w: World) -> Any:
 
 
 @case
-def a_group_is_reset(w: World) -> Any:
-    """It reads again from the first epoch."""
-    keys = [w.partition.roster, w.partition.entries(0), w.partition.entries(1)]
-    return groups.RESET_GROUP, keys, ["g", 0, 0, 1]
-
-
-@case
 def a_group_is_dropped(w: World) -> Any:
     """Its field goes, and the generation rises once."""
     return groups.DROP_GROUP, [w.partition.roster, w.partition.entries(0), w.partition.entries(1)], ["g"]
