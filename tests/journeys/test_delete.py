@@ -121,7 +121,7 @@ def test_an_interrupted_deletion_is_run_again(
             return len(names)
 
     monkeypatch.setattr(deletion, "retire_epoch", dying(retire))
-    with Dying(port=any_client.connection_pool.connection_kwargs["port"]) as interrupted:
+    with Dying.from_url(any_url) as interrupted:
         with pytest.raises(KeyboardInterrupt):
             delete_stream(interrupted, "t")
         with pytest.raises(StreamDeleted, match="is being deleted; if that was interrupted, `penstock delete t` again"):

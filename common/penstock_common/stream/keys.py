@@ -129,6 +129,18 @@ class PartitionKeys:
         return self._key(f"{epoch}:quarantine")
 
 
+_ANY = re.compile(
+    r"penstock:\{(?P<stream>[^}]+?)(?:\.[0-9a-f]{12}\.\d+)?\}:(?:(?P<epoch>\d+):)?(?:\d+:)?(?P<kind>[a-z]+)"
+    r"(?::(?P<group>[^:]+)(?::\d+)?)?\Z"
+)
+
+
+def parts_of(key: str) -> dict[str, str | None] | None:
+    """The ``stream``, ``epoch``, ``kind`` and ``group`` in a key's name; None where it is no key of a stream."""
+    found = _ANY.match(key)
+    return found.groupdict() if found else None
+
+
 ANY_META = "penstock:{*}:meta"
 """Pattern of every stream's meta key."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_common.errors import DamagedKey
+from penstock_common.stream.keys import StreamKeys, parts_of
 
 _WRONG_TYPE = "WRONGTYPE"
 """What the server says where a key is of another type than a command needs; a script's error quotes it."""
@@ -21,10 +22,6 @@ _WRONG_STATE = "PENSTOCK damaged state"
 _NO_ID_LEFT = "exhausted the last possible ID|ID specified in XADD is equal or smaller"
 _WRONG_VALUE = re.compile(f"value is not an integer|{_NO_ID_LEFT}|increment or decrement would overflow")
 """The same of a number that cannot be counted on, and of a stream whose newest id nothing can follow."""
-_KEY = re.compile(
-    r"penstock:\{(?P<stream>[^}]+?)(?:\.[0-9a-f]{12}\.\d+)?\}:(?:(?P<epoch>\d+):)?(?:\d+:)?(?P<kind>[a-z]+)"
-    r"(?::(?P<group>[^:]+)(?::\d+)?)?\Z"
-)
 _CLI = 'redis-cli -u "$PENSTOCK_URL"'
 _BACKUP = "restore it from a backup of the server; without one "
 _REMAKE = _BACKUP + "`penstock delete {stream} --force` removes the stream, and its producer makes it again"
@@ -37,7 +34,7 @@ _REREAD = (
     f"`{_CLI} DEL '{{key}}'`, then `penstock groups reset {{stream}} {{group}} {{epoch}}` has the group read again from"
     " that epoch"
 )
-_ID = f"$({_CLI} HGET 'penstock:{{{{{{stream}}}}}}:{{epoch}}:manifest' id)"
+_ID = f"$({_CLI} HGET '{{manifest}}' id)"
 _RELIVE = f"`{_CLI} SET '{{key}}' \"live:{_ID}\"` puts it right, of an epoch that was not abandoned"
 
 
@@ -74,14 +71,17 @@ KINDS = {
 
 def kind_of(key: str) -> Kind | None:
     """Return what belongs in a key, or None where Penstock makes no key of that name."""
-    found = _KEY.match(key)
-    return KINDS.get(found["kind"]) if found else None
+    found = parts_of(key)
+    return KINDS.get(found["kind"] or "") if found else None
 
 
 def repair_of(key: str) -> str:
     """Return how to repair a key, as a clause that follows a semicolon; empty for a key that Penstock does not know."""
-    found, kind = _KEY.match(key), kind_of(key)
-    return kind.repair.format(key=key, **found.groupdict()) if found and kind else ""
+    found, kind = parts_of(key), kind_of(key)
+    if not found or kind is None:
+        return ""
+    manifest = StreamKeys(found["stream"] or "").manifest(int(found["epoch"] or 0))
+    return kind.repair.format(key=key, manifest=manifest, **found)
 
 
 def _named_last(where: str) -> str:
@@ -140,7 +140,7 @@ def damage_of(client: Any, error: object, parts: Iterable[Any]) -> DamagedKey | 
     if not keys or not isinstance(error, Exception):
         return None
     if _WRONG_STATE in str(error):
-        return next((unreadable_value(key, error) for key in keys if key.endswith(":state")), None)
+        return next((unreadable_value(key, error) for key in keys if kind_of(key) is KINDS["state"]), None)
     if _WRONG_VALUE.search(str(error)):
         return unreadable_value(" or ".join(keys[:3]), error, keys[0])
     is_gone = _GONE in str(error)
@@ -161,4 +161,4 @@ def is_wrong_type(reply: object) -> bool:
 def _keys_among(parts: Iterable[Any]) -> list[str]:
     """A command's keys, each once; a pipeline may name thousands of other arguments."""
     texts = (part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in parts)
-    return list(dict.fromkeys(text for text in texts if isinstance(text, str) and text.startswith("penstock:{")))
+    return list(dict.fromkeys(text for text in texts if isinstance(text, str) and parts_of(text)))
