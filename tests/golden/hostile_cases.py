@@ -32,6 +32,7 @@ RAGGED = made(
 )
 FEW = made("", "", {"b": ("float32", (None, 4))}, [{"b": np.ones((i % 2, 4), "f4")} for i in range(65)])
 FLAGS = made("", "", {"m": ("bool", (2,))}, [{"m": np.array([True, False])}])
+BYTES = made("", "", dict.fromkeys("abc", ("bytes", ())), [dict.fromkeys("abc", b"ab")])
 HUGE = made("", "", {"x": ("float32", (0, 1000, 1000))}, [{"x": np.ones((0, 1000, 1000), "f4")}])
 
 
@@ -39,6 +40,7 @@ def hostile_cases() -> Iterator[Case]:
     """All hostile cases."""
     for part in (_fields(), _json(), _versions(), _numbers(), _holes(), _tensors(), _shapes(), _payloads(), _digests()):
         yield from part
+    yield from _refs()
 
 
 def case(name: str, about: str, base: Case, fields: Fields, error: str = "BadEntry") -> Case:
@@ -168,8 +170,38 @@ def _holes() -> Iterator[Case]:
     yield header("holes-repeated", "not strictly rising", holes=[1, 1])
     yield header("holes-before-first", "before the entry", first=5, holes=[4])
     yield header("holes-after-end", "behind the entry", holes=[3])
+    yield header("holes-beyond-shard", "the last hole lies outside the shard", first=(1 << 20) - 2, holes=[1 << 20])
     yield header("holes-1025", "more than there may be", holes=list(range(1025)))
     yield header("holes-true", "true is not 1", holes=[True])
+
+
+def ref(name: str, about: str, value: Any, base: Case = FIXED) -> Case:
+    """A case whose payload lies in a file, for a reader that sees the files."""
+    broken = header(name, about, base=base, ref=value)
+    return broken | {"segments": True, "fields": broken["fields"][:1]}
+
+
+def _refs() -> Iterator[Case]:
+    file, sizes = "0-0-0123456789ab.seg", [4, 16]
+    yield ref("ref-null", "no list", None)
+    yield ref("ref-text", "no list", file)
+    yield ref("ref-of-two", "no sizes", [file, 4096])
+    yield ref("ref-path", "a file elsewhere", [f"../{file}", 4096, sizes])
+    yield ref("ref-line-end", "a name and more", [f"{file}\n", 4096, sizes])
+    yield ref("ref-offset-in-head", "in the file's head", [file, 4032, sizes])
+    yield ref("ref-offset-odd", "no multiple of 64", [file, 4097, sizes])
+    yield ref("ref-offset-float", "4096.0", [file, 4096.0, sizes])
+    yield ref("ref-offset-2-to-the-40", "behind every file", [file, 1 << 40, sizes])
+    yield ref("ref-sizes-few", "one field of two", [file, 4096, [4]])
+    yield ref("ref-sizes-many", "three fields of two", [file, 4096, [*sizes, 0]])
+    yield ref("ref-size-differs", "x has 4 bytes", [file, 4096, [5, 16]])
+    yield ref("ref-size-negative", "below 0", [file, 4096, [-1, 2, 2]], BYTES)
+    yield ref("ref-size-true", "true is not 1", [file, 4096, [True, 2, 2]], BYTES)
+    yield ref("ref-size-float", "2.0", [file, 4096, [2.0, 2, 2]], BYTES)
+    yield ref("ref-size-too-large", "more than a field may have", [file, 4096, [512_000_001, 2, 2]], BYTES)
+    yield ref(
+        "ref-sizes-too-large", "more than an entry may have, no field too large", [file, 4096, [5 * 10**8] * 3], BYTES
+    )
 
 
 def _tensors() -> Iterator[Case]:

@@ -9,7 +9,7 @@ from penstock_common.stream.link.commands import Client
 from penstock_producer.writing.lasting import Lasting
 from penstock_producer.writing.room import NOTE_AFTER_S, RoomKeeper
 from penstock_producer.writing.turns import LOOK_EVERY_S
-from tests.contracts.feed import SPEC, writer_of
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, writer_of
 
 
 @pytest.mark.parametrize(("refused", "why"), [("server_is_full", "memory"), ("full_folder", "folder")])
@@ -38,3 +38,22 @@ def test_of_writers_that_server_or_folder_refused_the_one_that_is_waited_for_is_
             room.end_wait()
         lasting.close()
         epoch.abandon()
+
+
+@pytest.mark.parametrize("hindered", ["by the rule", "by the server", "by the folder"])
+def test_nothing_is_sent_ahead_while_a_writer_waits(any_url: str, any_client: Client, hindered: str) -> None:
+    """A block that goes with the one before it asks nobody: after a refusal each would be refused, and sent again."""
+    with writer_of(any_url, spec=SPEC, budget_bytes=100 * SAMPLE_BYTES) as writer, writer.epoch() as epoch:
+        lasting = Lasting(any_client, writer.stream, lambda _: None)
+        room = RoomKeeper(any_client, writer.stream, epoch.manifest, 0, lambda: 0.0, lasting)
+        assert room.has_room(SAMPLE_BYTES, 0)
+        assert room.is_ample(SAMPLE_BYTES, 0), "nothing is in the way"
+        if hindered == "by the rule":
+            assert not room.has_room(SAMPLE_BYTES, 100 * SAMPLE_BYTES)
+        elif hindered == "by the server":
+            room.server_is_full = True
+        else:
+            room.full_folder = "/full"
+        assert not room.is_ample(SAMPLE_BYTES, 0)
+        assert room.has_room(SAMPLE_BYTES, 0) == (hindered == "by the rule"), "a refusal costs one more round"
+        lasting.close()

@@ -110,6 +110,31 @@ def read(fields: list[tuple[bytes, bytes]], spec: Spec) -> Entry:
     return Entry(header, offsets_of(header), samples)
 
 
+def read_ref(data: bytes, spec: Spec) -> tuple[str, int, list[int]]:
+    """File, offset and sizes of a header's ``ref``; raises Refused. The rest of the header counts as inline."""
+    header = read_header(data, sees_files=True)
+    ref, count = header.get("ref"), header["count"]
+    need(type(ref) is list and len(ref) == 3, "ref is no list of three")
+    assert isinstance(ref, list)
+    file, at, sizes = ref
+    need(type(file) is str and re.fullmatch(r"[0-9]{1,16}-[0-9]{1,4}-[0-9a-f]{12}\.seg", file), "no name of a segment")
+    need(integer(at, 4096, (1 << 40) - 1) % 64 == 0, "the offset is no multiple of 64")
+    need(type(sizes) is list, "no sizes")
+    plan = [(name, dtype, shape, announced(header, name, dtype, shape)) for name, (dtype, shape) in spec.items()]
+    fields: list[int | None] = []
+    for _, dtype, shape, inline in plan:
+        if not is_ragged(dtype, shape):
+            fields.append(count * ITEM[dtype][0] * prod(size or 0 for size in shape))
+        else:
+            fields += [None] if inline is not None else [8 * count * ndim_of(dtype, shape), None]
+    need(len(sizes) == len(fields), "not the fields that the header announces")
+    for size, known in zip(sizes, fields, strict=True):
+        integer(size, 0, FIELD_LIMIT)
+        need(known in (None, size), "another size")
+    need(sum(sizes) <= ENTRY_LIMIT, "too large an entry")
+    return file, at, sizes
+
+
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object none of whose keys stands twice."""
     need(len({key for key, _ in pairs}) == len(pairs), "a key stands twice")
@@ -121,7 +146,7 @@ def no_constant(name: str) -> None:
     raise Refused(f"{name} is not JSON")
 
 
-def read_header(data: bytes) -> dict[str, Any]:
+def read_header(data: bytes, *, sees_files: bool = False) -> dict[str, Any]:
     """The header with its numbers bounded, holes filled in as [] and xxh3 as None when absent."""
     need(len(data) <= HEADER_LIMIT, "header too large")
     try:
@@ -129,7 +154,11 @@ def read_header(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise Refused(f"not JSON: {error}") from None
     need(type(header) is dict, "not an object")
-    if integer(header.get("v"), 1, NUMBER_LIMIT) != 1 or "ref" in header or "compression" in header:
+    if (
+        integer(header.get("v"), 1, NUMBER_LIMIT) != 1
+        or ("ref" in header and not sees_files)
+        or "compression" in header
+    ):
         raise Refused("newer than v1", "UnsupportedVersion")
     stream = header.get("stream")
     need(type(stream) is str and re.fullmatch(r"[A-Za-z0-9._-]{1,64}", stream), "no stream id")

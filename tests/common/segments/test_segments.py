@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +16,14 @@ from penstock_common.errors import BadEntry, BadPayload, BadSegment, SegmentGone
 from penstock_common.format.block import BlockBuilder
 from penstock_common.format.header import parse_header
 from penstock_common.format.ref import ALIGN, Ref, parse_ref
-from penstock_common.format.segment import SegmentInfo, parse_info
+from penstock_common.format.segment import SegmentInfo, pack_record, parse_info, parse_record
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import Fields, decode, encode
+from penstock_common.segments import reading
 from penstock_common.segments.folder import SegmentFolder, new_token
 from penstock_common.segments.plane import parse_payload
 from penstock_common.segments.reading import SegmentReader
+from penstock_common.segments.scanning import scan
 from penstock_common.segments.writing import SegmentWriter
 
 SPEC = Spec.of({"x": ("uint8", (5, 7)), "text": ("bytes", ()), "y": ("int64", ())})
@@ -212,3 +216,141 @@ def test_a_head_that_lies_is_no_segment() -> None:
     for damaged in (b"", head[:20], b"x" + head[1:], head[:30] + b"!" + head[31:], head[:8] + b"\x02" + head[9:]):
         with pytest.raises(BadSegment):
             parse_info(damaged)
+
+
+# --- who may write or read what, and when -----------------------------------------------------------------------------
+
+
+def test_a_block_made_in_place_is_on_the_disk_before_its_entry_is_told(
+    folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is copied: a power cut must not leave an entry whose samples are gone."""
+    done: list[str] = []
+    sync, write = os.fdatasync, os.pwritev
+
+    def synced(fd: int) -> None:
+        done.append("synced")
+        sync(fd)
+
+    def written(fd: int, parts: list[memoryview], at: int) -> int:
+        done.append("written")
+        return write(fd, parts, at)
+
+    monkeypatch.setattr(os, "fdatasync", synced)
+    monkeypatch.setattr(os, "pwritev", written)
+    writer = SegmentWriter(folder, ("train", STREAM), SPEC, 3, 1, segment_bytes=1 << 16, is_synced=True)
+    first, second = entry(0), entry(3)
+    for fields, is_placed in ((first, True), (second, False)):
+        done.clear()
+        writer.append(in_place(writer, fields) if is_placed else fields)
+        assert done[-1] == "synced", "after the last byte"
+        assert done.count("synced") == 1
+    writer.close()
+
+
+def in_place(writer: SegmentWriter, fields: Fields) -> Fields:
+    """The same entry, made where the writer has reserved room for it."""
+    sizes = [memoryview(value).nbytes for _, value in fields[1:]]
+    room, made, at = writer.reserve(len(fields[0][1]) + 64, sizes), [fields[0]], 0
+    for (name, value), size in zip(fields[1:], sizes, strict=True):
+        room[at : at + size] = np.frombuffer(value, np.uint8)
+        made.append((name, room[at : at + size].data))
+        at += -(-size // ALIGN) * ALIGN
+    return made
+
+
+@pytest.mark.parametrize("how", ["another block", "dropped", "reserved again"])
+def test_where_somebody_may_still_write_nothing_else_is_put(folder: SegmentFolder, how: str) -> None:
+    """Reserved arrays are the user's until the process ends: what he writes late must not be in a committed block."""
+    writer, reader = writer_in(folder), SegmentReader(folder)
+    fields = entry(0)
+    room = writer.reserve(len(fields[0][1]) + 64, [memoryview(value).nbytes for _, value in fields[1:]])
+    first = writer.name
+    if how == "dropped":
+        writer.drop_reserved()
+    elif how == "reserved again":
+        fields = in_place(writer, fields)
+    stored, name = writer.append(fields)
+    room[:] = 255  # the one who reserved it writes late
+    assert name != first
+    assert reader.read(ref_of(stored)) == [bytes(value) for _, value in entry(0)[1:]]
+    reader.close()
+    writer.close()
+
+
+def test_a_file_is_locked_while_it_is_copied_from(folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it is used again in the middle of the copy, and the batch has samples of two blocks."""
+    writer, reader = writer_in(folder), SegmentReader(folder)
+    stored, name = writer.append(entry(0))
+    writer.close()
+    seen: list[bool] = []
+
+    def watched(copy: Callable[..., None]) -> Callable[..., None]:
+        def copied(*args: object) -> None:
+            seen.append(folder.is_unused(name) or folder.give_back(name, keep=False))
+            copy(*args)
+
+        return copied
+
+    for copy in ("_copy_all", "_read_all"):
+        monkeypatch.setattr(reading, copy, watched(getattr(reading, copy)))
+    assert reader.read(ref_of(stored)) == [value for _, value in entry(0)[1:]]
+    assert seen
+    assert not any(seen)
+    assert folder.is_unused(name), "and given back afterwards"
+
+
+def test_a_file_that_is_taken_away_between_two_locks_is_not_written_to(
+    folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock is not turned into another at once: in between a janitor may remove a file that nobody registered."""
+    first = writer_in(folder)
+    _, name = first.append(entry(0))
+    first.close()
+    assert folder.give_back(name, keep=True)
+    (spare,) = folder.spare()
+    real = fcntl.flock
+    removed: list[str] = []
+
+    def flock(fd: int, operation: int) -> None:
+        if operation == fcntl.LOCK_SH and not removed and not folder.spare():  # it has its new name, and no lock
+            real(fd, fcntl.LOCK_UN)
+            (taken,) = folder.names()
+            removed.append(taken)
+            assert folder.give_back(taken, keep=False)
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    writer = writer_in(folder)
+    stored, name = writer.append(entry(3))
+    monkeypatch.undo()
+    assert removed, f"{spare} was not taken"
+    assert set(folder.names()) == {name}
+    assert SegmentReader(folder).read(ref_of(stored)) == [value for _, value in entry(3)[1:]]
+    writer.close()
+
+
+def test_records_of_an_earlier_life_of_a_file_are_not_read(folder: SegmentFolder) -> None:
+    """A file that is used again has them behind its own, and whole: another epoch's samples."""
+    writer = writer_in(folder)
+    _, name = writer.append(entry(0))
+    for first in (3, 6):
+        writer.append(entry(first))
+    writer.close()
+    assert folder.give_back(name, keep=True)
+    again = writer_in(folder)
+    _, name = again.append(entry(0))
+    assert len(folder.names()) == 1, "the same file"
+    opened = folder.open(name)
+    assert [found.header.first for found in scan(opened)] == [0]
+    opened.close()
+    again.close()
+
+
+def test_a_record_is_one_by_its_mark_and_by_the_life_of_its_file() -> None:
+    """Each alone is not enough: payload bytes may look like one, and an earlier life has the other."""
+    head = pack_record(b"{}", 128, "0123456789ab")
+    assert parse_record(head, "0123456789ab") is not None
+    assert parse_record(head, "0123456789ac") is None
+    assert parse_record(b"PSRD" + head[4:], "0123456789ab") is None
+    assert parse_record(head[:20], "0123456789ab") is None
