@@ -161,6 +161,17 @@ def test_every_file_that_a_page_names_exists(page: str) -> None:
 BASES = ("common/penstock_common", "producer/penstock_producer", "consumer/penstock_consumer", "front/penstock")
 
 
+def test_every_table_of_the_keys_names_a_field_once() -> None:
+    """Two rows for one field say two things, and a reader in another language follows one of them."""
+    fields: list[str] = []
+    for line in (DOCS / "redis-keys.md").read_text().splitlines():
+        if not line.startswith("|"):
+            fields = []
+        elif (field := line.split("|")[1].strip()).startswith("`"):
+            assert field not in fields, line
+            fields.append(field)
+
+
 def test_every_decision_is_told_alike() -> None:
     """A reader of decisions looks for three things: what, why, and at what price."""
     for path in sorted((DOCS / "decisions").glob("*.md")):
