@@ -239,6 +239,39 @@ class TestBadEntries:
         assert caught.value.missing == [(0, 20, 30)]
         assert sorted(found) == [n for n in range(50) if not 20 <= n < 30]
 
+    @pytest.mark.parametrize("kept", [0, 3])
+    @pytest.mark.parametrize("is_feed", [False, True])
+    def test_an_epoch_whose_newest_entries_were_deleted_ends_with_their_ranges(
+        self, any_url: str, any_client: Client, is_feed: bool, kept: int
+    ) -> None:
+        """After an XTRIM the loader read the same epoch again and again, past its timeout and without a word."""
+        with writer_of(any_url, spec=SPEC, block_bytes=10 * SAMPLE_BYTES) as writer:
+            epoch = None if is_feed else writer.epoch()
+            for number in range(50):
+                (writer if epoch is None else epoch).write(sample(number))
+            writer.flush() if epoch is None else epoch.close()
+        for entry_id, _ in entries(any_client, "t", 0)[kept:]:
+            any_client.xdel(open_stream(any_client, "t").partitions[0].entries(0), entry_id)
+        found: list[int] = []
+        ends: list[EpochIncomplete] = []
+
+        def train() -> None:
+            try:
+                with loader_of(any_url, timeout_s=1.5) as loader:
+                    for batch in loader:
+                        found.extend(batch["y"].tolist())
+            except EpochIncomplete as error:
+                ends.append(error)
+
+        trainer = threading.Thread(target=train, daemon=True)
+        trainer.start()
+        trainer.join(10)
+        assert not trainer.is_alive()
+        assert sorted(found) == list(range(10 * kept))
+        (error,) = ends
+        assert error.missing == [(0, 10 * kept, 50)]
+        assert "penstock audit t --repair" in str(error)
+
     def test_a_hostile_entry_is_named_and_the_epoch_goes_on(self, url: str, client: Client) -> None:
         """Whoever can write to a stream can do no more to a trainer than waste its time."""
         with Writer("t", url=url, spec=SPEC, block_bytes=240) as writer, writer.epoch() as epoch:

@@ -448,12 +448,17 @@ def group_counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[s
 
 
 def has_unread(client: Client, partition: PartitionKeys, epoch: int, group: str) -> bool:
-    """Whether there are entries that no member of the group was given yet."""
+    """Return True where the stream has an entry that no member of the group was given yet.
+
+    Ids alone do not tell: an entry that another program deleted keeps its place as the newest. So one is looked for.
+    """
     counts = group_counts(client, partition, epoch)
     if group not in counts or LAST not in counts:
         return False
-    newest, given = (parse_id(counts[name]["last-delivered-id"]) for name in (LAST, group))
-    return newest > given
+    newest, given = (counts[name]["last-delivered-id"] for name in (LAST, group))
+    if parse_id(newest) <= parse_id(given):
+        return False
+    return bool(client.xrange(partition.entries(epoch), b"(" + given, "+", count=1))
 
 
 def parse_id(text: bytes) -> tuple[int, int]:
