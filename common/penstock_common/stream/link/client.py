@@ -146,9 +146,9 @@ class ControlPipeline(Pipeline):
         def ask() -> list[Any]:
             self.command_stack = list(commands)  # an execute that failed has emptied it
             replies = list(Pipeline.execute(self, raise_on_error))
-            for reply in replies:  # whatever else a caller looks over, no key may be of a wrong type
-                if is_wrong_type(reply):
-                    raise reply
+            for reply in replies:  # whatever else a caller looks over, no key of a stream may be of a wrong type
+                if is_wrong_type(reply) and (damage := damage_of(self._client, reply, parts())) is not None:
+                    raise damage
             return replies
 
         return _bearing(self._client, ask, parts)
