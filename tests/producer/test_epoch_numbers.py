@@ -9,14 +9,17 @@ import pytest
 from penstock_common.errors import EpochAbandoned, StreamConflict
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import load_manifest, retained_epochs
+from penstock_producer.planning.plan import EpochFailed, ProductionPlan
+from penstock_producer.planning.production import Production
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, produce, replayed, sample, stored, writer_of
+from tests.producer.test_jobs import dataset, options_of
 
 QUIET: dict[str, Any] = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES}
 
 
-def forget_epoch(client: Client, number: int) -> None:
+def forget_epoch(client: Client, number: int, name: str = "t") -> None:
     """What a server does that comes back from before the epoch was opened."""
-    stream = open_stream(client, "t")
+    stream = open_stream(client, name)
     partition = stream.partitions[0]
     client.delete(stream.keys.manifest(number), partition.state(number), partition.entries(number))
     client.delete(partition.index(number, 0))
@@ -97,4 +100,23 @@ def test_a_writer_of_a_forgotten_epoch_leaves_the_one_with_its_number_alone(any_
                     forgotten.write(sample(number))
             epoch.write(sample(101))
     assert stored(any_client, "t", 0).total() == 2
+    assert replayed(any_url) == [100, 101]
+
+
+def test_a_production_of_a_forgotten_epoch_leaves_the_one_with_its_number_alone(
+    any_url: str, any_client: Client
+) -> None:
+    """It took that epoch's progress for its own, and gave it up when another part of its split failed."""
+    plan = ProductionPlan(stream="t", source=dataset(), spec=SPEC, partitions=1)
+    with Production(plan, options_of(any_url), workers=0, notify=lambda _: None) as production:
+        looks = production.run()
+        next(looks)
+        forget_epoch(any_client, 0)
+        with writer_of(any_url) as second, second.epoch() as epoch:
+            assert epoch.number == 0
+            epoch.write(sample(100))
+            with pytest.raises(EpochFailed, match="abandoned or removed by someone else"):
+                next(looks)
+            production.abandon()
+            epoch.write(sample(101))
     assert replayed(any_url) == [100, 101]

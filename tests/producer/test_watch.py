@@ -16,7 +16,7 @@ from PIL import Image
 from penstock_common.errors import SourceError
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.link.connection import connect
-from penstock_common.stream.manifest import retained_epochs, take_number
+from penstock_common.stream.manifest import ABANDONED, OPEN, load_manifest, open_epoch, retained_epochs, take_number
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watched import load_watched, note_made, take_files
 from penstock_producer.planning.plan import ProductionPlan
@@ -24,7 +24,9 @@ from penstock_producer.planning.watch import Sightings, Watch
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.files import File
 from penstock_producer.working.worker import WorkerOptions
+from penstock_producer.writing.writer import Writer
 from tests.producer.reading import read_epoch
+from tests.producer.test_epoch_numbers import forget_epoch
 
 PATIENCE_S = 120.0
 
@@ -38,9 +40,11 @@ def put(folder: Path, name: str, shade: int) -> None:
     hidden.rename(path)
 
 
-def watching(url: str, folder: Path, told: list[str], epochs: int | None = None, workers: int = 1) -> Watch:
+def watching(
+    url: str, folder: Path, told: list[str], epochs: int | None = None, workers: int = 1, transform: str | None = None
+) -> Watch:
     """A watch of the folder."""
-    source = ImagesConfig(path=str(folder))
+    source = ImagesConfig(path=str(folder), transform=transform)
     plan = ProductionPlan(stream="train", source=source, max_bad="100%", shuffle=False, shard_samples=2)
     options = WorkerOptions(url=url, queue_url=url, room_wait_s=1.0)
     return Watch(plan, options, workers=workers, epochs=epochs, notify=told.append, whole_after_s=0.3)
@@ -148,6 +152,39 @@ def test_a_watcher_that_is_started_again_takes_no_file_twice(any_url: str, tmp_p
         assert third.epochs == 0
     assert sorted(shades(any_url)) == list(range(6))
     assert not [line for line in told if "cannot be made" in line]
+
+
+def test_a_watch_of_a_forgotten_epoch_leaves_the_one_with_its_number_alone(any_url: str, tmp_path: Path) -> None:
+    """The server came back from before the watch opened it, and another producer was given its number."""
+    folder, told = tmp_path / "in", list[str]()
+    put(folder, "0.png", 0)
+    with watching(any_url, folder, told, workers=0) as watch, connect(any_url) as client:
+        looks = watch.run()
+        until(looks, lambda: next(looks) is not None)
+        forget_epoch(client, 0, "train")
+        with Writer("train", url=any_url, notify=told.append) as writer:
+            other = writer.epoch()
+            assert other.number == 0
+            until(looks, lambda: watch.epochs == 1)
+            assert load_manifest(client, writer.stream, 0).state == OPEN
+            other.close()
+    assert [line for line in told if "epoch 0 (1 file) cannot be made" in line]
+
+
+def test_an_epoch_that_an_earlier_watch_opened_is_given_up_if_it_cannot_be_made(any_url: str, tmp_path: Path) -> None:
+    """Trainers would wait for it for ever."""
+    folder, told = tmp_path / "in", list[str]()
+    put(folder, "0.png", 0)
+    with watching(any_url, folder, told, workers=0) as watch, connect(any_url) as client:
+        epoch = take_number(client, watch._stream)
+        assert take_files(client, watch._stream, epoch, ["0.png"])
+        open_epoch(client, watch._stream, epoch)  # killed after this
+    broken = "tests.producer.made:no_such_transform"
+    with watching(any_url, folder, told, workers=0, transform=broken) as again, connect(any_url) as client:
+        looks = again.run()
+        until(looks, lambda: again.epochs == 1)
+        assert retained_epochs(client, load_stream(client, "train")) == {0: ABANDONED}
+    assert [line for line in told if "epoch 0 (1 file) cannot be made" in line]
 
 
 def test_a_folder_that_is_not_there_is_said_at_once(any_url: str, tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ class Production:
         self._orders = orders or Orders()
         self._plan, self._notify, self._began = plan, notify, time.monotonic()
         self._live: dict[int, list[ShardTask]] = {}
+        self._opened: dict[int, str] = {}
+        """Epoch -> id of its manifest, of all that this run opened: another epoch may have the number later."""
         self._finished: list[EpochProgress] = []
         self._job_ids: set[str] = set()
         """Of jobs that the queue's server still knows."""
@@ -190,9 +192,9 @@ class Production:
     def abandon(self) -> None:
         """Declares that what is unfinished will not come, so that trainers end."""
         states = retained_epochs(self._client, self._writer.stream)
-        for epoch in self._live:
+        for epoch, manifest_id in self._opened.items():
             if states.get(epoch) not in (PRODUCED, ABANDONED, None):
-                abandon_epoch(self._client, self._writer.stream, epoch)
+                abandon_epoch(self._client, self._writer.stream, epoch, manifest_id)
         if not self._plan.is_endless:
             set_plan(self._client, self._writer.stream, self._todo[0] if self._todo else self.epochs[-1] + 1)
 
@@ -286,6 +288,7 @@ class Production:
             sizes = None if self._source.unit == "item" else self._order(self._source, epoch).sizes
             opened = self._writer.epoch(epoch, seed=self._plan.seed, sizes=sizes, fingerprint=self._fingerprint)
             manifest = opened.manifest
+            self._opened[epoch] = manifest.id
             tasks = [self._task(manifest, shard) for shard in range(1 if sizes is None else len(sizes))]
             self._orders.give(tasks[0])
             known = self._dispatcher.known()
@@ -322,7 +325,7 @@ class Production:
     def _look(self) -> Progress:
         current: list[EpochProgress] = []
         for epoch in list(self._live):
-            manifest = find_manifest(self._client, self._writer.stream, epoch)
+            manifest = self._find(epoch)
             if manifest is None:
                 require_there(self._client, self._writer.stream)
             is_read = manifest is None and self._was_released(epoch)
@@ -344,6 +347,11 @@ class Production:
             pids=tuple(self._fleet.pids),
         )
         return self._lookout.explained(progress, self._writer.stream, self._live_jobs(), self._held_back)
+
+    def _find(self, epoch: int) -> Manifest | None:
+        """Return the manifest of an epoch in work; None where it is gone, also if another epoch has its number."""
+        found = find_manifest(self._client, self._writer.stream, epoch)
+        return found if found is not None and found.id == self._opened[epoch] else None
 
     def _live_jobs(self) -> list[str]:
         return [task.job_id for tasks in self._live.values() for task in tasks]
@@ -391,7 +399,7 @@ class Production:
         self._forget_jobs()
         for epoch, tasks in self._live.items():
             known = self._dispatcher.known()
-            manifest = find_manifest(self._client, self._writer.stream, epoch)
+            manifest = self._find(epoch)
             if manifest is not None:
                 self._dispatcher.requeue_lost((t for t in tasks if t.shard not in manifest.done), known)
 

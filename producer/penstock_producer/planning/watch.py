@@ -61,6 +61,8 @@ class Batch:
 
     epoch: int
     files: tuple[str, ...]
+    manifest_id: str | None = None
+    """Of the epoch, where an earlier watch had opened it."""
 
 
 class Watch:
@@ -115,8 +117,8 @@ class Watch:
 
     def run(self) -> Iterator[Progress | None]:
         """Progress of the epoch in work, several times a second; None while there is none."""
-        for epoch in self._watched.due:
-            yield from self._make(Batch(epoch, self._watched.files(epoch)))
+        for due in [self._due(epoch) for epoch in self._watched.due]:
+            yield from self._make(due)
         looked_s, pause_s = float("-inf"), LOOK_S
         while self._left is None or self.epochs < self._left:
             self._fleet.poll()
@@ -182,6 +184,10 @@ class Watch:
         self._watched.epochs.update(dict.fromkeys(batch.files, batch.epoch))
         return batch
 
+    def _due(self, epoch: int) -> Batch:
+        manifest = find_manifest(self._client, self._stream, epoch)
+        return Batch(epoch, self._watched.files(epoch), None if manifest is None else manifest.id)
+
     # --- epochs ---
 
     def _make(self, batch: Batch) -> Iterator[Progress]:
@@ -190,9 +196,14 @@ class Watch:
             with Production(
                 self._plan_of(batch), self._options, workers=0, notify=self._notify, orders=self._orders
             ) as production:
-                for look in production.run():
-                    self._fleet.poll()
-                    yield replace(look, pids=tuple(self._fleet.pids))
+                try:
+                    for look in production.run():
+                        self._fleet.poll()
+                        yield replace(look, pids=tuple(self._fleet.pids))
+                except PenstockError as error:
+                    if not isinstance(error, ServerUnavailable | EpochNotFound):
+                        production.abandon()
+                    raise
         except ServerUnavailable:
             raise
         except EpochNotFound:
@@ -217,8 +228,8 @@ class Watch:
         count = len(batch.files)
         self._notify(f"epoch {batch.epoch} ({count} file{'s' if count > 1 else ''}) cannot be made: {error}")
         manifest = find_manifest(self._client, self._stream, batch.epoch)
-        if manifest is not None and manifest.state != PRODUCED:
-            abandon_epoch(self._client, self._stream, batch.epoch)
+        if manifest is not None and manifest.id == batch.manifest_id and manifest.state != PRODUCED:
+            abandon_epoch(self._client, self._stream, batch.epoch, manifest.id)
 
     # --- the end ---
 
