@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock_common.errors import BudgetFull
 from penstock_common.format.block import Block, BlockBuilder
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import encode
@@ -20,6 +22,12 @@ from penstock_common.stream.streams import Stream
 from tests.contracts.feed import SPEC, loader_of, numbers, sample, stored, writer_of
 
 WRONG = 9999
+WIDE = {"x": ("uint8", (1000,))}
+
+
+def wide(number: int) -> dict[str, Any]:
+    """A sample of a kilobyte."""
+    return {"x": np.full(1000, number, np.uint8)}
 
 
 def block_at(first: int, count: int = 5, holes: int = 1) -> Block:
@@ -138,3 +146,35 @@ def test_blocks_sent_ahead_of_one_that_is_refused_come_in_order(url: str, client
     assert stored(client, "t", 0) == {(0, offset): 1 for offset in range(40)}
     with loader_of(url, start="earliest", batch_size=8) as loader:
         assert np.array_equal(sorted(numbers(loader)), range(40))
+
+
+@pytest.mark.parametrize("fast", [False, None])
+def test_a_block_that_was_lost_with_its_connection_outlasts_a_full_budget(
+    any_url: str, any_client: Client, fast: bool | None
+) -> None:
+    """The writer reconnects, finds no room and says so. Whoever waits and goes on must not lack that block."""
+    settings: dict[str, Any] = {"spec": WIDE, "block_bytes": 1000, "budget_bytes": 100_000, "room_wait_s": 0.05}
+    with writer_of(any_url, fast=fast, **settings) as writer, writer_of(any_url, **settings) as other:
+        ahead = writer.epoch(0, sizes=[1, 3]).shard(1)  # of what the others leave, since shard 0 is not there
+        ahead.write(wide(0))
+        ahead.settle()
+        any_client.client_pause(60_000, all=False)
+        ahead.write(wide(1))
+        for connection in any_client.client_list():
+            if int(connection["id"]) != any_client.client_id():
+                any_client.client_kill_filter(_id=connection["id"])
+        any_client.client_unpause()
+        later = other.epoch(1, sizes=[100]).shard(0)
+        with pytest.raises(BudgetFull):
+            for number in range(100):
+                later.write(wide(number))
+        with pytest.raises(BudgetFull):
+            ahead.write(wide(2))
+        assert stored(any_client, "t", 0) == {(1, 0): 1}
+        abandon_epoch(other.client, other.stream, 1)
+        later.abort()
+        while ahead.committed < 3:
+            with suppress(BudgetFull):
+                ahead.settle()
+        ahead.close()
+    assert stored(any_client, "t", 0) == {(1, offset): 1 for offset in range(3)}
