@@ -22,7 +22,7 @@ from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.link.connection import open_channel
 from penstock_common.stream.lua import entries, epochs, groups, losses, positions, repairs, streams, watched
 from penstock_common.stream.manifest import Manifest, load_manifest, open_epoch
-from penstock_common.stream.removal.release import retire_epoch
+from penstock_common.stream.removal.release import release_epoch, retire_epoch
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import Stream
 from penstock_producer.writing.writer import Writer
@@ -363,6 +363,14 @@ def test_a_retired_epoch_takes_no_late_write_and_no_late_acknowledgement(world: 
     assert said[1] == f"gone:{world.planned.id}".encode()
     script, keys, arguments = entries_are_acknowledged(world)
     assert run_script(world.client, script, keys, arguments) == -1
+    assert world.state() == before
+
+
+def test_a_release_that_comes_second_leaves_nothing_behind(world: World) -> None:
+    """Another process looked at the epoch before the first release, and says late that it is to go."""
+    assert release_epoch(world.client, world.stream, 0)
+    before = world.state()
+    assert retire_epoch(world.client, world.partition, 0, world.planned.id)
     assert world.state() == before
 
 
