@@ -9,10 +9,10 @@ import difflib
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
@@ -44,6 +44,8 @@ EVENTS_KEPT = 256
 UNHINTED_MS = 100
 """Between two looks of whoever waits while the events key is damaged."""
 CREATED = "created"
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,30 @@ def list_streams(client: Client) -> list[str]:
     """Names of all streams of the server, sorted."""
     names = (name_in_meta_key(key) for key in client.scan_iter(match=ANY_META, count=1000))
     return sorted(name for name in names if is_name(name))  # what is called otherwise is no stream of ours
+
+
+def look_at_each(
+    names: Iterable[str], look: Callable[[str], Found | None]
+) -> tuple[list[Found], dict[str, DamagedKey]]:
+    """Look at several streams, where the damage of one must not hide the others.
+
+    Args:
+        names: The streams' names.
+        look: Called with each name. Its None is left out.
+
+    Returns:
+        What ``look`` returned, and for each stream on which it raised DamagedKey, name -> error.
+    """
+    found: list[Found] = []
+    damaged: dict[str, DamagedKey] = {}
+    for name in names:
+        try:
+            one = look(name)
+        except DamagedKey as error:
+            damaged[name] = error
+        else:
+            found += [] if one is None else [one]
+    return found, damaged
 
 
 def deleted(client: Client, stream: Stream) -> StreamDeleted:

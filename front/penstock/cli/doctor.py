@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.checkup.findings import Finding
     from penstock.checkup.stream_rules import StreamFacts
     from penstock.cli.console import Console
+    from penstock_common.errors import DamagedKey
     from penstock_common.stream.link.commands import Client
     from penstock_common.stream.servers.checkup import ServerFacts
 
@@ -43,15 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Looks, and says what it thinks of it."""
-    from penstock.checkup.findings import ORDER
+    from penstock.checkup.findings import ORDER, Finding
     from penstock.checkup.server_rules import check_server
     from penstock.checkup.stream_rules import check_stream
     from penstock_common.stream.link.connection import connect
 
     with connect(url_of(args)) as client:
-        server, streams = _facts(client, args)
+        server, streams, damaged = _facts(client, args)
     found = [("server", one) for one in check_server(server)]
     found += [(f"stream {facts.glance.name}", one) for facts in streams for one in check_stream(facts)]
+    found += [(f"stream {name}", Finding("keys", "error", str(error))) for name, error in damaged.items()]
     found = [(of, replace(one, mend=typed(one.mend, args))) for of, one in found]
     found.sort(key=lambda each: ORDER.index(each[1].severity))
     counts: dict[str, int] = {severity: sum(one.severity == severity for _, one in found) for severity in ORDER}
@@ -62,17 +64,17 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return BAD if counts["error"] or (args.strict and counts["warning"]) else 0
 
 
-def _facts(client: Client, args: argparse.Namespace) -> tuple[ServerFacts, list[StreamFacts]]:
+def _facts(client: Client, args: argparse.Namespace) -> tuple[ServerFacts, list[StreamFacts], dict[str, DamagedKey]]:
     from penstock_common.stream.servers.checkup import missing_rights, read_server
-    from penstock_common.stream.streams import list_streams
+    from penstock_common.stream.streams import list_streams, look_at_each
 
     names: list[str] = []
     if not missing_rights(client):  # else there is nothing to be read
         names = [args.stream] if args.stream else list_streams(client)
-    streams = [_stream(client, name) for name in names]
+    streams, damaged = look_at_each(names, lambda name: _stream(client, name))
     inline = [facts.glance for facts in streams if facts.payload == "inline"]
     budgets, held = {one.name: one.budget_bytes for one in inline}, sum(one.held_bytes for one in inline)
-    return read_server(client, probe=not args.no_probe, budgets=budgets, held_bytes=held), streams
+    return read_server(client, probe=not args.no_probe, budgets=budgets, held_bytes=held), streams, damaged
 
 
 def _stream(client: Client, name: str) -> StreamFacts:

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     streams, registry = Streams(), CollectorRegistry()
     with connect(url_of(args)) as client:
         onlookers: dict[str, Onlooker] = {}
-        look(client, args.stream, onlookers, streams)
+        damaged = _tell(look(client, args.stream, onlookers, streams), {}, console)
         registry.register(streams)
         try:
             server, thread = start_http_server(args.port, args.bind, registry)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         try:
             while True:
                 time.sleep(LOOK_S)
-                look(client, args.stream, onlookers, streams)
+                damaged = _tell(look(client, args.stream, onlookers, streams), damaged, console)
         except KeyboardInterrupt:
             return 0
         finally:
@@ -71,19 +71,35 @@ def run(args: argparse.Namespace, console: Console) -> int:
             server.server_close()
 
 
-def look(client: Client, wanted: Sequence[str], onlookers: dict[str, Onlooker], streams: Streams) -> None:
-    """One round. Streams that are not there are left out; a server that is away leaves all out."""
-    from penstock_common.errors import ServerUnavailable, StreamNotFound
+def look(client: Client, wanted: Sequence[str], onlookers: dict[str, Onlooker], streams: Streams) -> dict[str, str]:
+    """Take one round. Streams that are not there, or damaged, are left out; a server that is away leaves all out.
+
+    Returns:
+        Of each damaged stream, name -> what is wrong.
+    """
+    from penstock_common.errors import DamagedKey, ServerUnavailable, StreamNotFound
     from penstock_common.stream.streams import list_streams
     from penstock_common.stream.watching.onlooker import Onlooker
 
-    glances = {}
+    glances, damaged = {}, {}
     try:
         for name in wanted or list_streams(client):
             try:
                 glances[name] = onlookers.setdefault(name, Onlooker(client, name)).look()
             except StreamNotFound:
                 onlookers.pop(name, None)
+            except DamagedKey as error:
+                del onlookers[name]  # in the midst of a look
+                damaged[name] = str(error)
         streams.glances, streams.is_up = glances, True
     except ServerUnavailable:
         streams.glances, streams.is_up = {}, False
+    return damaged
+
+
+def _tell(damaged: dict[str, str], told: dict[str, str], console: Console) -> dict[str, str]:
+    """Say what was not told at the round before; returns what is wrong now."""
+    for name, why in damaged.items():
+        if told.get(name) != why:
+            console.notice(f"penstock: stream {name!r} cannot be read, and its metrics are left out: {why}")
+    return damaged

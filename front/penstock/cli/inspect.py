@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "from is the first epoch that a group reads, lag what no member of it was given yet (samples, and the entries\n"
         "that hold them); pending was given and is not acknowledged. Workers wished: what the fastest group would\n"
         "take if it never waited, over what one worker makes; docs/fleet.md. Payload: where samples lie, and with\n"
-        "segments (docs/segments.md) what the files take: more than the bytes held."
+        "segments (docs/segments.md) what the files take: more than the bytes held.\n\n"
+        "exit codes: 0 shown, 1 an error, such as a damaged stream; the others are shown, 2 wrong usage"
     )
 
 
@@ -38,18 +39,26 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     with connect(url_of(args)) as client:
         if args.stream is None:
-            views = inspect_streams(client)
-            if args.json:
-                console.json([asdict(view) | {"staffing": _staffing(view)} for view in views])
-            else:
-                _print_streams(views, console)
+            views, damaged = inspect_streams(client)
+            return _show_all(views, {name: str(error) for name, error in damaged.items()}, args, console)
+        view = inspect_stream(client, args.stream)
+        if args.json:
+            console.json(asdict(view) | {"staffing": _staffing(view)})
         else:
-            view = inspect_stream(client, args.stream)
-            if args.json:
-                console.json(asdict(view) | {"staffing": _staffing(view)})
-            else:
-                _print_stream(view, console)
+            _print_stream(view, console)
     return 0
+
+
+def _show_all(views: list[StreamView], damaged: dict[str, str], args: argparse.Namespace, console: Console) -> int:
+    """Print all streams, and return the exit code: 1 where one is damaged."""
+    if args.json:
+        healthy = [asdict(view) | {"staffing": _staffing(view)} for view in views]
+        console.json([*healthy, *({"name": name, "error": why} for name, why in damaged.items())])
+    elif views or not damaged:
+        _print_streams(views, console)
+    for name, why in damaged.items():
+        console.notice(f"penstock: stream {name!r} cannot be read: {why}")
+    return 1 if damaged else 0
 
 
 def _print_streams(views: list[StreamView], console: Console) -> None:

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example:\n  penstock monitor train\n  penstock monitor train --once --json | jq -r '.[].bottleneck.text'\n\n"
         "Ctrl-C ends it. It changes nothing and reads no payload. Where stdout is no terminal it prints a line for\n"
         "each look and stream; with --json each look is a line of JSON. docs/monitoring.md explains every number.\n\n"
-        "exit codes: 0 ended, 1 no such stream or no server, 2 wrong usage"
+        "exit codes: 0 ended, 1 no server, no such stream, or with --once a damaged one, 2 wrong usage"
     )
 
 
@@ -49,8 +49,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         looks = _looks(client, args)
         if args.once:
             next(looks)
-            _show_once(next(looks), args, console)
-            return 0
+            return _show_once(next(looks), args, console)
         try:
             _show(looks, args, console)
         except KeyboardInterrupt:
@@ -59,9 +58,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    """One record for each stream, every so many seconds. The first one has no rates."""
+    """One record for each stream, every so many seconds. The first one has no rates; a damaged stream has `error`."""
     from penstock.watching.rates import seen
-    from penstock_common.errors import StreamNotFound
+    from penstock_common.errors import DamagedKey, StreamNotFound
     from penstock_common.stream.streams import list_streams
     from penstock_common.stream.watching.onlooker import Onlooker
 
@@ -70,7 +69,7 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
     before: dict[str, Glance] = {}
     due = time.monotonic()
     while True:
-        records = []
+        records: list[dict[str, Any]] = []
         for each in [name] if name is not None else list_streams(client):
             onlooker = onlookers.setdefault(each, Onlooker(client, each))
             try:
@@ -79,6 +78,12 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
                 if name is not None:
                     raise
                 continue  # deleted since it was listed
+            except DamagedKey as error:
+                if name is not None:
+                    raise
+                records.append({"stream": each, "error": str(error)})
+                del onlookers[each]  # in the midst of a look
+                continue
             records.append(seen(before.get(each), glance))
             found = records[-1]["bottleneck"]
             found["remedy"] = typed(found["remedy"], args)
@@ -88,7 +93,9 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
         time.sleep(max(0.0, due - time.monotonic()))
 
 
-def _show_once(records: list[dict[str, Any]], args: argparse.Namespace, console: Console) -> None:
+def _show_once(records: list[dict[str, Any]], args: argparse.Namespace, console: Console) -> int:
+    """Print one look, and return the exit code: 1 where a stream is damaged."""
+    damaged = [record for record in records if "error" in record]
     if args.json:
         console.json(records)
     elif not records:
@@ -96,7 +103,10 @@ def _show_once(records: list[dict[str, Any]], args: argparse.Namespace, console:
     else:
         from penstock.cli.monitor_screen import Screen
 
-        Screen(console.out).print(records)
+        Screen(console.out).print([record for record in records if "error" not in record])
+    for record in damaged:
+        console.notice(f"penstock: {_line(record)}")
+    return 1 if damaged else 0
 
 
 def _show(looks: Iterator[list[dict[str, Any]]], args: argparse.Namespace, console: Console) -> None:
@@ -117,6 +127,8 @@ def _line(record: dict[str, Any]) -> str:
     """For a log."""
     from penstock_common.stream.servers.suitability import readable_bytes
 
+    if "error" in record:
+        return f"stream {record['stream']!r} cannot be read: {record['error']}"
     held = f"{readable_bytes(record['held_bytes'])} of {readable_bytes(record['budget_bytes'])}"
     groups = "".join(
         f"; {one['name']} takes {_rate(one['out']['samples_per_s'])}, lag {one['lag_samples']}"

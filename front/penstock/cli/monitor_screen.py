@@ -69,6 +69,9 @@ def drawn(records: Records, width: int) -> RenderableType:
 
 
 def _panel(record: dict[str, Any], bar: int) -> RenderableType:
+    title = Text(f"stream {record['stream']}", style="bold")
+    if "error" in record:
+        return Panel(Text(record["error"], style="red"), title=title, title_align="left")
     cause = record["bottleneck"]["cause"]
     style = "green" if cause in GOOD else "red" if cause in BAD else "yellow"
     sentence = Text(record["bottleneck"]["text"], style=f"bold {style}")
@@ -83,7 +86,7 @@ def _panel(record: dict[str, Any], bar: int) -> RenderableType:
             parts += [Text(), _members(record["groups"])]
     if record["workers"]:
         parts += [Text(), _workers(record["workers"])]
-    return Panel(Group(*parts), title=Text(f"stream {record['stream']}", style="bold"), title_align="left")
+    return Panel(Group(*parts), title=title, title_align="left")
 
 
 def _top(record: dict[str, Any], bar: int) -> RenderableType:

@@ -26,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import penstock
 from penstock.watching.exposition import TABLE
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.stream.streams import load_stream
 from tests.contracts.processes import child
 
 ROOT = Path(penstock.__file__).parents[2]
@@ -109,6 +110,29 @@ def test_metrics_say_what_the_stream_is_and_outlive_its_server(fresh_server: Cal
         assert {name for name, _ in found} == {"penstock_up"}
         ran.send_signal(signal.SIGTERM)
         assert (ran.wait(timeout=30), ran.stderr.read() if ran.stderr else "") == (0, "")
+
+
+def test_a_damaged_stream_leaves_the_metrics_of_the_others(any_url: str, any_client: Any) -> None:
+    """It is told once, and its metrics are back when it is repaired."""
+    for name in ("one", "two"):
+        with penstock.Writer(name, url=any_url, spec={"x": ("uint8", (1000,))}) as writer:
+            write(writer, 5)
+    key = load_stream(any_client, "two").keys.meta
+    kept = any_client.dump(key)
+    any_client.set(key, "x")
+    held = {name: of("penstock_stream_held_bytes", stream=name) for name in ("one", "two")}
+    with exporting("--url", any_url) as (ran, where):
+        found = until(where, lambda now: held["one"] in now)
+        assert held["two"] not in found
+        any_client.restore(key, 0, kept, replace=True)
+        until(where, lambda now: now.get(held["two"]) == 5000)
+        ran.send_signal(signal.SIGTERM)
+        assert ran.wait(timeout=30) == 0
+        assert ran.stderr is not None
+        (line,) = ran.stderr.read().splitlines()
+        assert line.startswith(
+            f"penstock: stream 'two' cannot be read, and its metrics are left out: {key} is a string"
+        )
 
 
 def queries() -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from penstock_common.errors import DamagedKey
 from penstock_common.stream.audit.survey import EntryId
 from penstock_common.stream.entries import PAGE, group_counts, index_ends, index_records, is_gone, parse_id
 from penstock_common.stream.groups.ledger import behind
@@ -20,7 +21,7 @@ from penstock_common.stream.link.commands import Client, readable
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.mending.bad import kinds_of_bad
 from penstock_common.stream.payloads import PlaneView, plane_of
-from penstock_common.stream.streams import Stream, list_streams, load_stream, read_counters
+from penstock_common.stream.streams import Stream, list_streams, load_stream, look_at_each, read_counters
 from penstock_common.stream.watching.paces import Told, load_paces
 
 FIRST_PAGE = 8
@@ -108,9 +109,9 @@ class StreamView:
     """``group``, ``member``, ``rate``: samples a second that it would take if it never waited."""
 
 
-def inspect_streams(client: Client) -> list[StreamView]:
-    """Every stream of the server."""
-    return [inspect_stream(client, name) for name in list_streams(client)]
+def inspect_streams(client: Client) -> tuple[list[StreamView], dict[str, DamagedKey]]:
+    """Return every stream of the server, and of those that are damaged name -> error."""
+    return look_at_each(list_streams(client), lambda name: inspect_stream(client, name))
 
 
 def inspect_stream(client: Client, name: str) -> StreamView:
