@@ -39,6 +39,10 @@ class ChecksumMismatch(BadEntry):
     """The payload's xxh3 differs from the one in its header."""
 
 
+class UncommittedEntry(BadEntry):
+    """An entry lies in a stream and no index record names it: no commit wrote it, or its record was lost."""
+
+
 class BadSegment(PenstockError, ValueError):
     """A file is no segment, or a damaged one."""
 

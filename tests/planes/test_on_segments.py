@@ -14,13 +14,13 @@ import pytest
 from penstock_common.stream import streams
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_producer.writing import writer as writing
-from tests.consumer import test_ordered, test_replay, test_restart, test_state
+from tests.consumer import test_committed, test_ordered, test_replay, test_restart, test_state
 from tests.consumer.adapters import test_jax, test_keras_checkpoint, test_tensorflow, test_torch
 from tests.planes.taking import taken
 from tests.producer import test_commit, test_retention
 
 CONTRACTS: tuple[ModuleType, ...] = (
-    test_commit, test_ordered, test_replay, test_restart, test_state, test_retention, test_torch, test_jax,
+    test_commit, test_committed, test_ordered, test_replay, test_restart, test_state, test_retention, test_torch, test_jax,
     test_tensorflow, test_keras_checkpoint,
 )  # fmt: skip
 LEFT_OUT = {
@@ -33,6 +33,7 @@ LEFT_OUT = {
     "test_processes_give_their_parts_of_one_global_array",  # slow
     "test_a_step_that_still_computes_reads_its_own_batch",  # slow
     "TestWaits.test_a_step_is_handed_out_as_soon_as_it_is_committed",  # slow, and of waiting alone
+    "test_a_connection_that_was_closed_while_it_was_idle_is_no_outage",  # nothing of it knows of payloads
     "test_a_writer_killed_in_its_shard_is_gone_on_from",  # slow; test_segments_crashes kills writers
 }  # fmt: skip
 

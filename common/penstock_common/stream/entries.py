@@ -258,6 +258,17 @@ def indexed_ids(client: Client, partition: PartitionKeys, epoch: int, shard: int
     return repaired | {record.entry_id for record in _base_records(client, key, page, FIRST_PAGE, "+")}
 
 
+def is_indexed(
+    client: Client, partition: PartitionKeys, epoch: int, shard: int, end: int, entry_id: bytes
+) -> bool:  # fmt: skip
+    """Return whether the index record at ``end``, or one of the shard's repairs, names an entry."""
+    with client.pipeline(transaction=False) as pipe:
+        pipe.xrange(partition.index(epoch, shard), f"{end}-0", f"{end}-0")
+        pipe.xrange(partition.repairs(epoch, shard))
+        found, repairs = pipe.execute()
+    return any(fields.get(b"e") == entry_id for _, fields in (*found, *repairs))
+
+
 def read_index_page(reply: Reply) -> list[Record]:
     """Records of an index as XRANGE answers a channel; raises DamagedKey where no producer wrote one."""
     page = cast("list[tuple[bytes, list[bytes]]]", reply)

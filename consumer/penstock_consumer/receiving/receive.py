@@ -47,6 +47,16 @@ class Place(Protocol):
         """
 
 
+class Index(Protocol):
+    """What names the entries that commits wrote; for a reader whose entries the index did not lead to."""
+
+    def ask(self, header: Header) -> None:
+        """Asks for the record of an entry whose payload is about to come."""
+
+    def require(self, header: Header, entry_id: bytes) -> None:
+        """Raises BadEntry unless a record names the entry."""
+
+
 def check_identity(header: Header, stream: Stream, manifest: Manifest) -> None:
     """Raises BadEntry unless the header names this stream and epoch, and offsets that the manifest has."""
     if header.stream != stream.id or header.epoch != manifest.epoch:
@@ -96,9 +106,13 @@ class Receiver:
         partition: int,
         report: Callable[[Received], None],
         segments: SegmentReader | None = None,
+        index: Index | None = None,
     ) -> None:
-        """``segments`` has the payloads that headers refer to; None where they travel in the entries."""
-        self._segments = segments
+        """``segments`` has the payloads that headers refer to; None where they travel in the entries.
+
+        ``index`` is compared with each entry; None where the entries' ids were read from it.
+        """
+        self._segments, self._index = segments, index
         self._spec, self._assembler, self._place, self._partition = spec, assembler, place, partition
         self._report = report
         self._ragged = any(tensor.is_ragged for tensor in spec)
@@ -163,6 +177,8 @@ class Receiver:
             self._wanted = self._place.wanted(header)
             self._due = header.fields() if header.ref is None else ()
             self._header = header
+            if self._index is not None:
+                self._index.ask(header)
         except BadEntry as error:
             self._error = error
 
@@ -192,6 +208,7 @@ class Receiver:
                 return self._adopt(header, header.ref)
             self._fetch(header, header.ref)
         verify(header, self._received)
+        self._require_committed(header)
         if self._wanted is None:
             return self._accept(header)
         offsets = self._offsets(header)
@@ -209,7 +226,7 @@ class Receiver:
         assert self._segments is not None
         fields = zip(header.fields(), ref.sizes, strict=True)
         views = [self._views(name, size, announced is not None) for (name, announced), size in fields]
-        with self._named(self._segments):
+        with self._named(self._segments, header):
             self._segments.read_into(ref, views)
         self._nbytes += sum(ref.sizes)
 
@@ -222,9 +239,10 @@ class Receiver:
     def _adopt(self, header: Header, ref: Ref) -> Lease:
         """The whole entry as a batch of read-only views of its segment."""
         assert self._segments is not None
-        with self._named(self._segments):
+        with self._named(self._segments, header):
             views = self._segments.views(ref)
         verify(header, views)
+        self._require_committed(header)
         self._nbytes += sum(ref.sizes)
         for (name, _), view in zip(header.fields(), views, strict=True):
             self._scratch[name] = view
@@ -234,12 +252,18 @@ class Receiver:
         return lease
 
     @contextmanager
-    def _named(self, segments: SegmentReader) -> Iterator[None]:
+    def _named(self, segments: SegmentReader, header: Header) -> Iterator[None]:
         try:
             yield
         except SegmentGone:
             segments.require()  # with the folder gone it is not this entry that is bad
+            self._require_committed(header)  # a copy of an entry that is settled is bad in itself
             raise
+
+    def _require_committed(self, header: Header) -> None:
+        """Raises BadEntry for an entry that no commit wrote, before anything of it is in the batches."""
+        if self._index is not None:
+            self._index.require(header, self._entry_id)
 
     def _accept(self, header: Header) -> Lease:
         """The whole entry; its fixed tensors lie in the batches already."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock_common.errors import BadEntry, PenstockError, SegmentGone
+from penstock_common.errors import BadEntry, PenstockError, SegmentGone, UncommittedEntry
 from penstock_common.format.header import Header
 from penstock_common.stream.entries import fetch_fields
 from penstock_common.stream.groups.ledger import settled_bits
@@ -22,10 +22,15 @@ def is_settled(
     client: Client, partition: PartitionKeys, manifest: Manifest, group: str, error: BadEntry | None,
     header: Header | None,
 ) -> bool:  # fmt: skip
-    """Whether an entry's payload is gone and the group has settled all of it, or its epoch is over."""
-    if not isinstance(error, SegmentGone) or header is None:
+    """Whether an entry's payload is gone and the group has settled all of it, or its epoch is over.
+
+    A released epoch has no index either: it says nothing about an entry that was received before.
+    """
+    if not isinstance(error, SegmentGone | UncommittedEntry) or header is None:
         return False
     state: bytes | None = client.get(partition.state(manifest.epoch))
+    if isinstance(error, UncommittedEntry):
+        return state is None or state.startswith(b"gone:")
     if state != manifest.live_state.encode():
         return True
     bits = settled_bits(client, partition, manifest.epoch, group, header.shard, header.first, header.end)

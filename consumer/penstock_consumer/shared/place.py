@@ -35,6 +35,7 @@ from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.settling.circle import find_circle, is_stuck
 from penstock_consumer.settling.holds import hold_of
 from penstock_consumer.settling.overdue import Jam
+from penstock_consumer.shared.committed import Committed
 from penstock_consumer.shared.holdings import Holdings, plan_acknowledgement
 from penstock_consumer.shared.others import count_living
 
@@ -66,6 +67,7 @@ class Place:
 
     def __post_init__(self) -> None:
         self._outbox = Outbox(self.client, fast=self.fast, notify=self.notify)
+        self.committed = Committed(self.client, self.stream, fast=self.fast)
         self._maps = maps_of_stream(self.stream)
         by = f"member {self.who.group}/{self.who.member}"
         self.witness = Witness(self.client.impatient(), self.stream, by, self.notify)
@@ -307,6 +309,7 @@ class Place:
             self.witness.check()
         finally:
             self._outbox.close()
+            self.committed.close()
             self._maps = None
         for partition in self.stream.partitions:
             leave(self.client, self.who, partition, self.holdings.ids(partition.number))

@@ -64,6 +64,7 @@ class EpochReader:
         """Members whose entries are waited for, once nothing else is left."""
         self._manifest = load_manifest(place.client, place.stream, epoch)
         place.learn(self._manifest)
+        place.committed.begin(keeper.members)
         self._assembler = self._assembler_of(epoch)
         self._received: list[Received] = []
         self._burials = Burials(place, notify)
@@ -194,6 +195,7 @@ class EpochReader:
         if self._resting.is_under_way:
             self.queue.meter.to("producers")
             self._resting.end(channel)
+        self.place.committed.expect(request.most)
         self.queue.meter.to("producers" if self._asking.is_waiting else "server")
         before_s = channel.waited_s
         try:
@@ -409,8 +411,9 @@ class EpochReader:
         assert self.place.stream.spec is not None
         where = Where(self.place, manifest, partition, settled_for)
         return Receiver(
-            self.place.stream.spec, assembler, where, partition.number, self._received.append, self._segments
-        )
+            self.place.stream.spec, assembler, where, partition.number, self._received.append, self._segments,
+            self.place.committed,
+        )  # fmt: skip
 
     def _reconnect(self, error: ServerUnavailable) -> None:
         """What was asked for and not received is pending under this name: found by id, not by reading again."""

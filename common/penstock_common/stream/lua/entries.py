@@ -129,6 +129,16 @@ end
 return found
 """
 
+NAMED = """
+-- KEYS index | ARGV record_id count : record id and entry id of so many records from one on, in one string. A client
+-- takes this apart in a tenth of the time that it needs for the records.
+local found = {}
+for _, record in ipairs(redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])) do
+  if record[2][1] == 'e' and record[2][2] ~= '' then found[#found + 1] = record[1] .. ' ' .. record[2][2] end
+end
+return table.concat(found, ' ')
+"""
+
 TRIM = (
     GO_ON
     + MARK_LOST
