@@ -20,8 +20,8 @@ from tests.planes.taking import taken
 from tests.producer import test_commit, test_retention
 
 CONTRACTS: tuple[ModuleType, ...] = (
-    test_commit, test_committed, test_ordered, test_replay, test_restart, test_state, test_retention, test_torch, test_jax,
-    test_tensorflow, test_keras_checkpoint,
+    test_commit, test_committed, test_ordered, test_replay, test_restart, test_state, test_retention, test_torch,
+    test_jax, test_tensorflow, test_keras_checkpoint,
 )  # fmt: skip
 LEFT_OUT = {
     "TestSteps.test_a_bad_entry_is_filled_alike_for_every_rank",  # damages a payload in the entry
