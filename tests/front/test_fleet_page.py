@@ -9,14 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import redis
 from PIL import Image
+from rq import Queue
 
 from penstock_common.errors import PenstockError
 from penstock_common.stream.link.connection import connect
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import find_stream
 from penstock_common.stream.watched import load_watched
 from penstock_common.stream.watching.inspection import StreamView, inspect_stream
@@ -119,3 +123,20 @@ def test_the_commands_of_the_page_do_what_it_says(any_url: str, place: Path) -> 
         time.sleep(0.1)
     (said,) = end(watching)
     assert "watched incoming/: 3 new files, 1 new epochs of 'train'" in said
+
+
+def test_rq_info_needs_no_password_on_its_command_line(fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """Every user of the host can read command lines, and whoever can write to the queue can write jobs."""
+    (told,) = re.findall(r"`([^`]*\brq info)` lists", PAGE)
+    bare, url = told.split()[-2:], fresh_server().url
+    assert bare == ["rq", "info"]
+    assert "@" in url, "the server asks for a password"
+    with redis.Redis.from_url(url) as client:
+        Queue("penstock.test", connection=client).enqueue("json.loads", "1")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PENSTOCK_QUEUE_URL": url}
+    done = subprocess.run(
+        ["bash", "-c", told], check=False, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "penstock.test" in done.stdout
