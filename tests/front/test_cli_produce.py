@@ -175,8 +175,10 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on(any_url: str, tmp_path: Pa
 def test_workers_elsewhere_do_what_was_queued(any_url: str, photos: Path) -> None:
     """Producer and workers need not know each other: --no-workers queues, a burst of workers does it."""
     code, out, err = run("produce", "images", "photos", "--no-workers", "--url", any_url, cwd=photos.parent)
-    assert (code, out) == (0, "queued epoch 0 of 'train'; `penstock worker` makes it\n"), err
-    code, _, err = run("worker", "--processes", "2", "--burst", "--root", "photos", "--url", any_url, cwd=photos.parent)
+    command = f"penstock worker --root {photos.resolve()}"
+    assert (code, out) == (0, f"queued epoch 0 of 'train'; `{command}` makes it\n"), err
+    told = command.removeprefix("penstock ").split()
+    code, _, err = run(*told, "--processes", "2", "--burst", "--url", any_url, cwd=photos.parent)
     assert code == 0, err
     assert len(read_epoch(any_url)) == 23
 

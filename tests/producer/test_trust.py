@@ -8,6 +8,7 @@ import tarfile
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,21 @@ from penstock_producer.planning.dispatch import Dispatcher
 from penstock_producer.planning.plan import EpochFailed, ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.sources import bounds, names
-from penstock_producer.sources.config import DatasetConfig, ImagesConfig, TarConfig
+from penstock_producer.sources.config import (
+    ArraysConfig,
+    DatasetConfig,
+    ImagesConfig,
+    SourceConfig,
+    TarConfig,
+    WeightedConfig,
+    WeightedPart,
+)
 from penstock_producer.sources.names import NotAllowed
 from penstock_producer.sources.open import open_source
 from penstock_producer.working.fleet import Fleet
 from penstock_producer.working.jobs import FUNCTION
 from penstock_producer.working.task import ShardTask
-from penstock_producer.working.trust import ANYTHING, Orders, Trust
+from penstock_producer.working.trust import ANYTHING, Orders, Trust, options_for
 from penstock_producer.working.worker import QUEUE, WorkerOptions
 from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import PATIENCE_S, dataset, numbers_in, options_of
@@ -47,6 +56,50 @@ def photos(tmp_path: Path) -> Path:
         Image.fromarray(np.full((8, 8, 3), shade, np.uint8)).save(folder / f"{shade}.png")
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "secret.png")
     return folder
+
+
+def test_the_options_told_for_a_source_allow_its_jobs_and_each_is_needed(photos: Path) -> None:
+    """A worker that is started as advised must not refuse the jobs, nor be allowed more than these."""
+    arrays = ArraysConfig(columns={"x": (str(photos / "x.npy"),), "y": (str(photos.parent / "y.npy"),)})
+    sources: list[SourceConfig] = [
+        ImagesConfig(path=str(photos), transform="team.pixels:of", labels=str(photos.parent / "other" / "labels.csv")),
+        TarConfig(path=str(photos / "a.tar"), transform="team:flip"),
+        arrays,
+        WeightedConfig(
+            parts=(
+                WeightedPart(source=ImagesConfig(path=str(photos), transform="team:flip"), weight=1.0),
+                WeightedPart(source=DatasetConfig(name="other:data", transform="team:flip"), weight=1.0),
+            )
+        ),
+    ]
+    for source in sources:
+        words = options_for(source, "blocks:mix")
+        pairs = list(zip(words[::2], words[1::2], strict=True))
+        task = TASK.model_copy(update={"source": source.model_dump(mode="json"), "block_transform": "blocks:mix"})
+        _trust_of(pairs).check(task)
+        for left_out in pairs:
+            with pytest.raises(NotAllowed):
+                _trust_of([pair for pair in pairs if pair != left_out]).check(task)
+
+
+def _trust_of(pairs: list[tuple[str, str]]) -> Trust:
+    allow, roots = ([value for option, value in pairs if option == wanted] for wanted in ("--allow", "--root"))
+    return Trust(tuple(allow), tuple(roots))
+
+
+def test_a_production_without_workers_names_the_command_that_may_do_its_jobs(any_url: str) -> None:
+    """A bare `penstock worker` refuses to start on a server that others use."""
+    options = replace(options_of(any_url), queue="my jobs")
+    with Production(ProductionPlan(stream="train", source=dataset()), options, workers=0) as production:
+        deadline, waits = time.monotonic() + PATIENCE_S, ""
+        for look in production.run():
+            if waits := look.waits:
+                break
+            assert time.monotonic() < deadline
+    assert waits == (
+        "no worker takes jobs: start `penstock worker --allow tests.producer.made:numbers "
+        "--allow tests.producer.made:with_pid --queue 'my jobs'`"
+    )
 
 
 def attack_of(folder: Path, mark: Path) -> dict[str, Any]:

@@ -58,8 +58,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     try:
         with Productions(plans, options_of(args), workers=workers, notify=console.notice) as productions:
             if args.no_workers:
-                for stream, epochs in productions.enqueue_all().items():
-                    _tell_queued(console, args, stream, epochs)
+                queued = productions.enqueue_all()
+                for part, plan in plans.items():
+                    queue = f"{args.queue}.{part}" if part else args.queue
+                    _tell_queued(console, args, plan, queued[plan.stream], queue)
                 return 0
             with console.progress() as shown:
                 views = {part: ProductionView(console, shown, part, as_json=args.json) for part in plans}
@@ -108,10 +110,14 @@ def _watch(args: argparse.Namespace, console: Console, plans: dict[str, Producti
     return 0 if args.epochs is not None and watch.epochs >= args.epochs else 130
 
 
-def _tell_queued(console: Console, args: argparse.Namespace, stream: str, epochs: list[int]) -> None:
+def _tell_queued(
+    console: Console, args: argparse.Namespace, plan: ProductionPlan, epochs: list[int], queue: str
+) -> None:
+    from penstock_producer.planning.lookout import worker_command
+
     if args.json:
-        console.json({"stream": stream, "queued_epochs": epochs})
+        console.json({"stream": plan.stream, "queued_epochs": epochs})
         return
     one = len(epochs) == 1
     which, them = (f"epoch {epochs[0]}", "it") if one else (f"epochs {epochs[0]}-{epochs[-1]}", "them")
-    console.line(f"queued {which} of {stream!r}; `penstock worker` makes {them}")
+    console.line(f"queued {which} of {plan.stream!r}; `{worker_command(plan, queue)}` makes {them}")

@@ -20,6 +20,8 @@ MANY = 16
 """More worker processes than this are rarely one host's: the sentence then asks for hosts, or a faster transform."""
 LEASE_S = 30.0
 """After which a dead member is one for every command; before, `groups drop` would ask for --force."""
+ALLOWED = "--allow MODULE --root DIR"
+"""Without these, which nobody here can know, a worker starts on its user's own server only."""
 
 Cause = Literal[
     "memory", "folder", "dead member", "absent group", "unacknowledged", "trainers", "reading", "no workers", "jobs",
@@ -281,7 +283,7 @@ def _slow_producers(now: Situation, part: str) -> Verdict:
             "no workers",
             f"{part} for producers, and no worker says that it is at work: start some, unless a Writer of your own "
             "makes the samples",
-            "penstock worker --auto",
+            f"penstock worker --auto {ALLOWED}",
         )
     if now.idle > IDLE:
         idle = f"{now.idle:.0%}".replace("%", " %")
@@ -299,13 +301,13 @@ def _slow_producers(now: Situation, part: str) -> Verdict:
     if more <= MANY:
         return Verdict(
             "producers", f"{part} for producers: {more} more worker{_s(more)} would do (one takes {took} for a sample)",
-            f"penstock worker --processes {more}",
+            f"penstock worker --processes {more} {ALLOWED}",
         )  # fmt: skip
     return Verdict(
         "producers",
         f"{part} for producers: a sample takes a worker {took}, and {more} more workers would do, on several hosts; or "
         "a faster transform",
-        "penstock worker --auto",
+        f"penstock worker --auto {ALLOWED}",
     )
 
 

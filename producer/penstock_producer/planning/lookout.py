@@ -5,16 +5,22 @@ Counting is ``progress``'s, going on is ``production``'s.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.streams import Stream
 from penstock_producer.planning.dispatch import Dispatcher
+from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.progress import Progress, bad_reasons
+from penstock_producer.sources.names import NotAllowed
+from penstock_producer.working.trust import options_for
+from penstock_producer.working.worker import QUEUE
 
 STALL_S = 2.0
 """Without progress for so long, the reason is looked up and told."""
@@ -25,11 +31,17 @@ ASKED = 256
 SHOWN_BAD = 5
 
 
+def worker_command(plan: ProductionPlan, queue: str) -> str:
+    """Return the command that starts workers for a plan's jobs, on whatever server; raises NotAllowed."""
+    words = ["penstock", "worker", *options_for(plan.source, plan.block_transform)]
+    return shlex.join(words if queue == QUEUE else [*words, "--queue", queue])
+
+
 class Lookout:
     """One production's."""
 
-    def __init__(self, dispatcher: Dispatcher, client: Client) -> None:
-        self._dispatcher, self._client = dispatcher, client
+    def __init__(self, dispatcher: Dispatcher, client: Client, plan: ProductionPlan, queue: str) -> None:
+        self._dispatcher, self._client, self._plan, self._queue = dispatcher, client, plan, queue
         self._moved, self._moved_done = time.monotonic(), -1
         self._counted_s = float("-inf")
         self._workers = self._waiting = 0
@@ -70,4 +82,11 @@ class Lookout:
         if self._dispatcher.count_workers():
             busy = bool(self._dispatcher.running().intersection(jobs))
             return "" if busy else "all workers are busy with other jobs of this queue (--queue keeps them apart)"
-        return "its own workers are starting" if has_workers else "no worker takes jobs: start `penstock worker`"
+        return "its own workers are starting" if has_workers else f"no worker takes jobs: {self._remedy}"
+
+    @cached_property
+    def _remedy(self) -> str:
+        try:
+            return f"start `{worker_command(self._plan, self._queue)}`"
+        except NotAllowed as error:
+            return str(error)

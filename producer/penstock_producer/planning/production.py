@@ -121,7 +121,7 @@ class Production:
             )
         self._shard_samples = self._choose_shard_samples(earlier, workers)
         self._cared = time.monotonic()
-        self._lookout = Lookout(self._dispatcher, self._client)
+        self._lookout = Lookout(self._dispatcher, self._client, plan, options.queue)
         self._require_spec()
 
     @property

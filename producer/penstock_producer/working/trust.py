@@ -80,6 +80,37 @@ class Trust:
 ANYTHING: Final = Trust(is_unlimited=True)
 
 
+def options_for(source: SourceConfig, block_transform: str | None = None) -> list[str]:
+    """Return the options by which a `penstock worker` may do the jobs of a source, and no others.
+
+    Args:
+        source: What the jobs read. Nothing of it is imported or opened.
+        block_transform: ``module:function`` of many samples, or None.
+
+    Returns:
+        ``--allow`` for each name and ``--root`` for each folder, in words of a command line.
+
+    Raises:
+        NotAllowed: Only its producer's own workers can make the source.
+
+    Example:
+        >>> options_for(DatasetConfig(name="team:data", transform="team:augment"))
+        ['--allow', 'team:augment', '--allow', 'team:data']
+    """
+    names, folders = {block_transform}, set[str]()
+    for config in _parts(source):
+        names.update(_names(config))
+        for path in map(os.path.realpath, _paths(config)):
+            folders.add(path if os.path.isdir(path) else os.path.dirname(path))  # noqa: PTH112, PTH120
+    roots = [one for one in folders if not any(one != each and _is_inside(one, each) for each in folders)]
+    allowed = [word for name in sorted(filter(None, names)) for word in ("--allow", name)]
+    return allowed + [word for root in sorted(roots) for word in ("--root", root)]
+
+
+def _is_inside(folder: str, other: str) -> bool:
+    return folder.startswith(other.rstrip("/") + "/")
+
+
 class Orders:
     """What one production has its own workers do, in memory that only they share: a digest of what all its jobs say.
 

@@ -155,6 +155,21 @@ def test_the_sentence_names_what_holds_the_stream_up(now: Situation, cause: str,
     assert "\n" not in found.text
 
 
+@pytest.mark.parametrize(
+    "now",
+    [
+        NOW,
+        replace(NOW, workers=4, wished=6, worker_rate=20.0),
+        replace(NOW, workers=1, wished=76, worker_rate=20.0),
+    ],
+)
+def test_the_workers_that_are_advised_start_on_a_shared_server(now: Situation) -> None:
+    """Without a word on what jobs may name they refuse to start there."""
+    remedy = judge(now).remedy
+    assert remedy.startswith("penstock worker ")
+    assert remedy.endswith(" --allow MODULE --root DIR")
+
+
 def glance(at_s: float = 10.0, made: int = 0, given: int = 0, **changes: object) -> Glance:
     """Two workers of one host, one trainer that waits for most of its time."""
     told = Told(100.0, {"training": 0.3, "asking": 0.7}, 0)
