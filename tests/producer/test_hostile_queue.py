@@ -64,6 +64,29 @@ def set_key(key: str) -> Attack:
     return lambda client, job_id: client.set(key.format(job_id), "x")
 
 
+def end_in_text(client: Any, job_id: str) -> None:
+    """Has the counters that rq keeps of each worker be none."""
+    for worker in client.smembers("rq:workers:penstock"):
+        client.hset(worker, mapping=dict.fromkeys(("successful_job_count", "total_working_time", "state"), b"\xff"))
+
+
+def take_over_records(client: Any, job_id: str) -> None:
+    """Puts a string where rq keeps what it knows of each worker."""
+    for worker in client.smembers("rq:workers:penstock"):
+        client.pipeline().delete(worker).set(worker, "x").execute()
+
+
+def pretend_to_be_taken(first_seen: bytes | None) -> Attack:
+    """A job that a worker just took, since a time that is none."""
+
+    def attack(client: Any, job_id: str) -> None:
+        key = f"rq:queue:penstock:intermediate:first_seen:{job_id}"
+        client.lpush(key, "x") if first_seen is None else client.set(key, first_seen)
+        client.lpush("rq:queue:penstock:intermediate", job_id)
+
+    return attack
+
+
 ATTACKS: dict[str, Attack] = {
     "a note that is a list": set_field("meta", "[1]"),
     "a note that is a string": set_field("meta", '"abc"'),
@@ -91,6 +114,9 @@ ATTACKS: dict[str, Attack] = {
         "rq:wip:penstock", {b"\xff": 1, "x": 1, f"{job_id}:y": 1, "a:b:c:d": 1}
     ),
     "a failure that nobody had": lambda client, job_id: client.zadd("rq:failed:penstock", {job_id: 2e9, b"\xff": 2e9}),
+    "a worker whose name is no text": lambda client, job_id: client.sadd("rq:workers:penstock", b"\xff", "\x1b[1m\n"),
+    "a job taken since a list": pretend_to_be_taken(None),
+    "a job taken since no number": pretend_to_be_taken(b"nan"),
 }
 
 
@@ -121,6 +147,36 @@ def test_nothing_that_is_written_into_the_queue_ends_a_production(
     for line in {line for line in [*told, *errors.splitlines()] if "refused job" in line}:
         assert errors.count(line) <= 2, "each worker says it once"
         assert "\x1b" not in line
+
+
+RECORDS: dict[str, Attack] = {
+    "counters that are no numbers": end_in_text,
+    "records that are strings": take_over_records,
+    "a list of all workers that is a string": lambda client, job_id: (
+        client.pipeline().delete("rq:workers").set("rq:workers", "x").execute()
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", RECORDS)
+def test_what_is_written_into_a_workers_record_costs_no_sample(
+    any_url: str, attack: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each job that a worker of such a record had made counted as failed, and the epoch with it."""
+    plan = ProductionPlan(stream="train", source=dataset(), shard_samples=20)
+    with (
+        redis.Redis.from_url(any_url) as client,
+        Production(plan, options_of(any_url), workers=1) as production,
+    ):
+        deadline = time.monotonic() + PATIENCE_S
+        while not client.exists("rq:workers:penstock"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        RECORDS[attack](client, "")
+        list(production.run())
+        assert production.summary().samples == SAMPLES
+    assert "Traceback" not in capfd.readouterr().err
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
 
 
 def test_an_unreadable_job_is_named_once_and_others_are_done(any_url: str, capfd: pytest.CaptureFixture[str]) -> None:

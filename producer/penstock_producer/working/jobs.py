@@ -18,7 +18,7 @@ from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job, JobStatus, Retry, get_current_job
 from rq.registry import FailedJobRegistry, FinishedJobRegistry
 from rq.serializers import JSONSerializer
-from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY, clean_worker_registry
+from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable, SourceError
 from penstock_common.stream.link.commands import Refused
@@ -339,8 +339,19 @@ class ShardQueue(Queue):
         self._return_abandoned()
         for registry in (FinishedJobRegistry, FailedJobRegistry):
             self._server.zremrangebyscore(registry.key_template.format(self.name), 0, time.time())
-        clean_worker_registry(self)
+        self._forget_gone_workers()
         self._return_stuck()
+
+    def _forget_gone_workers(self) -> None:
+        key = WORKERS_BY_QUEUE_KEY % self.name
+        names = list(self._server.smembers(key))  # bytes: rq's own look ends at a name that is no text
+        with self._server.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.exists(name)
+            gone = [name for name, is_there in zip(names, pipe.execute(), strict=True) if not is_there]
+        if gone:
+            self._server.srem(key, *gone)
+            self._server.srem(REDIS_WORKER_KEYS, *gone)
 
     def _return_abandoned(self) -> None:
         key = self.started_job_registry.key
@@ -364,13 +375,19 @@ class ShardQueue(Queue):
             if job_id is None or self.fetch(job_id) is None:
                 self._server.lrem(taken.key, 1, entry)
                 continue
-            with suppress(ValueError, OverflowError, OSError):  # of a time that nobody wrote
-                if not taken.set_first_seen(job_id) and taken.should_be_cleaned_up(job_id):
-                    with self._server.pipeline() as pipe:
-                        pipe.lrem(taken.key, 1, entry)
-                        pipe.lpush(self.key, entry)
-                        pipe.delete(taken.get_first_seen_key(job_id))
-                        pipe.execute()
+            try:
+                is_stuck = not taken.set_first_seen(job_id) and taken.should_be_cleaned_up(job_id)
+            except (ValueError, OverflowError, OSError, Refused) as error:
+                if isinstance(error, Refused) and "WRONGTYPE" not in str(error):
+                    raise
+                self._server.delete(taken.get_first_seen_key(job_id))  # no time that rq wrote: it is seen anew
+                continue
+            if is_stuck:
+                with self._server.pipeline() as pipe:
+                    pipe.lrem(taken.key, 1, entry)
+                    pipe.lpush(self.key, entry)
+                    pipe.delete(taken.get_first_seen_key(job_id))
+                    pipe.execute()
 
     # --- keys of another type ---
 
@@ -387,6 +404,10 @@ class ShardQueue(Queue):
                 if not self.set_aside(notify, job_ids) and "WRONGTYPE" not in str(error):
                     raise  # else another process has just set it aside
         return ask()
+
+    def is_overwritten(self, worker_key: str) -> bool:
+        """Return whether another program made a worker's record a key of another type."""
+        return self._server.type(worker_key) not in (b"none", b"hash")
 
     def set_aside(self, notify: Notify, job_ids: Iterable[str] = ()) -> bool:
         """Rename each key of the queue, and of these jobs, that is of another type than rq's; True if there was one."""

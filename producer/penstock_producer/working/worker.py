@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
@@ -225,13 +226,32 @@ class ShardWorker(SimpleWorker):
             try:
                 outage.bear(error)
                 if not self.connection.exists(self.key):
-                    self.register_birth()  # type: ignore[no-untyped-call]
+                    self.register_birth()
                 return
             except ServerUnavailable as again:
                 error = again
                 if error.borne_s:
                     self.waited_in_vain = error
                     return
+
+    def register_birth(self) -> None:
+        """See rq."""
+        try:
+            super().register_birth()  # type: ignore[no-untyped-call]
+        except Refused as error:
+            self._set_aside(error)
+            super().register_birth()  # type: ignore[no-untyped-call]
+
+    def register_death(self) -> None:
+        """See rq; a list of workers that another program replaced needs no word of it."""
+        with suppress(Refused):
+            super().register_death()  # type: ignore[no-untyped-call]
+
+    def _renew_record(self) -> None:
+        """Write what rq keeps of this worker anew, where another program wrote over it."""
+        with suppress(Refused, ValueError):  # ValueError: the other program has just done so again
+            self.connection.delete(self.key)
+            super().register_birth()  # type: ignore[no-untyped-call]
 
     def check_for_suspension(self, burst: bool) -> None:
         """See rq."""
@@ -251,11 +271,19 @@ class ShardWorker(SimpleWorker):
 
     def _set_aside(self, error: Refused, job_ids: tuple[str, ...] = ()) -> None:
         """What others wrote into the queue's keys; raises what it was not, or what comes back."""
-        is_found = self._queue.set_aside(to_stderr, job_ids)
+        is_found = self._restore(error, job_ids)
         self._in_vain = 0 if is_found else self._in_vain + 1  # another process may have been faster
         if self._in_vain > TRIES:
             self.broke = error
             raise error
+
+    def _restore(self, error: Refused, job_ids: tuple[str, ...]) -> bool:
+        """Set aside, or write anew, what others wrote over; False where nothing was."""
+        is_found = self._queue.set_aside(to_stderr, job_ids)
+        if "hash value is not" in str(error) or self._queue.is_overwritten(self.key):
+            self._renew_record()
+            return True
+        return is_found
 
     def get_heartbeat_ttl(self, job: Job) -> int:
         """Short, because a heartbeat comes every few seconds whatever the job does."""
@@ -320,7 +348,7 @@ class ShardWorker(SimpleWorker):
             self.waited_in_vain = error  # the streams' server: its job goes back, and this worker ends
             self._stop_requested = True
         if isinstance(error, Refused):
-            self._queue.set_aside(to_stderr, (str(job.id),))
+            self._restore(error, (str(job.id),))
         if isinstance(job, ShardJob):
             job.judge(error)
         if self._options.is_chatty and not isinstance(error, Stopped | BudgetFull):
