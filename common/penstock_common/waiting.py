@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from penstock_common.errors import ServerLoading, ServerUnavailable, WaitTimeout
+from penstock_common.printable import printable
 from penstock_common.watchdog import FIRST_WORD_S, REPEAT_S, WATCHDOG, Clock, Notify, Watchdog, no_answer
 
 __all__ = ["FIRST_WORD_S", "OUTAGE_S", "REPEAT_S", "Clock", "Notify", "Outage", "Wait", "to_stderr"]
@@ -21,7 +22,7 @@ OUTAGE_S = 60.0
 
 def to_stderr(text: str) -> None:
     """The default for notices: one line on stderr, where a notebook and a log both show it."""
-    sys.stderr.write(f"penstock: {text}\n")
+    sys.stderr.write(f"penstock: {printable(text)}\n")
     sys.stderr.flush()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.cli.console import Console
 from penstock.cli.production import ProductionView, duration
+from penstock_common.waiting import to_stderr
 from penstock_producer.planning.progress import EpochProgress, Progress
 
 
@@ -86,3 +87,27 @@ def test_a_production_that_stands_still_promises_no_end() -> None:
             view.update(looks(min(second, 5)))
     assert "left" not in err.getvalue().splitlines()[-1]
     assert [duration(s) for s in (7, 725, 10_800)] == ["0:07", "12:05", "3:00:00"]
+
+
+def test_no_line_of_a_command_carries_out_what_others_wrote() -> None:
+    """Names and reasons come from the server; a title set, or half a character, must not reach the screen."""
+    out, err = Terminal(), Terminal()
+    console = Console(out, err)
+    console.line(console.style("bold", "bold") + " \x1b]0;owned\x07\x9b2J\ud800")
+    console.notice("\x1b[2Jnotice")
+    console.table([["a\nb", 1]])
+    console.json({"name": "\x1b\x9b\ud800é"})
+    shown = console.progress()
+    with shown:
+        shown.add("label").update(1, note="\x1b[2Jnote")
+    text = out.getvalue()
+    assert text.startswith("\x1b[1mbold\x1b[0m \\x1b]0;owned\\x07\\x9b2J\\ud800\na\\nb  1\n{")
+    assert json.loads(text[text.index("{") :]) == {"name": "\x1b\x9b\ud800é"}
+    assert err.getvalue().startswith("\\x1b[2Jnotice\n")
+    assert "  \\x1b[2Jnote" in err.getvalue()
+
+
+def test_a_notice_of_a_library_is_one_printable_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Loaders and writers speak on stderr: of groups, members and servers, whose names others chose."""
+    to_stderr("group \x1b[31mred\nWARNING: none")
+    assert capsys.readouterr().err == "penstock: group \\x1b[31mred\\nWARNING: none\n"

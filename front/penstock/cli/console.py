@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from penstock_common.printable import printable, printable_lines
+
 if TYPE_CHECKING:
     from penstock.cli.progress import Progress
 
@@ -15,7 +17,10 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 
 
 class Console:
-    """Where a command prints. Thread-safe as far as one line goes; bars and lines never mix."""
+    """Where a command prints. Thread-safe as far as one line goes; bars and lines never mix.
+
+    Names and reasons may be another program's: no character of theirs commands the terminal.
+    """
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out, self._err = out, err
@@ -42,11 +47,12 @@ class Console:
 
     def json(self, value: object) -> None:
         """The whole result for a program, indented, on stdout."""
-        self.line(json.dumps(value, indent=2, ensure_ascii=False))
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        self.line("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
     def table(self, rows: Sequence[Sequence[object]], head: Sequence[str] = ()) -> None:
         """Aligned columns, numbers to the right."""
-        cells = [[str(cell) for cell in row] for row in ([head] if head else []) + list(rows)]
+        cells = [[printable(str(cell)) for cell in row] for row in ([head] if head else []) + list(rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         numeric = [all(isinstance(cell, int | float) for cell in column) for column in zip(*rows, strict=True)]
         numeric = numeric or [False] * len(widths)
@@ -95,6 +101,7 @@ class Console:
         return not Settings.from_environment().no_color
 
     def _print(self, text: str, stream: TextIO) -> None:
+        text = printable_lines(text, has_colours=stream is self.out and self._shows_colours)
         if self.progress_shown is None:
             print(text, file=stream, flush=True)
         else:

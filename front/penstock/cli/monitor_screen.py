@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.printable import printable, printable_values
 from penstock_common.stream.servers.suitability import readable_bytes
 
 try:
@@ -54,7 +55,9 @@ class Screen:
                     shown = drawn(next(looks), self._terminal.width)
                     live.update(shown, refresh=True)
                 except ServerUnavailable as failure:
-                    live.update(Group(shown, Text(" ".join(str(failure).split()), style="red")), refresh=True)
+                    live.update(
+                        Group(shown, Text(printable(" ".join(str(failure).split())), style="red")), refresh=True
+                    )
                     raise
                 except StopIteration:
                     return
@@ -65,7 +68,7 @@ def drawn(records: Records, width: int) -> RenderableType:
     if not records:
         return Text("no streams yet: start a producer (`penstock produce`, or penstock.Writer)")
     bar = SHORT_BAR if width < NARROW else BAR
-    return Group(*[_panel(record, bar) for record in records])
+    return Group(*[_panel(record, bar) for record in printable_values(records)])
 
 
 def _panel(record: dict[str, Any], bar: int) -> RenderableType:

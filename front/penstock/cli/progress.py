@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from penstock_common.printable import printable
+
 if TYPE_CHECKING:
     from penstock.cli.console import Console
 
@@ -47,7 +49,7 @@ class Bar:
             parts.append("█" * filled + "░" * (bar_width - filled))
         if self.total:
             parts.append(f"{100 * self.done // self.total:3d}%")
-        return "  ".join([*parts, f"{count} {self.unit}".rstrip(), self.note]).rstrip()
+        return printable("  ".join([*parts, f"{count} {self.unit}".rstrip(), self.note]).rstrip())
 
 
 class Progress:

@@ -1,0 +1,37 @@
+"""Texts for terminals: what others wrote into names and reasons must not move the cursor or change a title."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
+_LAYOUT = "\n\t"
+
+
+def printable(text: str, layout: str = "") -> str:
+    r"""Return a text with each character that is not printable spelled out, as in ``\x1b``.
+
+    Args:
+        text: Any text, also with halves of surrogate pairs, which no stream encodes.
+        layout: Characters that stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in layout else repr(c)[1:-1] for c in text)
+
+
+def printable_lines(text: str, *, has_colours: bool = False) -> str:
+    """Return ``printable`` of each line of a text; colours stay where a command put them."""
+    if not has_colours:
+        return printable(text, _LAYOUT)
+    return "".join(part if number % 2 else printable(part, _LAYOUT) for number, part in enumerate(_COLOURS.split(text)))
+
+
+def printable_values(value: Any) -> Any:
+    """Return lists and dicts of texts and numbers with ``printable`` of each text in them."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable_values(name): printable_values(held) for name, held in value.items()}
+    return [printable_values(held) for held in value] if isinstance(value, list | tuple) else value
