@@ -1,29 +1,36 @@
 """Every control key made a key of another type, or filled with odd bytes, and then every command: a sentence, never a
 traceback.
 
-A stream with two epochs, a shared and an ordered group is dumped once a test; each case restores it, damages one key,
-and runs some of the commands. Cases rotate through types and commands, so that each key meets every type and every
-command, on both servers together.
+A stream with two epochs, a shared and an ordered group is made and dumped once for each server. Each case restores it,
+damages one key, and runs some of the commands. Cases rotate through types and commands, so that each key meets every
+type and every command, on both servers together.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from prometheus_client import CollectorRegistry, generate_latest
 
 from penstock.__main__ import main
+from penstock.cli.exporter import look
+from penstock.watching.exposition import Streams
 from penstock_common.errors import PenstockError
+from penstock_common.stream.link.connection import connect
 from penstock_common.stream.link.damage import KINDS, kind_of
 from penstock_common.stream.streams import Stream
 from penstock_consumer.loader import Loader
 from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.shared import reader as shared_reader
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, open_stream, sample, writer_of
 from tests.contracts.ordered import plan, rank_of
@@ -171,7 +178,18 @@ def replay(url: str) -> None:
         drain(epoch)
 
 
-API: list[Reader] = [write, write_again, feed, shared, late, ordered, replay]
+def scrape(url: str) -> None:
+    """One look of the exporter, and what Prometheus gets of it."""
+    streams, registry = Streams(), CollectorRegistry()
+    with connect(url) as client:
+        damaged = look(client, [], {}, streams)
+    registry.register(streams)
+    generate_latest(registry)
+    if damaged:
+        raise PenstockError(" ".join(damaged.values()))
+
+
+API: list[Reader] = [write, write_again, feed, shared, late, ordered, replay, scrape]
 COMMANDS = [
     "inspect t", "inspect", "audit t", "audit t --deep", "bad list t", "bad show t 0 ENTRY", "bad retry t --group g",
     "bad drop t 0 --group g --reason x", "monitor t --once --every 0.1", "monitor --once --every 0.1", "tail t --once",
@@ -181,31 +199,54 @@ COMMANDS = [
     "export t EXPORT", "delete t --yes",
 ]  # fmt: skip
 
+SEGMENT_COMMANDS = ["audit t --deep", "show t --epoch 0 --count 2", "trim t --keep 0", "doctor t --no-probe",
+                    "delete t --yes"]  # fmt: skip
+"""Those that look into the files, or remove some."""
+
+
+class Saved:
+    """All keys of a server, and the files beside them, as they were."""
+
+    def __init__(self, client: redis.Redis, folder: Path | None = None) -> None:
+        self._folder = folder
+        self.dumps: list[tuple[bytes, Any]] = [(key, client.dump(key)) for key in client.scan_iter()]
+        if folder is not None:
+            shutil.copytree(folder, f"{folder}.saved")
+
+    def restore(self, client: redis.Redis) -> None:
+        """Put them back, and remove what came since."""
+        with client.pipeline(transaction=False) as pipe:
+            pipe.flushall()
+            for key, dump in self.dumps:
+                pipe.restore(key, 0, dump)
+            pipe.execute()
+        if self._folder is not None:
+            shutil.rmtree(self._folder)
+            shutil.copytree(f"{self._folder}.saved", self._folder)
+
 
 class Bench:
     """A server with the stream on it, as it was before the damage whenever that is wished."""
 
-    def __init__(self, url: str, client: redis.Redis, export: str) -> None:
-        self.url, self.client = url, client
-        plan(url, SIZES, frozenset({3}), epochs=2, block_samples=8)
+    def __init__(self, url: str, export: Path, segments: Path | None = None) -> None:
+        self.url, self.client = url, redis.Redis.from_url(url)
+        self.client.flushall()
+        payload: dict[str, Any] = {} if segments is None else {"payload": f"segments:{segments}"}
+        plan(url, SIZES, frozenset({3}), epochs=2, block_samples=8, **payload)
         with loader_of(url, batch_size=8) as loader:
             next(iter(loader))
         with rank_of(url, group="o") as loader:
             next(iter(loader))
-        stream = open_stream(client, "t")
+        stream = open_stream(self.client, "t")
         self.keys = keys_of(stream)
-        newest: Any = client.xrevrange(self.keys["entries"], count=1)
-        self._words = {"ENTRY": newest[0][0].decode(), "EXPORT": export}
-        self._dumps: list[tuple[bytes, Any]] = [(key, client.dump(key)) for key in client.scan_iter()]
-        self.exports = 0
+        newest: Any = self.client.xrevrange(self.keys["entries"], count=1)
+        self._words = {"ENTRY": newest[0][0].decode()}
+        self._export, self._exports = export, 0
+        self.saved = Saved(self.client, segments)
 
     def restore(self) -> None:
         """All keys, as they were."""
-        with self.client.pipeline(transaction=False) as pipe:
-            pipe.flushall()
-            for key, dump in self._dumps:
-                pipe.restore(key, 0, dump)
-            pipe.execute()
+        self.saved.restore(self.client)
 
     def told_by(self, reader: Reader | str, capsys: pytest.CaptureFixture[str]) -> str:
         """What went wrong, in words; empty where nothing did."""
@@ -215,8 +256,8 @@ class Bench:
             except PenstockError as error:
                 return str(error)
             return ""
-        self.exports += 1
-        words = {**self._words, "EXPORT": f"{self._words['EXPORT']}/{self.exports}"}
+        self._exports += 1
+        words = {**self._words, "EXPORT": f"{self._export}/{self._exports}"}
         capsys.readouterr()
         code = main([words.get(word, word) for word in reader.split()])
         out, err = capsys.readouterr()
@@ -225,16 +266,36 @@ class Bench:
         return (out + err if is_checkup or reader.startswith("audit") else err) if code else ""
 
 
-@pytest.fixture
-def bench(
-    url: str, client: redis.Redis, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Bench]:
-    """It; no thread of ours may end with an exception meanwhile."""
-    monkeypatch.setenv("PENSTOCK_URL", url)
+Benches = dict[str, Bench]
+
+
+@pytest.fixture(scope="module")
+def benches() -> Iterator[Benches]:
+    """Those made so far, by their server."""
+    made: Benches = {}
+    yield made
+    for one in made.values():
+        one.client.close()
+
+
+@pytest.fixture(autouse=True)
+def environment(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """That of the commands. No thread of ours may end with an exception, and no look at a state takes long."""
+    monkeypatch.setenv("PENSTOCK_URL", server.url)
+    monkeypatch.setattr(shared_reader, "STATE_LOOK_S", 0.01)
     died: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", died.append)
-    yield Bench(url, client, str(tmp_path_factory.mktemp("export")))
+    yield
     assert [(one.exc_type, one.exc_value) for one in died] == []
+
+
+@pytest.fixture
+def bench(url: str, benches: Benches, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """That of the server, restored."""
+    if url not in benches:
+        benches[url] = Bench(url, tmp_path_factory.mktemp("export"))
+    benches[url].restore()
+    return benches[url]
 
 
 def is_about(told: str, key: str) -> bool:
@@ -247,7 +308,7 @@ def is_about(told: str, key: str) -> bool:
 
 def test_every_key_that_there_is_has_its_type_and_its_repair(bench: Bench) -> None:
     """A kind of key that the table forgets would be a traceback again."""
-    for key, _ in bench._dumps:
+    for key, _ in bench.saved.dumps:
         kind = kind_of(key.decode())
         assert kind is not None, key
         found: Any = bench.client.type(key)
@@ -272,22 +333,41 @@ def test_a_key_of_a_wrong_type_is_named_with_its_repair_by_every_command(
         assert not (told and name in HARMLESS), (kind, reader, told)
 
 
+def test_a_damaged_key_is_named_also_where_payloads_lie_in_segments(
+    url: str, server: Any, memory_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who follows an entry into a file, or gives the file back, reads keys that no other stream needs."""
+    folder = memory_path / "segments"
+    folder.mkdir(mode=0o700)
+    bench = Bench(url, tmp_path, folder)
+    readers: list[Reader | str] = [write_again, shared, ordered, replay, *SEGMENT_COMMANDS]
+    for number, name in enumerate(("segments", "meta", "manifest", "roster", "index")):
+        wrong = [kind for kind in TYPES if kind != KINDS[name].type]
+        half = (number + ("7." in server.version)) % 2
+        for kind, reader in zip(cycle(wrong), readers[half::2], strict=False):
+            bench.restore()
+            make_wrong(bench.client, bench.keys[name], kind)
+            told = bench.told_by(reader, capsys)
+            assert not told or is_about(told, bench.keys[name]), (name, kind, reader, told)
+    bench.client.close()
+
+
 @pytest.mark.parametrize("name", EXTRA)
 def test_odd_bytes_in_a_key_end_no_command_in_a_traceback(
     bench: Bench, server: Any, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One field is enough: each meets some of the values, and each value some of the commands."""
+    """One field is enough: each meets a value on each server, and each value some of the commands."""
     key = bench.keys[name]
     listed: Any = bench.client.hkeys(key) if KINDS[name].type == "hash" else []
     there: list[bytes] = list(listed)
     readers: list[Reader | str] = [*API, *COMMANDS]
     turn = islice(cycle(readers), len(KINDS[name].repair) + 7 * ("7." in server.version), None)
-    values = islice(cycle(ODD), len(name), None)
-    for field in dict.fromkeys([*there, *EXTRA[name], *(EXTRA[name] * 2 if len(there) < 3 else [])]):
-        for value, reader in islice(zip(values, turn, strict=False), 2):
-            bench.restore()
-            make_odd(bench.client, key, field, value)
-            bench.told_by(reader, capsys)
+    values = islice(cycle(ODD), len(name) + 5 * ("7." in server.version), None)
+    fields = list(dict.fromkeys([*there, *EXTRA[name]]))
+    for field in islice(cycle(fields), max(len(fields), 6)):
+        bench.restore()
+        make_odd(bench.client, key, field, next(values))
+        bench.told_by(next(turn), capsys)
 
 
 SHOWING = [
@@ -381,17 +461,31 @@ def run_told(told: str) -> None:
             subprocess.run(["bash", "-ec", command], check=True, capture_output=True, timeout=20)
 
 
-@pytest.mark.parametrize("name", sorted(set(KINDS) - {"events", "segments"}))
-def test_the_repair_that_a_message_names_brings_the_stream_back(
-    url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A command to paste that does not repair, or destroys more than it says, is worse than none."""
-    monkeypatch.setenv("PENSTOCK_URL", url)
+@pytest.fixture(scope="module")
+def saved_begun() -> dict[str, Saved]:
+    """By its server, a stream that can be made again, and that a shared and an ordered group have begun to read."""
+    return {}
+
+
+@pytest.fixture
+def begun(url: str, client: redis.Redis, saved_begun: dict[str, Saved]) -> None:
+    """It is on the server."""
+    if url in saved_begun:
+        saved_begun[url].restore(client)
+        return
     repaired.produce(url)
     with loader_of(url, batch_size=8) as loader:
         next(iter(loader))
     with rank_of(url, group="o") as loader:
         next(iter(loader))
+    saved_begun[url] = Saved(client)
+
+
+@pytest.mark.parametrize("name", sorted(set(KINDS) - {"events", "segments"}))
+def test_the_repair_that_a_message_names_brings_the_stream_back(
+    url: str, client: redis.Redis, begun: None, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command to paste that does not repair, or destroys more than it says, is worse than none."""
     key = keys_of(open_stream(client, "t"))[name]
     make_wrong(client, key, "list")
     message = KINDS[name].repair
