@@ -134,6 +134,8 @@ def test_slow_producers_are_named_with_the_workers_that_would_do(
         assert "trainers of resnet wait" in found["bottleneck"]["text"]
         remedy = typed(found["bottleneck"]["remedy"])
         assert remedy[:2] == ["penstock", "worker"]
+        assert remedy[-4:] == ["--allow", "MODULE", "--root", "DIR"]
+        remedy[-4:] = ["--allow", "photos", "--root", str(tmp_path)]  # only who queued the jobs knows these
         with command(tmp_path, *remedy[1:], "--queue-url", any_url):
             before = until(any_url, "train", "producers", "balanced", workers=2)["epochs"]
             time.sleep(4.0)  # what is measured: four seconds of work
