@@ -293,9 +293,19 @@ def test_an_installed_sources_class_and_paths_count_as_named(
 
     with pytest.raises(NotAllowed, match="tiny_source"):
         check("team")
-    check("tiny_source", count=3, url="s3://bucket/x", where=str(photos / "0.png"), title="any text")
+    check(
+        "tiny_source",
+        count=3,
+        url="s3://bucket/x",
+        cached="simplecache::https://[host/x",
+        where=str(photos / "0.png"),
+        title="any text",
+    )
     check("tiny_source:Tiny")
-    for path in ("/etc/passwd", "../x", "file:///etc/passwd", "~/x", "photos/../secret.png", "secret.png"):
+    for path in (
+        "/etc/passwd", "../x", "file:///etc/passwd", "~/x", "photos/../secret.png", "secret.png", "local:///etc/passwd",
+        "simplecache::file:///etc/passwd", "simplecache::FILE:///etc/passwd", "../x://[/y",
+    ):  # fmt: skip
         with pytest.raises(NotAllowed, match="--root"):
             check("tiny_source", nested=[{"deep": path}])
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from penstock_producer.sources.bounds import bound_to, require_below
 from penstock_producer.sources.config import (
@@ -38,6 +38,9 @@ _OWN_TO_A_SHARD: Final = ("epoch", "manifest_id", "shard")
 _DIGEST_BYTES: Final = 32
 _GIVEN: Final = 32
 _MET: Final = 33
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_OF_FILES: Final = ("file", "local")
+"""Schemes of addresses that are paths of this host."""
 
 
 @dataclass(frozen=True)
@@ -202,11 +205,17 @@ def _paths_in(options: Any) -> Iterator[str]:
             yield from _paths_in(name)
             yield from _paths_in(value)
     elif isinstance(options, str):
-        scheme = urlsplit(options).scheme if "://" in options else ""
-        if scheme == "file":
-            yield options.partition("://")[2]
-        elif not scheme and ("/" in options or options in ("..", "~") or os.path.lexists(options)):
-            yield os.path.expanduser(options)  # noqa: PTH111
+        for part in options.split("::"):  # libraries chain addresses, as in simplecache::file:///x
+            yield from _path_in(part)
     elif isinstance(options, Sequence):
         for value in options:
             yield from _paths_in(value)
+
+
+def _path_in(text: str) -> Iterator[str]:
+    scheme, separator, rest = text.partition("://")
+    is_address = bool(separator) and _SCHEME.fullmatch(scheme) is not None
+    if is_address and scheme.lower() in _OF_FILES:
+        yield rest
+    elif not is_address and ("/" in text or text in ("..", "~") or os.path.lexists(text)):
+        yield os.path.expanduser(text)  # noqa: PTH111
