@@ -82,7 +82,11 @@ def announced(url: str, port: int, folder: Path) -> Iterator[Path]:
 
 
 def find_servers_of_user(folder: Path) -> Found:
-    """Return the servers that announced themselves in a folder; files that others could have made do not count."""
+    """Return the servers that announced themselves in a folder; what others could have put there does not count."""
+    try:
+        require_private_folder(folder)  # else its owner may have moved this user's files there from elsewhere
+    except OSError:
+        return Found((), ())
     running: list[tuple[int, Announced]] = []
     left: list[Path] = []
     for file in sorted(path for path in folder.glob("server-*.url") if _NAME.fullmatch(path.name)):

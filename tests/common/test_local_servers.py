@@ -119,6 +119,17 @@ def test_a_server_that_ends_leaves_the_file_of_its_successor(login: Path) -> Non
         assert not file.exists()
 
 
+def test_a_folder_that_others_may_write_to_announces_nothing(login: Path, said: list[str]) -> None:
+    """Whoever made the folder first could put an old file of this user's there, by a hard link."""
+    folder = look(login).own_servers
+    with announced("redis://moved", 7009, folder):
+        folder.chmod(0o777)
+        assert look(login).url == DEFAULT_URL
+        folder.chmod(0o700)
+        assert look(login).url == "redis://moved"
+    assert said == []
+
+
 @pytest.mark.parametrize("damage", ["group", "link", "folder"])
 def test_a_file_that_another_user_could_have_made_does_not_count(login: Path, damage: str, said: list[str]) -> None:
     """Samples and jobs would go to the server of whoever wrote the file."""
