@@ -263,7 +263,7 @@ def prepare(url: str, folder: Path) -> list[Task]:
         argv += {
             "penstock epochs abandon": ["--force"],
             "penstock exporter": ["--port", "0"],
-            "penstock worker": ["--burst", "--processes", "1", "--queue", name],
+            "penstock worker": ["--burst", "--processes", "1", "--queue", name, "--allow-any"],
             "penstock produce arrays": [str(folder / "y.npy"), "--stream", name, "--queue", name, "--workers", "1"],
         }.get(prog, [])
         tasks.append(Task(prog, argv, mine))
@@ -407,7 +407,7 @@ def test_producers_and_workers_name_a_server_that_stands_still_and_make_all_samp
     commands = {
         "produce": ["produce", "dataset", "slow:data", *made, "--workers", "1", "--stream", "a", "--queue", "a"],
         "queue": ["produce", "dataset", "slow:data", *made, "--workers", "0", "--stream", "b", "--queue", "b"],
-        "worker": ["worker", "--processes", "1", "--queue", "b", "--url", server.url],
+        "worker": ["worker", "--processes", "1", "--queue", "b", "--url", server.url, "--allow-any"],
         "feed": ["produce", "generator", "slow:endless", *made, "--endless", "--stream", "c", "--queue", "c"],
         "run": [
             "run", "dataset", "slow:data", "--transform", "slow:step", "--workers", "1", "--",

@@ -92,12 +92,11 @@ def test_new_files_become_epochs_each_file_once(any_url: str, tmp_path: Path) ->
         slow = (folder / "dog/slow.png").open("wb")
         growing = threading.Event()
 
-        def grow() -> None:  # never still for as long as makes a file whole
-            for byte in whole:
-                slow.write(bytes([byte]))
+        def grow() -> None:  # never still for as long as makes a file whole, however long a busy machine takes
+            slow.write(whole[:-1])
+            while not growing.wait(0.02):
+                slow.write(b"\0")
                 slow.flush()
-                if growing.wait(0.02):
-                    break
 
         writer = threading.Thread(target=grow)
         writer.start()
