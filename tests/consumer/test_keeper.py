@@ -12,6 +12,7 @@ from penstock_common.stream.groups.roster import Membership, beat, join_group
 from penstock_common.stream.link.client import ControlClient
 from penstock_common.stream.link.connection import connect
 from penstock_common.stream.lua.entries import CLAIM
+from penstock_common.stream.manifest import abandon_epoch
 from penstock_consumer.pipeline.batch import Lease
 from penstock_consumer.shared.holdings import Holdings
 from penstock_consumer.shared.keeper import Keeper
@@ -116,6 +117,29 @@ class TestReclaiming:
         assert scene.claimed() == []
         assert not scene.held.holds(0, 0, entry)
         assert scene.client.xpending_range(entries, "g", "-", "+", 10)[0]["consumer"] == b"other"
+
+    def test_what_is_held_here_is_not_taken_before_a_beat_says_that_it_is_lost(self, scene: Scene) -> None:
+        """Another member took it and handed it back: a claim would replace a lease whose loss nobody reported."""
+        (lease,) = scene.hold()
+        scene.client.xclaim(scene.partition.entries(0), "g", "~released", 0, [lease.entry_id], justid=True)
+        scene.keeper.look()
+        assert scene.claimed() == []
+        assert (lease.is_lost, scene.said) == (False, [])
+        scene.beat()
+        assert lease.is_lost
+        assert "lost 1 entries of epoch 0" in scene.said[0]
+        scene.keeper.look()
+        assert scene.claimed() == [lease.entry_id]
+
+    def test_nothing_of_an_abandoned_epoch_is_taken(self, scene: Scene) -> None:
+        """It takes no acknowledgements: its pending entries would be handed out again and again."""
+        first = scene.give("~released")
+        scene.keeper.look()
+        assert scene.claimed() == first
+        scene.give("~released")
+        abandon_epoch(scene.client, scene.stream, 0)
+        scene.keeper.look()
+        assert scene.claimed() == first
 
     def require_forgotten(self, scene: Scene, entry: bytes) -> None:
         """What was seen before proves nothing: the entry is taken a whole lease after the standstill, not earlier."""
