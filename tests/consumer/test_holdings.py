@@ -63,3 +63,25 @@ def test_what_was_handed_out_before_an_entry_came_again_counts_for_the_entry_as_
     held.add(again := Lease(0, 7, 3, b"1-0", owed=2))
     assert plan_acknowledgement(batch_of((again, 2, 4)))[0].ids == []
     assert plan_acknowledgement(batch_of((lease, 0, 2)))[0].ids == [b"1-0"]
+
+
+def test_what_waits_to_be_handed_out_is_dropped_once_its_entry_was_received_again() -> None:
+    """The entry's samples are in later batches now: handed out of both leases, they would be trained on twice."""
+    held = Holdings()
+    held.add(lease := Lease(0, 7, 3, b"1-0", owed=4))
+    waiting = batch_of((lease, 0, 4))
+    assert waiting.without_lost() is waiting
+    held.add(again := Lease(0, 7, 3, b"1-0", owed=4))
+    assert waiting.without_lost() is None
+    assert not again.is_lost
+
+
+def test_an_entry_whose_last_acknowledgement_is_under_way_is_not_reported_lost() -> None:
+    """The server no longer lists it because it is settled: a message of a lapsed lease would be wrong."""
+    held = Holdings()
+    held.add(settled := Lease(0, 7, 3, b"1-0", owed=4))
+    held.add(lapsed := Lease(0, 7, 3, b"2-0", owed=4))
+    assert plan_acknowledgement(batch_of((settled, 0, 4)))[0].ids == [b"1-0"]
+    assert held.lose(0, 7, [b"1-0", b"2-0"]) == 1
+    assert (settled.is_lost, lapsed.is_lost) == (False, True)
+    assert len(held) == 0
