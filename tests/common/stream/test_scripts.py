@@ -14,14 +14,14 @@ import redis
 from penstock_common.format.block import BlockBuilder
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import encode
-from penstock_common.stream.entries import commit_commands, index_records, trim_entries
+from penstock_common.stream.entries import commit_commands, group_counts, index_records, is_sealed, trim_entries
 from penstock_common.stream.groups.ledger import settled_bits
 from penstock_common.stream.groups.roster import Membership, join_group
-from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.link.connection import open_channel
 from penstock_common.stream.lua import entries, epochs, groups, losses, positions, repairs, streams, watched
-from penstock_common.stream.manifest import Manifest, load_manifest, open_epoch
+from penstock_common.stream.manifest import Manifest, abandon_epoch, load_manifest, open_epoch
 from penstock_common.stream.removal.release import release_epoch, retire_epoch
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import Stream
@@ -436,3 +436,61 @@ def test_an_acknowledgement_sets_the_bits_of_all_its_ranges_and_no_others(world:
     for shard, spans in ranges.items():
         expected = [any(low <= offset < high for low, high in spans) for offset in range(80)]
         assert settled_bits(world.client, world.partition, 0, "g", shard, 0, 80).tolist() == expected
+
+
+def seal(w: World, manifest_id: str) -> Any:
+    """Says that the segment ``a`` of epoch 0 gets no more entries, for a dead writer."""
+    keys = [w.partition.segments(0), w.partition.state(0)]
+    return run_script(w.client, entries.SEAL, keys, [manifest_id, 2, "a"])
+
+
+def newest_noted(w: World) -> bytes:
+    """The newest entry of epoch 0, as the commits note it."""
+    found: bytes = group_counts(w.client, w.partition, 0)[LAST]["last-delivered-id"]
+    return found
+
+
+def test_a_seal_of_another_manifest_or_a_released_epoch_changes_nothing(world: World) -> None:
+    """A seal that comes late would close a segment of the epoch's successor, or leave a key that nothing removes."""
+    before = world.state()
+    assert seal(world, world.feed.id) == 0
+    assert world.state() == before
+    abandon_epoch(world.client, world.stream, 0)
+    assert seal(world, world.planned.id) == 1  # its entries are still read, and its files used again
+    assert world.client.hgetall(world.partition.segments(0)) == {b"s:a": b"2"}
+    assert release_epoch(world.client, world.stream, 0)
+    before = world.state()
+    assert seal(world, world.planned.id) == 0
+    assert world.state() == before
+
+
+def test_a_freed_segment_of_a_dead_writer_still_takes_no_entry(world: World) -> None:
+    """The writer's last commit may arrive after another writer has reused the file: it would name foreign bytes."""
+    segments = world.partition.segments(0)
+    world.client.hset(segments, mapping={"b": 0, "s:b": 1})  # the other one was sealed by its own writer
+    seal(world, world.planned.id)
+    assert run_script(world.client, entries.FREE_SEGMENTS, [segments], ["a", "b"]) == [b"a", b"b"]
+    assert world.client.hgetall(segments) == {b"s:a": b"2"}
+    assert is_sealed(commit(world, 10, segment="a")[-1])
+    assert world.client.hgetall(segments) == {b"s:a": b"2"}
+
+
+def test_a_commit_into_a_sealed_segment_is_refused_and_taken_back(world: World) -> None:
+    """Its file may hold another writer's samples by now: an entry that stayed would hand these out."""
+    seal(world, world.planned.id)
+    before, newest = world.state(), newest_noted(world)
+    assert is_sealed(commit(world, 10, segment="a")[-1])
+    assert world.state() == before
+    assert newest_noted(world) == newest
+    assert commit(world, 10, segment="b")[-1] > 0  # the same samples are taken from another segment
+
+
+def test_a_refused_commit_leaves_the_note_of_the_newest_entry_as_it_was(world: World) -> None:
+    """The note tells how far groups are behind, and whether somebody still writes: here nobody wrote anything."""
+    newest = newest_noted(world)
+    assert newest == world.ids[-1]
+    for first in (0, 99):  # committed already, and behind a gap
+        assert commit(world, first)[-1][0] == b"10-0"
+        assert newest_noted(world) == newest
+    commit(world, 10)
+    assert newest_noted(world) == world.client.xrevrange(world.partition.entries(0), count=1)[0][0] != newest
