@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 
-from penstock_common.errors import EpochAbandoned, ServerUnavailable, ShardMismatch
+from penstock_common.errors import BudgetFull, EpochAbandoned, ServerUnavailable, ShardMismatch
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.link.connection import open_channel
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.replaying.replay import Replay
+from penstock_producer.writing.commit import Committer, Sent
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import (
     SAMPLE_BYTES,
@@ -217,3 +221,36 @@ def test_a_server_that_is_away_just_when_a_shard_is_opened_is_waited_for(
     with writer_of(any_url) as writer, writer.epoch() as epoch:
         epoch.write(sample(0))
     require_exactly_once(any_url, any_client, size=1)
+
+
+def test_a_block_that_the_server_refused_at_maxmemory_waits_before_it_is_sent_again(
+    fresh_server: Callable[..., EmbeddedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may fill a server that had room a moment ago: whoever sends at once again only loads it further."""
+    sent: list[int] = []
+    execute = Committer._execute
+
+    def executed(self: Committer, *what: Any) -> Sent:
+        sending = execute(self, *what)
+        sent.append(sending.block.first)
+        assert len(sent) <= 3, "it is sent again and again"
+        return sending
+
+    monkeypatch.setattr(Committer, "_execute", executed)
+    monkeypatch.setattr("penstock_producer.writing.headroom.ASK_EVERY_S", 3600.0)  # it goes by what was told before
+    server = fresh_server()
+    with redis.Redis.from_url(server.url) as client, writer_of(server.url, room_wait_s=0.05) as writer:
+        shard = writer.epoch(0, sizes=[8]).shard(0)
+        for number in range(4):
+            shard.write(sample(number))
+        shard.settle()
+        client.config_set("maxmemory", "1mb")
+        for number in range(4, 8):
+            shard.write(sample(number))
+        with pytest.raises(BudgetFull, match=r"of its maxmemory 1(\.0)? MiB"):
+            shard.settle()
+        assert sent == [0, 4]
+        client.config_set("maxmemory", 0)
+        shard.close()
+        assert sent == [0, 4, 4]
+        require_exactly_once(server.url, client, size=8)

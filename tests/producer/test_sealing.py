@@ -11,8 +11,8 @@ import pytest
 
 from penstock_common.errors import PenstockError
 from penstock_common.stream.link.commands import Client
-from penstock_common.stream.manifest import abandon_epoch
-from penstock_common.stream.registry import registered_segments, seal_command
+from penstock_common.stream.manifest import abandon_epoch, load_manifest
+from penstock_common.stream.registry import registered_segments, seal_command, seal_segments
 from penstock_common.stream.streams import Stream
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.writing import sealing
@@ -146,3 +146,36 @@ def test_an_epoch_that_was_abandoned_ends_the_shard_as_ever(any_url: str, any_cl
             for number in range(6 * BLOCK, 20 * BLOCK):
                 shard.write(sample(number))
         shard.abort()
+
+
+def test_a_block_whose_segment_was_sealed_is_stored_anew_in_another_one(
+    any_url: str, any_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent again as it is, the block would be refused for ever, and its file may be another writer's by then."""
+    sent: list[tuple[int, str]] = []
+    execute = Committer._execute
+
+    def executed(self: Committer, *what: Any) -> Sent:
+        sending = execute(self, *what)
+        place = sending.block.first, sending.segment
+        assert place not in sent
+        sent.append(place)
+        return sending
+
+    monkeypatch.setattr(Committer, "_execute", executed)
+    with writer_in(tmp_path, any_url) as writer:
+        stream = writer.stream
+        with writer.epoch(0, sizes=[2 * BLOCK]).shard(0) as shard:
+            for number in range(BLOCK):
+                shard.write(sample(number))
+            shard.settle()
+            (name,) = sealed(any_client, stream)
+            manifest = load_manifest(writer.client, stream, 0)
+            seal_segments(writer.client, stream.partitions[0], manifest, [name], for_the_dead=True)
+            for number in range(BLOCK, 2 * BLOCK):
+                shard.write(sample(number))
+            shard.settle()
+        (other,) = set(sealed(any_client, stream)) - {name}
+    assert sent == [(0, name), (BLOCK, name), (BLOCK, other)]
+    with Replay("t", url=any_url, epoch=0, batch_size=64, notify=lambda _: None) as replay:
+        assert numbers(replay) == list(range(2 * BLOCK))
