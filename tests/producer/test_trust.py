@@ -157,6 +157,29 @@ def test_a_forged_job_is_not_run_by_a_productions_own_workers(
     assert sum(f"refused job {changed}: somebody else changed it" in line for line in told) == 1, told
 
 
+def test_a_forged_copy_of_the_last_job_holds_up_nothing(any_url: str) -> None:
+    """Nothing else is in the queue then: workers that rest with the job in hand would hide it from its producer."""
+    plan = ProductionPlan(stream="train", source=dataset("slowly"), shard_samples=SAMPLES // 3)
+    told: list[str] = []
+    forged = 0
+    with (
+        redis.Redis.from_url(any_url) as client,
+        Production(plan, options_of(any_url), workers=2, notify=told.append) as production,
+    ):
+        deadline = time.monotonic() + PATIENCE_S
+        for look in production.run():
+            assert time.monotonic() < deadline, (look, told)
+            if forged < 3 and (queued := client.lrange("rq:queue:penstock", 0, -1)):
+                found = client.hgetall(f"rq:job:{queued[-1].decode()}")
+                task = json.loads(zlib.decompress(found[b"data"]))[3]
+                if task["seed"] != 10**30:
+                    client.hset(f"rq:job:{queued[-1].decode()}", "data", packed({**task, "seed": 10**30}))
+                    forged += 1
+        assert production.summary().samples == SAMPLES
+    assert forged
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+
+
 def test_jobs_of_another_production_are_left_to_its_workers(any_url: str) -> None:
     """Two productions share the default queue: neither runs what the other planned, and both are made."""
     with Production(ProductionPlan(stream="other", source=dataset()), options_of(any_url), workers=0) as other:

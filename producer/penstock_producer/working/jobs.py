@@ -69,8 +69,8 @@ Check: TypeAlias = Callable[[ShardTask], bool | None]
 _bench: tuple[Workbench, Check] | None = None
 
 
-_met: set[str] = set()
-"""Jobs of others that were given back since one of ours was done."""
+_met: list[str] = []
+"""Jobs of others that were given back since one of ours was done, or since this process rested."""
 
 
 def set_workbench(bench: Workbench, check: Check) -> None:
@@ -92,10 +92,7 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
     job = get_current_job()
     assert job is not None
     if check(task) is False:
-        if job.id in _met:  # all that are queued: none is ours
-            _met.clear()
-            time.sleep(OTHERS_S)
-        _met.add(str(job.id))
+        _met.append(str(job.id))
         return Retry(max=ENDLESS)
     _met.clear()
     made = Made()
@@ -110,6 +107,17 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
         bring_forward(_queue_of(job), bench.earlier_jobs(task))
         return Retry(max=ENDLESS)
     return {"good": made.good, "bad": made.bad}
+
+
+def should_rest() -> bool:
+    """Return whether this process has met the same job of others again: then no queued job is ours.
+
+    Its worker rests with no job in hand, so that the producer finds a job that somebody changed in the queue.
+    """
+    if len(_met) == len(set(_met)):
+        return False
+    _met.clear()
+    return True
 
 
 class _Yielding:

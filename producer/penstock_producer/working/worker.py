@@ -40,6 +40,7 @@ from penstock_common.watchdog import WATCHDOG
 from penstock_producer.sources.names import NotAllowed
 from penstock_producer.working.fill import Stopped
 from penstock_producer.working.jobs import (
+    OTHERS_S,
     TOLD,
     TRIES,
     ShardJob,
@@ -47,6 +48,7 @@ from penstock_producer.working.jobs import (
     open_queue,
     return_or_fail,
     set_workbench,
+    should_rest,
     tell_refusals,
 )
 from penstock_producer.working.memory import keep_freed
@@ -205,6 +207,8 @@ class ShardWorker(SimpleWorker):
                 self.heartbeat()
                 self._stopping.wait(ORDERS_LOOK_S)
                 continue
+            if should_rest():
+                self._stopping.wait(OTHERS_S)
             try:
                 found = super().dequeue_job_and_maintain_ttl(timeout, None if timeout is None else IDLE_LOOK_S)  # type: ignore[arg-type]
             except ServerUnavailable as error:
