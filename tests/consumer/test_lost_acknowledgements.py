@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from penstock_common.errors import ServerUnavailable
+from penstock_common.stream.groups.roster import Membership, join_group
+from penstock_common.stream.keys import RELEASED
 from penstock_consumer.shared.keeper import Keeper
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import loader_of, numbers, open_stream, produce
@@ -33,6 +35,21 @@ def test_an_entry_whose_acknowledgement_was_lost_is_handed_out_again(any_url: st
     assert sorted(found) == sorted([*range(COUNT), *range(BLOCK)])
     assert any_client.xpending(entries, "g")["pending"] == 0
     assert any_client.bitcount(ledger) == COUNT
+
+
+def test_an_entry_of_which_only_the_acknowledgement_is_missing_is_acknowledged(any_url: str, any_client: Any) -> None:
+    """Another member settled all its samples and died: nothing of it is handed out, and nobody else would end it."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    stream = open_stream(any_client, "t")
+    partition = stream.partitions[0]
+    entries, ledger = partition.entries(0), partition.ledger(0, "g", 0)
+    join_group(any_client, Membership(stream, "g", "", ""))
+    assert any_client.xreadgroup("g", RELEASED, {entries: ">"}, count=1)
+    for offset in range(BLOCK):
+        any_client.setbit(ledger, offset, 1)
+    with loader_of(any_url, batch_size=BATCH) as loader:
+        assert sorted(numbers(loader)) == list(range(BLOCK, COUNT))
+    assert any_client.xpending(entries, "g")["pending"] == 0
 
 
 def test_an_entry_settled_in_two_batches_keeps_the_bits_of_the_first(any_url: str, any_client: Any) -> None:
