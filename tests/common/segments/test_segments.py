@@ -300,6 +300,21 @@ def test_a_file_is_locked_while_it_is_copied_from(folder: SegmentFolder, monkeyp
     assert folder.is_unused(name), "and given back afterwards"
 
 
+def test_a_file_is_not_used_again_while_a_part_of_it_is_in_sight(folder: SegmentFolder) -> None:
+    """A view is the file itself: another block written there would change a batch under training."""
+    writer, reader = writer_in(folder), SegmentReader(folder, gives_views=True)
+    stored, name = writer.append(entry(0))
+    writer.close()
+    assert folder.is_unused(name)
+    views = reader.views(ref_of(stored))
+    assert not folder.is_unused(name)
+    reader.close()
+    assert not folder.give_back(name, keep=False)
+    assert [bytes(view) for view in views] == [value for _, value in entry(0)[1:]]
+    del views
+    assert folder.is_unused(name), "and given back with the last view"
+
+
 def test_a_file_that_is_taken_away_between_two_locks_is_not_written_to(
     folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
