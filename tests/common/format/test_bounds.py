@@ -71,3 +71,17 @@ def test_the_header_announces_the_sizes_a_receiver_must_make_room_for() -> None:
     announced = parse_header(fields[0][1], SPEC).fields()
     assert announced == [(b"x", 210), (b"b.shapes", 560), (b"b", None)]
     assert [(name, len(value)) for name, value in fields[1:3]] == announced[:2]
+
+
+def test_fields_that_are_each_small_enough_are_refused_where_they_are_too_large_together() -> None:
+    """A reader takes memory by these sizes: three fields of 400 MB are more than a command can carry."""
+
+    def said(names: str) -> Any:
+        spec = Spec.of(dict.fromkeys(names, ("uint8", (400_000_000,))))
+        tensors = {name: {"dtype": "uint8", "shape": [1, 400_000_000]} for name in names}
+        header = {"v": 1, "stream": "a", "epoch": 0, "shard": 0, "first": 0, "count": 1, "tensors": tensors}
+        return parse_header(json.dumps(header, separators=(",", ":")).encode(), spec)
+
+    assert list(said("ab").fields()) == [(b"a", 400_000_000), (b"b", 400_000_000)]
+    with pytest.raises(BadEntry, match="an entry of 1200000000 bytes, at most 1073741824 are read"):
+        said("abc")
