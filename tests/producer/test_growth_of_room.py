@@ -13,6 +13,8 @@ from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import SHARDS_ASKED, first_unfinished, load_manifest
 from penstock_producer.keeping.janitor import Janitor, Janitors
 from penstock_producer.keeping.trimming import FAR_S, SHARDS_AT_ONCE
+from penstock_producer.writing.lasting import Lasting
+from penstock_producer.writing.room import RoomKeeper
 from penstock_producer.writing.turns import LOOK_EVERY_S, Turns
 from penstock_producer.writing.writer import EpochWriter, Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, sample, stored
@@ -204,3 +206,35 @@ def test_an_older_epoch_that_is_opened_later_comes_first_again(any_url: str, any
         assert not turns.is_next(1, 1)
         turns.end(1, 0)
         assert turns.is_next(1, 1)
+
+
+def test_a_wait_begins_with_short_pauses_however_long_ago_the_last_one_was(any_url: str, any_client: Client) -> None:
+    """A wait that never ended for its keeper would look for room twice a second only, and ignore the low mark."""
+    now, budget = 0.0, 100 * SAMPLE_BYTES
+    with Writer("t", url=any_url, spec=SPEC, budget_bytes=budget, notify=lambda _: None) as writer:
+        writer.epoch(sizes=[1])
+        manifest = load_manifest(any_client, writer.stream, 0)
+        lasting = Lasting(any_client, writer.stream, lambda _: None)
+        keeper = RoomKeeper(any_client, writer.stream, manifest, 0, lambda: now, lasting)
+        assert not keeper.has_room(SAMPLE_BYTES, budget)
+        now += 0.4
+        assert keeper.has_room(SAMPLE_BYTES, 0)
+        now += 60
+        assert not keeper.has_room(SAMPLE_BYTES, budget)
+        assert keeper.pause_s() == pytest.approx(0.1)
+
+
+def test_what_a_full_server_refused_waits_a_round_though_room_was_made(any_url: str, any_client: Client) -> None:
+    """The server may not have the memory back yet: a block sent at once would be refused again and again."""
+    with Writer("t", url=any_url, spec=SPEC, notify=lambda _: None) as writer:
+        join_group(any_client, Membership(writer.stream, "g", "", ""), declared=True)
+        epoch = writer.epoch(sizes=[1, 1])
+        write(epoch, 0)
+        manifest = load_manifest(any_client, writer.stream, 0)
+        assert acknowledge(any_client, writer.stream.partitions[0], manifest, "g", [], {0: [(0, 1)]})
+        lasting = Lasting(any_client, writer.stream, lambda _: None)
+        keeper = RoomKeeper(any_client, writer.stream, manifest, 1, lambda: 0.0, lasting)
+        keeper.server_is_full = True
+        assert not keeper.has_room(SAMPLE_BYTES, SAMPLE_BYTES)
+        assert stored(any_client, "t", 0) == Counter()  # room was made
+        assert keeper.has_room(SAMPLE_BYTES, 0)
