@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from redis import Redis
+
 from penstock_common.stream.removal.release import release_epoch
-from penstock_producer.planning.dispatch import Dispatcher
+from penstock_producer.planning.dispatch import LOST_AFTER, Dispatcher
 from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.working.fleet import Fleet
+from penstock_producer.working.jobs import ShardJob
+from penstock_producer.working.oversight import Death
+from penstock_producer.working.task import ShardTask
 from penstock_producer.working.worker import QUEUE
 from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import PATIENCE_S, dataset, numbers_in, options_of
@@ -72,3 +77,24 @@ def test_what_fails_of_a_complete_epoch_does_not_end_the_production(any_url: str
         production.summary()
         assert failed not in production._job_ids, "nothing of it is left on the server"
     assert sorted(numbers_in(any_url, 1)) == list(range(SAMPLES))
+
+
+def test_a_lost_job_that_was_queued_again_is_lost_again_only_after_as_many_looks(any_url: str) -> None:
+    """A worker has it in hand for a moment that no look sees: queued at each look, it would be run twice."""
+    task = ShardTask(
+        stream="t", stream_id="a", epoch=0, manifest_id="b", shard=0, source={}, fingerprint="c", seed=0
+    )  # fmt: skip
+    dispatcher = Dispatcher(any_url, "penstock")
+    assert [dispatcher.requeue_lost([task], set()) for _ in range(2 * LOST_AFTER)] == [0, 1, 0, 1]
+    assert dispatcher.known() == {task.job_id}
+    dispatcher.close()
+
+
+def test_a_death_that_is_no_fault_of_the_shard_counts_for_nothing() -> None:
+    """Hosts are preempted while trainers are slow: counted, fifteen of them would fail a good shard."""
+    job = ShardJob("a", connection=Redis())
+    job.meta, job.retries_left = {}, 1
+    job.lose_worker(Death("w", "killed", is_to_blame=False))
+    assert (job.meta, job.retries_left) == ({}, 2)
+    job.lose_worker(Death("w", "killed"))
+    assert (job.meta["deaths"], job.retries_left) == (1, 3)
