@@ -380,3 +380,10 @@ def _raises(error: Exception) -> Callable[..., None]:
         raise error
 
     return raising
+
+
+@pytest.mark.parametrize("call", [[FUNCTION, "os", [], {}], [FUNCTION, None, [1], {}], [FUNCTION, None, [], [1]]])
+def test_a_call_of_anything_but_named_arguments_is_refused(call: list[object]) -> None:
+    """An instance would be a method's object, and positional arguments would reach fields that nobody checks."""
+    with pytest.raises(Unreadable, match="an object or positional arguments"):
+        checked({"data": zlib.compress(json.dumps(call).encode())}, FUNCTION)
