@@ -26,7 +26,7 @@ end
 local function take_back()
   if id == '' then return end
   redis.call('XDEL', KEYS[1], id)
-  redis.call('XGROUP', 'SETID', KEYS[1], '_last', before) -- who compares would wait for what is not there
+  redis.call('XGROUP', 'SETID', KEYS[1], '_last', before) -- else audit and deletion take it for an entry
 end
 local state = redis.call('GET', KEYS[4])
 if count == 0 then
