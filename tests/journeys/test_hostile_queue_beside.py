@@ -89,6 +89,7 @@ def test_an_epoch_is_complete_whatever_others_do_to_its_queue(any_url: str, tmp_
             awaited(lambda: client.zcard("rq:wip:penstock"))
             client.delete("rq:wip:penstock")
             client.set("rq:wip:penstock", "x")
+            awaited(lambda: "key 'rq:wip:penstock'" in ours.read_text())  # rq's worker ends where it finds it
             with running(rq("worker", "-u", any_url, "--name", "stranger", "penstock"), tmp_path, tmp_path / "rq.txt"):
                 awaited(lambda: "worker 'stranger'" in ours.read_text())
             subprocess.run(rq("info", "-u", any_url), check=True, capture_output=True)
