@@ -11,6 +11,10 @@ class PenstockError(Exception):
     """Base of all errors raised on purpose; the command prints its text as one line and exits with 1."""
 
 
+class MissingExtra(PenstockError, ModuleNotFoundError):
+    """An optional package is not installed; the text names the extra of penstock that installs it."""
+
+
 # --- data -------------------------------------------------------------------------------------------------------------
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-try:
+from penstock_common.extras import needed
+
+with needed("jax", "penstock.jax"):
     from penstock_consumer.adapters.jax import Dataset, dataset
-except ModuleNotFoundError as error:
-    if error.name != "jax":
-        raise
-    raise ModuleNotFoundError('JAX is not installed here; pip install "penstock[jax]"', name=error.name) from None
 
 __all__ = ["Dataset", "dataset"]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-try:
+from penstock_common.extras import needed
+
+with needed("torch", "penstock.torch"):
     from penstock_consumer.adapters.torch import acknowledging, dataset
     from penstock_consumer.adapters.torch_device import prefetch_to_device
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ModuleNotFoundError('PyTorch is not installed here; pip install "penstock[torch]"', name=error.name) from None
 
 __all__ = ["acknowledging", "dataset", "prefetch_to_device"]

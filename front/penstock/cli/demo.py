@@ -60,11 +60,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _require_extras() -> None:
-    """Raises PenstockError naming what is missing, before anything is started."""
+    """Raise MissingExtra with the names of the missing packages, before anything is started."""
     import importlib.util
 
-    from penstock_common.errors import PenstockError
+    from penstock_common.errors import MissingExtra
+    from penstock_common.extras import PACKAGES
 
-    missing = [name for name in ("sklearn", "PIL", "rq") if importlib.util.find_spec(name) is None]
+    missing = [PACKAGES[name].name for name in ("sklearn", "PIL", "rq") if importlib.util.find_spec(name) is None]
     if missing:
-        raise PenstockError(f'the demo needs {", ".join(missing)}, not installed here: pip install "penstock[demo]"')
+        raise MissingExtra(f'penstock demo needs {", ".join(missing)}: pip install "penstock[demo]"')

@@ -42,11 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until Ctrl-C or SIGTERM."""
-    from prometheus_client import CollectorRegistry, start_http_server
-
     from penstock.watching.exposition import Streams
     from penstock_common.errors import PenstockError
+    from penstock_common.extras import needed
     from penstock_common.stream.link.connection import connect
+
+    with needed("prometheus_client", "penstock exporter"):
+        from prometheus_client import CollectorRegistry, start_http_server
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     streams, registry = Streams(), CollectorRegistry()

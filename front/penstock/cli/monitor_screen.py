@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
-from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.errors import ServerUnavailable
+from penstock_common.extras import needed
 from penstock_common.printable import printable, printable_values
 from penstock_common.stream.servers.suitability import readable_bytes
 
-try:
+with needed("rich", "the screen of penstock monitor", "--json works without"):
     from rich.console import Console as Terminal
     from rich.console import Group, RenderableType
     from rich.live import Live
@@ -17,10 +18,6 @@ try:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
-except ModuleNotFoundError as error:
-    raise PenstockError(
-        "the monitor's screen needs the package rich: pip install 'penstock[monitor]'; --json works without"
-    ) from error
 
 BAR, SHORT_BAR = 24, 12
 NARROW = 100

@@ -18,13 +18,10 @@ import numpy as np
 
 from penstock.sheet.pictures import Rgb, fitted
 from penstock_common.errors import PenstockError
+from penstock_common.extras import needed
 
-try:
+with needed("PIL", "drawing pictures"):
     from PIL import Image, ImageDraw, ImageFont
-except ImportError:
-    raise PenstockError(
-        "pictures are drawn by Pillow, which is not installed: pip install 'penstock[producer]'"
-    ) from None
 
 MARGIN, GAP, LINE = 12, 8, 14
 INK, FAINT, GROUND, EMPTY = (20, 20, 20), (120, 120, 120), (250, 250, 250), (236, 236, 236)

@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.watching.rates import hosts, is_silent, waits
-from penstock_common.errors import PenstockError
+from penstock_common.extras import needed
 from penstock_common.stream.watching.glance import Glance, GroupGlance
 from penstock_common.stream.watching.waiters import WHYS
 from penstock_producer.working.staffing import load_of, shown
 
-try:
+with needed("prometheus_client", "penstock exporter"):
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
-except ModuleNotFoundError as error:
-    raise PenstockError("metrics need the package prometheus-client: pip install 'penstock[metrics]'") from error
 
 STATES = ("open", "sized", "produced", "abandoned")
 

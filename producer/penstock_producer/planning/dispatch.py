@@ -12,13 +12,10 @@ from functools import partial
 from typing import Any
 
 from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.extras import needed
 
-try:
+with needed("rq", "producing"):
     from rq import Queue, Worker
-except ModuleNotFoundError as error:
-    if error.name != "rq":
-        raise
-    raise PenstockError('producing needs rq: pip install "penstock[producer]"') from None
 
 from rq.job import Job, JobStatus, Retry
 from rq.serializers import JSONSerializer

@@ -13,14 +13,13 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.errors import SampleError, SourceError
+from penstock_common.errors import SampleError
+from penstock_common.extras import needed
 from penstock_producer.sources.config import PixelsConfig, Size
 from penstock_producer.sources.random_crop import Box, random_box
 
-try:
+with needed("PIL", "reading images"):
     from PIL import Image, UnidentifiedImageError
-except ImportError as error:
-    raise SourceError('reading images needs Pillow: pip install "penstock[producer]"') from error
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """The only decoders that are tried: a PostScript file named .jpg must not start Ghostscript."""

@@ -13,15 +13,14 @@ import ml_dtypes
 import numpy as np
 
 from penstock_common.errors import SourceError
+from penstock_common.extras import needed
 from penstock_producer.sources.dataset import Dataset
 from penstock_producer.sources.generator import Factory, Generator
 from penstock_producer.sources.transform import Transform
 
-try:
+with needed("torch", "reading torch datasets"):
     import torch
     from torch.utils import data
-except ImportError as error:
-    raise SourceError('reading torch datasets needs torch: pip install "penstock[torch]"') from error
 
 
 def open_torch(

@@ -19,13 +19,10 @@ from types import FrameType
 from typing import Any
 
 from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable
+from penstock_common.extras import needed
 
-try:
+with needed("rq", "producing"):
     from rq import SimpleWorker
-except ModuleNotFoundError as error:
-    if error.name != "rq":
-        raise
-    raise PenstockError('producing needs rq: pip install "penstock[producer]"') from None
 
 from rq.exceptions import StopRequested
 from rq.executions import Execution

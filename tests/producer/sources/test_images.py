@@ -289,10 +289,10 @@ import sys
 sys.modules["PIL"] = None
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.open import open_source
-from penstock_common.errors import SourceError
+from penstock_common.errors import MissingExtra
 try:
     open_source(ImagesConfig(path={str(folder)!r}))
-except SourceError as error:
+except MissingExtra as error:
     print(error)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

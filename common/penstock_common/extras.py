@@ -1,0 +1,58 @@
+"""The optional packages: which extra installs each, and the one sentence for a package that is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from penstock_common.errors import MissingExtra
+
+
+class Package(NamedTuple):
+    """A package that only some users need."""
+
+    name: str
+    """The name that pip knows."""
+    extra: str
+    """The extra of penstock that installs it."""
+
+
+PACKAGES = {
+    "rq": Package("rq", "producer"),
+    "PIL": Package("Pillow", "producer"),
+    "tensorflow": Package("TensorFlow", "tensorflow"),
+    "keras": Package("Keras", "tensorflow"),
+    "torch": Package("torch", "torch"),
+    "jax": Package("JAX", "jax"),
+    "rich": Package("rich", "monitor"),
+    "prometheus_client": Package("prometheus-client", "metrics"),
+    "sklearn": Package("scikit-learn", "demo"),
+}
+"""By the module that is imported."""
+
+
+@contextmanager
+def needed(module: str, user: str, hint: str = "") -> Iterator[None]:
+    """Turn a failed import of an optional module into a sentence that names the extra.
+
+    Args:
+        module: A module of PACKAGES. An import of any other module fails as it did.
+        user: What needs it, at the start of the sentence.
+        hint: What else helps, at its end.
+
+    Raises:
+        MissingExtra: The module is not installed. A module that is installed and broken raises its own error.
+
+    Example:
+        >>> with needed("rq", "producing"):
+        ...     import rq
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        package = PACKAGES[module]
+        text = f'{user} needs {package.name}: pip install "penstock[{package.extra}]"'
+        raise MissingExtra(f"{text}; {hint}" if hint else text, name=module) from None
