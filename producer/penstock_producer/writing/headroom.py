@@ -33,9 +33,17 @@ class Headroom:
         is_old = self._clock() - self._asked_s >= ASK_EVERY_S
         is_near = left is not None and self._spent + wanted_bytes > left * ASK_SHARE
         if anew or is_old or is_near:
-            self.memory, self._asked_s, self._spent = read_memory(self._client), self._clock(), 0
+            self._ask()
             left = self.memory.left_bytes
         return None if left is None else left - self._spent
+
+    def is_used_up(self) -> bool:
+        """Ask the server anew, and return whether it is at its maxmemory: it refuses every write then."""
+        self._ask()
+        return 0 < self.memory.limit_bytes <= self.memory.used_bytes
+
+    def _ask(self) -> None:
+        self.memory, self._asked_s, self._spent = read_memory(self._client), self._clock(), 0
 
     def spend(self, nbytes: int) -> None:
         """So much is written since it was asked."""

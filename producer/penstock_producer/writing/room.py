@@ -71,7 +71,9 @@ class RoomKeeper:
                 "raise budget_bytes, or write smaller samples"
             )
         self._freed = 0
-        is_refused, self.server_is_full = self.server_is_full or bool(self.full_folder), False
+        was_tried = self.server_is_full or self._refused_s is not None
+        is_out = was_tried and self._headroom.is_used_up()  # it would refuse the next try as well
+        is_refused, self.server_is_full = is_out or self.server_is_full or bool(self.full_folder), False
         self._lacking_folder, self.full_folder = self.full_folder, ""
         self._was_refused = is_refused
         if is_refused and self._refused_s is None:
