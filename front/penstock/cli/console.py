@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -26,6 +28,8 @@ class Console:
         self._out, self._err = out, err
         self.progress_shown: Progress | None = None
         """Bars on the terminal now, if any; they step aside while a line is printed."""
+        self.is_shared = False
+        """Whether a program that was started here prints on the same terminal; see `share`."""
 
     @property
     def out(self) -> TextIO:
@@ -67,8 +71,22 @@ class Console:
             return text
         return f"\x1b[{';'.join(_STYLES[name] for name in names)}m{text}\x1b[0m"
 
+    def share(self) -> None:
+        """From now on redraw nothing, and print each line on a row of its own: another program prints here, too.
+
+        Nobody knows where its last line ended, so moving the cursor up would erase lines of that program.
+        """
+        self.is_shared = True
+
+    def row_start(self, stream: TextIO) -> str:
+        """Return what moves the cursor to the start of an empty row of a shared terminal.
+
+        A row of spaces ends on the current row if the cursor was at its start, else on the next one.
+        """
+        return " " * columns_of(stream) + "\r" if self.is_shared and stream.isatty() else ""
+
     def progress(self, every_s: float = 5.0, clock: Callable[[], float] | None = None) -> Progress:
-        """Labelled bars on stderr, redrawn in place on a terminal, else plain lines ``every_s`` seconds."""
+        """Labelled bars on stderr, redrawn in place on a terminal of our own, else plain lines ``every_s`` seconds."""
         from penstock.cli.progress import Progress
 
         return Progress(self, every_s, clock)
@@ -102,7 +120,17 @@ class Console:
 
     def _print(self, text: str, stream: TextIO) -> None:
         text = printable_lines(text, has_colours=stream is self.out and self._shows_colours)
+        text = self.row_start(stream) + text
         if self.progress_shown is None:
             print(text, file=stream, flush=True)
         else:
             self.progress_shown.around(lambda: print(text, file=stream, flush=True))
+
+
+def columns_of(stream: TextIO) -> int:
+    """Return the width of the terminal that a stream leads to, or what the environment says of it."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except OSError:  # no terminal, or no file at all
+        columns = 0
+    return columns or shutil.get_terminal_size().columns

@@ -1,14 +1,14 @@
-"""Progress bars: several, labelled, redrawn in place on a terminal and told as plain lines anywhere else."""
+"""Progress bars: several, labelled, redrawn in place on a terminal of our own, and plain lines anywhere else."""
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from penstock.cli.console import columns_of
 from penstock_common.printable import printable
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Progress:
     def __init__(self, console: Console, every_s: float, clock: Callable[[], float] | None = None) -> None:
         self._console = console
         self._clock = clock or time.monotonic
-        self._redraws = console.err.isatty()
+        self._redraws = console.err.isatty() and not console.is_shared
         self._pause_s = _REDRAW_S if self._redraws else every_s
         self._bars: list[Bar] = []
         self._drawn_lines = 0
@@ -113,13 +113,14 @@ class Progress:
         self._console.err.flush()
 
     def _write(self, bar: Bar) -> None:
-        columns = shutil.get_terminal_size().columns
+        columns = columns_of(self._console.err)
         label_width = max((len(each.label) for each in self._bars), default=0)
         numbers = max(len(each.text(label_width, 0)) for each in {*self._bars, bar})
         left = columns - numbers - 3
         bar_width = min(_WIDEST, left) if self._redraws and left >= _NARROWEST else 0
         text = bar.text(label_width, bar_width)
-        self._console.err.write((text[: columns - 1] if self._redraws else text) + "\n")
+        text = text[: columns - 1] if self._redraws else self._console.row_start(self._console.err) + text
+        self._console.err.write(text + "\n")
 
     def _erase(self) -> None:
         if self._drawn_lines:

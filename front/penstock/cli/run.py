@@ -23,6 +23,8 @@ HELP = "start server, workers and a training command together"
 
 _END_S = 10.0
 """How long a trainer may take to end when it is asked to."""
+_PROGRESS_S = 10.0
+"""How often progress is told among the lines of the trainer."""
 
 
 class _Parser(Parser):
@@ -122,6 +124,7 @@ class _Session:
 
     def run(self, production: Any) -> int:
         """Starts both; ends when the command does, or when the production fails."""
+        self._console.share()
         child = self._start()
         producer = threading.Thread(target=self._produce, args=(production, child), daemon=True)
         producer.start()
@@ -151,7 +154,7 @@ class _Session:
         from penstock.cli.production import ProductionView, tell
 
         try:
-            with self._console.progress() as shown:
+            with self._console.progress(_PROGRESS_S) as shown:
                 views = {part: ProductionView(self._console, shown, part) for part in production.parts}
                 for part, look in production.run():
                     views[part].update(look)
