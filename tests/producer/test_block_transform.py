@@ -149,6 +149,12 @@ def test_a_block_of_bytes_is_a_list_of_them() -> None:
     assert [(int(sample["x"][0]), sample["name"]) for sample in made] == [(n, str(n).encode()) for n in range(12)]
 
 
+def test_a_block_transform_may_return_dicts_within_its_dict() -> None:
+    """What a transform of one sample may return, one of many may return as well."""
+    transform = BlockTransform(Transform.of(lambda block: {"y": {"twice": block["x"] * 2}}, "mine"))
+    assert transform([{"x": 1}, {"x": 2}], np.random.default_rng(0), "key") == [{"y/twice": 2}, {"y/twice": 4}]
+
+
 def test_samples_of_different_shapes_are_no_block() -> None:
     """They come one by one: padding is the user's choice."""
     transform = BlockTransform(Transform.of(lambda block: block, "mine"))

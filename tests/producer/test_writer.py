@@ -64,6 +64,61 @@ def test_a_missing_spec_is_inferred_said_and_fixed(any_url: str, any_client: Cli
     assert str(open_stream(any_client, "t").spec) == "image: uint8[8, 8, 3], name: bytes, weight: float64"
 
 
+DETECTION: dict[str, Any] = {"image": np.zeros((2, 3), np.uint8), "y": {"boxes": np.ones((2, 4)), "about": {"id": 7}}}
+DETECTION_SPEC: Any = {"image": ("uint8", (2, 3)), "y/boxes": ("float64", (None, 4)), "y/about/id": ("int64", ())}
+
+
+@pytest.mark.parametrize("spec", [None, DETECTION_SPEC])
+def test_a_dict_in_a_sample_is_written_as_tensors_below_its_name(any_url: str, spec: Any) -> None:
+    """Detection targets are dicts, and readers give them back with nested=True."""
+    with writer_of(any_url, spec=spec) as writer:
+        with writer.epoch() as epoch:
+            for _ in range(3):
+                epoch.write(DETECTION)
+            epoch.write({"image": DETECTION["image"], "y/boxes": np.ones((2, 4)), "y": {"about": {"id": 7}}})
+            epoch.write_batch({"image": np.zeros((3, 2, 3), np.uint8), "y": {"boxes": np.ones((3, 2, 4)),
+                                                                             "about": {"id": np.full(3, 7)}}})  # fmt: skip
+        writer.write(DETECTION)
+        writer.write_batch({"image": DETECTION["image"][None], "y": {"boxes": np.ones((1, 2, 4)),
+                                                                     "about": {"id": np.array([7])}}})  # fmt: skip
+        assert writer.stream.spec is not None
+        assert writer.stream.spec.names == ("image", "y/boxes", "y/about/id")
+    for epoch_number, count in ((0, 7), (1, 2)):
+        with Replay("t", url=any_url, epoch=epoch_number, batch_size=9) as replay:
+            (batch,) = replay
+        assert batch["y/about/id"].tolist() == [7] * count
+        assert [boxes.tolist() for boxes in batch["y/boxes"]] == [[[1.0] * 4] * 2] * count
+
+
+def test_a_single_tensor_in_a_dict_takes_the_fast_path_of_one_tensor(any_url: str) -> None:
+    """Streams of one small tensor have a builder of their own, which must take nested samples as well."""
+    with writer_of(any_url) as writer, writer.epoch() as epoch:
+        for number in range(5):
+            epoch.write({"y": {"boxes": np.full(4, number)}})
+    with Replay("t", url=any_url, epoch=0, batch_size=9) as replay:
+        (batch,) = replay
+    assert batch["y/boxes"].tolist() == [[number] * 4 for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"x": np.zeros(4, np.float32), "y": {"boxes": 1}}, "tensor 'y': found a dict of boxes, expected int64"),
+        ({"x": np.zeros(4, np.float32), "y": {}}, "tensor 'y': found a dict of nothing, expected int64"),
+        ({"x": np.zeros(4, np.float32), "y": 1, "z": {"a": 2}}, "tensor 'z/a': found a tensor, expected none"),
+        ({"x": np.zeros(4, np.float32), "y/a": 1, "y": {"a": 2}}, "tensor 'y/a': found two of that name"),
+    ],
+)
+def test_a_dict_that_does_not_fit_is_refused_by_its_tensors_names(any_url: str, bad: Any, message: str) -> None:
+    """What is below the dict is what the spec knows, so that is what the message must name."""
+    with writer_of(any_url, spec=SPEC) as writer, writer.epoch() as epoch:
+        epoch.write(sample(0))
+        with pytest.raises(SpecMismatch, match=message):
+            epoch.write(bad)
+        epoch.write(sample(1))
+    assert replayed(any_url) == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("bad", "tensor", "found", "expected"),
     [

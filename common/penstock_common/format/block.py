@@ -20,7 +20,7 @@ from penstock_common.format import scratch
 from penstock_common.format.dtypes import BOOL, BYTES, numpy_dtype
 from penstock_common.format.limits import MAX_HOLES
 from penstock_common.format.ref import aligned
-from penstock_common.format.spec import Spec, TensorSpec
+from penstock_common.format.spec import Spec, TensorSpec, flattened
 from penstock_common.format.values import is_masked
 
 
@@ -253,7 +253,7 @@ class BlockBuilder:
         if not row:
             self._begin()
         if len(sample) != self._width:
-            self._spec.check_names(sample)
+            return self.add(self._flat(sample))
         try:
             for name, dtype, shape, memory, at, size in self._small:
                 value = sample[name]
@@ -276,10 +276,18 @@ class BlockBuilder:
                 if self._has_large:
                     self._add_large(row, sample)
         except KeyError:
-            self._spec.check_names(sample)
-            raise
+            flat = self._flat(sample)
+            if flat is sample:  # the error is a value's own
+                raise
+            return self.add(flat)
         self._count = row = row + 1
         return row >= self._stop
+
+    def _flat(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a sample with nested dicts as the spec names its tensors. Raises SpecMismatch where it does not."""
+        flat = flattened(sample)
+        self._spec.check_names(flat)
+        return flat
 
     def _assign(self, name: str, row: int, value: Any) -> None:
         for tensor, column in self._fixed:

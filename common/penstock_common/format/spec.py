@@ -26,6 +26,23 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}\Z")
 SpecLike = Mapping[str, tuple[str, tuple[int | None, ...]]]
 
 
+def flattened(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a sample whose nested dicts are tensors named ``a/b``: the same object where it has none.
+
+    An empty dict stays, so that it is refused as a value. Raises SpecMismatch where two tensors get one name.
+    """
+    if not any(isinstance(value, Mapping) for value in sample.values()):
+        return sample
+    found: dict[str, Any] = {}
+    for name, value in sample.items():
+        below = flattened(value) if isinstance(value, Mapping) else {}
+        for inner, part in {f"{name}/{inner}": part for inner, part in below.items()}.items() or [(name, value)]:
+            if inner in found:
+                raise SpecMismatch(inner, "two of that name", "one")
+            found[inner] = part
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One tensor of a sample."""
@@ -137,7 +154,7 @@ class Spec:
     @classmethod
     def infer(cls, sample: Mapping[str, Any]) -> Spec:
         """The spec of one sample, its very dtypes and shapes; numbers become bool, int64, float64, complex128."""
-        return cls(tuple(_inferred(name, value) for name, value in sample.items()))
+        return cls(tuple(_inferred(name, value) for name, value in flattened(sample).items()))
 
     def __iter__(self) -> Iterator[TensorSpec]:
         return iter(self.tensors)

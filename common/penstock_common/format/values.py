@@ -5,6 +5,7 @@ Which dtype and shape a tensor has is ``spec``'s to say; this only converts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ def array_of(tensor: str, value: Any, dtype_name: str, shape: tuple[int | None, 
         if is_masked(value):
             raise SpecMismatch(tensor, "a masked array", "a plain array", "fill it first: value.filled(...)")
         return value
+    if isinstance(value, Mapping):
+        names = ", ".join(map(str, value)) or "nothing"
+        raise SpecMismatch(tensor, f"a dict of {names:.80}", f"{dtype_name} of shape {shape}")
     try:
         found = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.spec import SpecLike
-from penstock_producer.sources.items import as_sample
+from penstock_producer.sources.items import as_sample, flat
 from penstock_producer.sources.local import is_token, lookup
 from penstock_producer.sources.protocol import AnySource, Sample, Source
 from penstock_producer.sources.transform import Transform
@@ -42,6 +42,7 @@ class BlockTransform:
         made = self.transform.call(_stacked(samples, key), rng, key)
         if not isinstance(made, Mapping) or not made:
             raise SampleError(f"{key}: block transform {self.transform.name} returned a {type(made).__name__}, no dict")
+        made = flat(made, key)
         for name, values in made.items():
             count = len(values) if hasattr(values, "__len__") and np.ndim(values) else None
             if count != len(samples):

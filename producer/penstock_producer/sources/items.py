@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock_common.errors import SampleError
+from penstock_common.errors import SampleError, SpecMismatch
 from penstock_common.format.dtypes import wire_name
+from penstock_common.format.spec import flattened
 from penstock_producer.sources.names import blame
 from penstock_producer.sources.protocol import Sample
 
@@ -20,11 +21,23 @@ TUPLE_NAMES = ("x", "y", "w")
 
 
 def as_sample(item: Any, key: str) -> Sample:
-    """A dict passes; a named tuple gives its fields, a tuple (x, y, w), anything else ``x``. Raises SampleError."""
+    """Return an item as a sample, or raise SampleError.
+
+    A dict passes, a named tuple gives its fields, a tuple (x, y, w), anything else ``x``. A dict inside gives tensors
+    below its name, such as ``y/boxes``.
+    """
     named = _named(item, key)
     if not named:
         raise SampleError(f"{key}: an empty sample; expected at least one tensor")
-    return {str(name): _value(name, value, key) for name, value in named.items()}
+    return {str(name): _value(name, value, key) for name, value in flat(named, key).items()}
+
+
+def flat(named: Mapping[Any, Any], key: str) -> Mapping[Any, Any]:
+    """Return tensors with those of nested dicts named like ``y/boxes``. Raises SampleError where two get one name."""
+    try:
+        return flattened(named)
+    except SpecMismatch as error:
+        raise SampleError(f"{key}: {error}") from None
 
 
 def _named(item: Any, key: str) -> Mapping[Any, Any]:

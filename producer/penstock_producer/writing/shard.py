@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from penstock_common.errors import PenstockError, ShardMismatch
 from penstock_common.format.block import Block, NoneLeft, check_rows, columns_in
 from penstock_common.format.limits import MAX_HOLES, MAX_SHARD_SAMPLES
-from penstock_common.format.spec import Spec
+from penstock_common.format.spec import Spec, flattened
 from penstock_producer.writing.commit import Committer, ShardTaken
 from penstock_producer.writing.reserve import Reservation, require_fixed
 from penstock_producer.writing.rows import builder_of
@@ -91,6 +91,7 @@ class ShardWriter:
     def write(self, sample: Mapping[str, Any]) -> None:
         """Adds the next sample, name -> array, scalar or bytes; its arrays may be reused at once.
 
+        A dict among the values is written as tensors named ``y/boxes``.
         Raises SpecMismatch naming tensor, found and expected, ShardMismatch beyond the planned size.
         """
         try:
@@ -103,6 +104,7 @@ class ShardWriter:
 
     def write_batch(self, rows: Mapping[str, Any]) -> None:
         """Adds n samples, name -> ``[n, *shape]`` (ragged and bytes: a sequence of n)."""
+        rows = flattened(rows)
         count = check_rows(self._spec, rows)
         self._make_way(count)
         start = 0

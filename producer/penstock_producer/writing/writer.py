@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ShardMismatch
-from penstock_common.format.spec import Spec, SpecLike
+from penstock_common.format.spec import Spec, SpecLike, flattened
 from penstock_common.settings import Settings
 from penstock_common.stream.feeds import finish_feed_shard, is_sealed, join_feed
 from penstock_common.stream.keys import checked_name
@@ -142,6 +142,7 @@ class Writer:
 
     def write_batch(self, rows: Mapping[str, Any]) -> None:
         """Adds n samples to the endless feed; see `EpochWriter.write_batch`."""
+        rows = flattened(rows)
         first = {name: values[0] for name, values in rows.items() if len(values)}
         if first:
             self._feeding(first).write_batch(rows)
@@ -328,7 +329,10 @@ class EpochWriter:
         return self._writer.open_shard(self._manifest, shard)
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Adds a sample: name -> array, scalar or bytes, as the spec says. Raises SpecMismatch and writes nothing."""
+        """Adds a sample: name -> array, scalar or bytes, as the spec says. Raises SpecMismatch and writes nothing.
+
+        A dict among the values is written as tensors below its name: ``{"y": {"boxes": ...}}`` as ``y/boxes``.
+        """
         current = self._current
         if current is None or current.is_over:
             current = self._next_shard(sample)
@@ -336,6 +340,7 @@ class EpochWriter:
 
     def write_batch(self, rows: Mapping[str, Any]) -> None:
         """Adds n samples: name -> ``[n, *shape]``; for ragged tensors and bytes a sequence of n."""
+        rows = flattened(rows)
         count = len(next(iter(rows.values()))) if rows else 0
         start = 0
         while start < count:

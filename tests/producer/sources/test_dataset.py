@@ -107,6 +107,7 @@ Point = namedtuple("Point", ["row", "column"])
         ((1, 2, 0.5), {"x": 1, "y": 2, "w": 0.5}),
         ((1,), {"x": 1}),
         (Point(3, 4), {"row": 3, "column": 4}),
+        ((1, {"boxes": [2], "about": {"id": 3}}), {"x": 1, "y/boxes": [2], "y/about/id": 3}),
         (7, {"x": 7}),
         ([1, 2], {"x": [1, 2]}),
         ("grün", {"x": "grün".encode()}),
@@ -135,6 +136,8 @@ def test_tensors_of_frameworks_become_arrays() -> None:
     ("item", "message"),
     [
         ({}, "an empty sample"),
+        ((1, {}), r"tensor 'y' is a dict \(object\)"),
+        ({"y/a": 1, "y": {"a": 2}}, "tensor 'y/a': found two of that name"),
         ((1, 2, 3, 4), r"a tuple of 4; expected \(x,\), \(x, y\)"),
         (None, r"tensor 'x' is a NoneType \(object\); expected numbers, an array or bytes: give a transform"),
         ({"x": object()}, "tensor 'x' is a object"),

@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from penstock_common.errors import SourceError
+from penstock_consumer.adapters.torch import dataset
+from penstock_consumer.loader import Loader
 from penstock_producer.sources.config import LocalConfig, TorchConfig
 from penstock_producer.sources.local import register
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import Source
 from penstock_producer.working.fill import Seed
+from penstock_producer.writing.writer import Writer
 from tests.contracts.iterable import IterableContract
 from tests.contracts.source import SourceContract, digest, in_fork, read
 from tests.producer.sources.conftest import UserModule
@@ -155,6 +158,37 @@ def test_objects_of_a_notebook_are_known_as_torchs() -> None:
     assert loader.batched
     assert [loader.make(item, 0, sample_rng(0, 0, 0, 0))["x"].tolist() for item in loader] == [[0, 1], [2, 3], [4]]
     assert int(read(opened(LocalConfig(token=register(numbers))), 3)["x"]) == 3
+
+
+class Detection(Dataset):
+    """Items as torchvision's detection models take them: an image, and a dict of a varying number of boxes."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[Any, dict[str, Any]]:
+        boxes = torch.full((index, 4), float(index))
+        target = {"boxes": boxes, "labels": torch.arange(index), "image_id": index}
+        return torch.full((3, 8, 6 + index), float(index)), target
+
+
+def test_the_detection_form_of_torchvision_comes_back_as_it_was(any_url: str) -> None:
+    """Images and boxes of any number, with nothing written for it but a spec."""
+    source = opened(LocalConfig(token=register(Detection())))
+    spec: Any = {
+        "x": ("float32", (3, None, None)), "y/boxes": ("float32", (None, 4)), "y/labels": ("int64", (None,)),
+        "y/image_id": ("int64", ()),
+    }  # fmt: skip
+    with Writer("boxes", url=any_url, spec=spec, notify=lambda _: None) as writer, writer.epoch() as epoch:
+        for index in range(5):
+            epoch.write(read(source, index))
+    with Loader("boxes", group="g", url=any_url, batch_size=5) as loader:
+        ((images, targets),) = dataset(loader, select=("x", "y"))
+    for index, (image, wanted) in enumerate(Detection()[n] for n in range(5)):
+        assert torch.equal(images[index], image)
+        assert torch.equal(targets["boxes"][index], wanted["boxes"])
+        assert torch.equal(targets["labels"][index], wanted["labels"])
+        assert targets["image_id"][index] == wanted["image_id"]
 
 
 def test_what_is_not_torchs_is_refused(user_module: UserModule) -> None:
