@@ -65,6 +65,14 @@ def test_a_missing_spec_is_inferred_said_and_fixed(any_url: str, any_client: Cli
 
 
 DETECTION: dict[str, Any] = {"image": np.zeros((2, 3), np.uint8), "y": {"boxes": np.ones((2, 4)), "about": {"id": 7}}}
+
+
+def detections(count: int) -> dict[str, Any]:
+    """Rows of so many samples like DETECTION."""
+    boxes, about = np.ones((count, 2, 4)), {"id": np.full(count, 7)}
+    return {"image": np.zeros((count, 2, 3), np.uint8), "y": {"boxes": boxes, "about": about}}
+
+
 DETECTION_SPEC: Any = {"image": ("uint8", (2, 3)), "y/boxes": ("float64", (None, 4)), "y/about/id": ("int64", ())}
 
 
@@ -76,11 +84,9 @@ def test_a_dict_in_a_sample_is_written_as_tensors_below_its_name(any_url: str, s
             for _ in range(3):
                 epoch.write(DETECTION)
             epoch.write({"image": DETECTION["image"], "y/boxes": np.ones((2, 4)), "y": {"about": {"id": 7}}})
-            epoch.write_batch({"image": np.zeros((3, 2, 3), np.uint8), "y": {"boxes": np.ones((3, 2, 4)),
-                                                                             "about": {"id": np.full(3, 7)}}})  # fmt: skip
+            epoch.write_batch(detections(3))
         writer.write(DETECTION)
-        writer.write_batch({"image": DETECTION["image"][None], "y": {"boxes": np.ones((1, 2, 4)),
-                                                                     "about": {"id": np.array([7])}}})  # fmt: skip
+        writer.write_batch(detections(1))
         assert writer.stream.spec is not None
         assert writer.stream.spec.names == ("image", "y/boxes", "y/about/id")
     for epoch_number, count in ((0, 7), (1, 2)):

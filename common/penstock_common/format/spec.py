@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock_common.errors import BadSpec, SpecMismatch, TooLarge
 from penstock_common.format.dtypes import BYTES, NAMES, dtype_name, item_size, numpy_dtype, wire_name
 from penstock_common.format.limits import MAX_FIELD_BYTES, MAX_NDIM, MAX_TENSORS
-from penstock_common.format.values import array_of, bytes_array
+from penstock_common.format.values import array_of, as_array, bytes_array
 
 META = "meta"
 SHAPES_SUFFIX = ".shapes"
@@ -195,7 +195,7 @@ def _inferred(name: str, value: Any) -> TensorSpec:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return TensorSpec(name, BYTES, ())
     try:
-        array = np.asarray(value)
+        array = as_array(value)
     except (ValueError, TypeError, RuntimeError) as error:
         raise BadSpec(f"tensor {name!r}: a {type(value).__name__} is no array ({str(error)[:80]})") from None
     dtype = wire_name(array.dtype)

@@ -5,6 +5,7 @@ Which dtype and shape a tensor has is ``spec``'s to say; this only converts.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import SpecMismatch
-from penstock_common.format.dtypes import numpy_dtype
+from penstock_common.format.dtypes import BFLOAT16, numpy_dtype
 
 _RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 """Kinds of number a Python value may be widened along: True -> 1 -> 1.0 -> 1+0j, never back."""
@@ -22,6 +23,20 @@ _PYTHON = (bool, int, float, complex, list, tuple)
 def is_masked(array: NDArray[Any]) -> bool:
     """Whether some of its values are none. (numpy loads what it needs to know that at its first use, in 20 ms.)"""
     return type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray)
+
+
+def as_array(value: Any) -> NDArray[Any]:
+    """Return what numpy makes of a value, and of torch's bfloat16, which torch does not hand to numpy, the same bits.
+
+    Raises ValueError, TypeError or RuntimeError for a value that is no array.
+    """
+    try:
+        return np.asarray(value)
+    except TypeError:
+        torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+        if torch is None or getattr(value, "dtype", None) is not torch.bfloat16:
+            raise
+        return np.asarray(value.view(torch.int16)).view(numpy_dtype(BFLOAT16))
 
 
 def array_of(tensor: str, value: Any, dtype_name: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
@@ -38,7 +53,7 @@ def array_of(tensor: str, value: Any, dtype_name: str, shape: tuple[int | None, 
         names = ", ".join(map(str, value)) or "nothing"
         raise SpecMismatch(tensor, f"a dict of {names:.80}", f"{dtype_name} of shape {shape}")
     try:
-        found = np.asarray(value)
+        found = as_array(value)
     except (ValueError, TypeError, RuntimeError) as error:
         text = f"a {type(value).__name__} that is no array ({str(error)[:80]})"
         raise SpecMismatch(tensor, text, f"{dtype_name} of shape {shape}") from None

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from penstock_common.errors import SampleError, SpecMismatch
 from penstock_common.format.dtypes import wire_name
 from penstock_common.format.spec import flattened
+from penstock_common.format.values import as_array
 from penstock_producer.sources.names import blame
 from penstock_producer.sources.protocol import Sample
 
@@ -61,7 +60,7 @@ def _value(name: Any, value: Any, key: str) -> Any:
     if isinstance(value, str):
         return value.encode()
     try:
-        array = np.asarray(value)
+        array = as_array(value)
     except Exception as error:
         raise SampleError(f"{key}: tensor {name!r}, a {type(value).__name__}, is no array: {blame(error)}") from error
     if wire_name(array.dtype) is None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.spec import SpecLike
+from penstock_common.format.values import as_array
 from penstock_producer.sources.files import fingerprint
 from penstock_producer.sources.items import TUPLE_NAMES
 from penstock_producer.sources.names import blame
@@ -111,7 +112,7 @@ def batch_tensors(batch: Any, key: str) -> dict[str, Any]:
         for inner, tensor in _flat(str(name), value):
             if inner in tensors:
                 raise SampleError(f"{key}: two tensors are named {inner!r}")
-            tensors[inner] = tensor if _is_texts(tensor) else np.asarray(tensor)
+            tensors[inner] = tensor if _is_texts(tensor) else as_array(tensor)
     return tensors
 
 

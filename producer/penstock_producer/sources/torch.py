@@ -9,11 +9,11 @@ import multiprocessing
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-import ml_dtypes
 import numpy as np
 
 from penstock_common.errors import SourceError
 from penstock_common.extras import needed
+from penstock_common.format.values import as_array
 from penstock_producer.sources.dataset import Dataset
 from penstock_producer.sources.generator import Factory, Generator
 from penstock_producer.sources.transform import Transform
@@ -112,7 +112,4 @@ def _plain(value: Any) -> Any:
 
 
 def _array(tensor: Any) -> Any:
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
-    if tensor.dtype == torch.bfloat16:  # numpy has no such dtype
-        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
+    return as_array(tensor.detach().cpu().resolve_conj().resolve_neg())

@@ -13,6 +13,8 @@ from penstock_common.errors import SourceError
 from penstock_consumer.adapters.torch import dataset
 from penstock_consumer.loader import Loader
 from penstock_producer.sources.config import LocalConfig, TorchConfig
+from penstock_producer.sources.items import as_sample
+from penstock_producer.sources.keras import batch_tensors
 from penstock_producer.sources.local import register
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.plan import sample_rng
@@ -158,6 +160,30 @@ def test_objects_of_a_notebook_are_known_as_torchs() -> None:
     assert loader.batched
     assert [loader.make(item, 0, sample_rng(0, 0, 0, 0))["x"].tolist() for item in loader] == [[0, 1], [2, 3], [4]]
     assert int(read(opened(LocalConfig(token=register(numbers))), 3)["x"]) == 3
+
+
+@pytest.mark.parametrize("spec", [None, {"x": ("bfloat16", (4,)), "y": ("bfloat16", ())}])
+def test_bfloat16_tensors_are_written_bit_for_bit(any_url: str, spec: Any) -> None:
+    """Torch refuses to hand them to numpy, and a detour by float32 would lose what a NaN carries."""
+    bits = torch.tensor([0x3F80, -0x8000, 0x7FC1, -0x41], dtype=torch.int16)
+    x = bits.view(torch.bfloat16)
+    with Writer("half", url=any_url, spec=spec, notify=lambda _: None) as writer, writer.epoch() as epoch:
+        for y in (1.5, 2.5):
+            epoch.write({"x": x, "y": torch.tensor(y, dtype=torch.bfloat16)})
+        epoch.write({"x": torch.stack([x, x], 1)[:, 0], "y": torch.tensor(3.5, dtype=torch.bfloat16)})
+    with Loader("half", group="g", url=any_url, batch_size=3) as loader:
+        (batch,) = dataset(loader)
+    assert batch["x"].dtype == batch["y"].dtype == torch.bfloat16
+    assert batch["x"].view(torch.int16).tolist() == [bits.tolist()] * 3
+    assert batch["y"].tolist() == [1.5, 2.5, 3.5]
+
+
+def test_a_transform_may_return_bfloat16_tensors() -> None:
+    """Sources that know nothing of torch meet its tensors in what a transform returns."""
+    half = torch.tensor([1.5, 2.5], dtype=torch.bfloat16)
+    made = as_sample({"x": half, "y": 1}, "data[0]")
+    assert (made["x"].dtype.name, made["x"].tolist()) == ("bfloat16", [1.5, 2.5])
+    assert batch_tensors((half,), "data[0]")["x"].dtype.name == "bfloat16"
 
 
 class Detection(Dataset):
