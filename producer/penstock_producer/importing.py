@@ -27,7 +27,8 @@ from penstock_common.stream.entries import Record, index_records
 from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, begun_shards, find_manifest, open_epoch
 from penstock_common.stream.payloads import entry_digest
-from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, find_stream
+from penstock_common.stream.servers.suitability import default_budget
+from penstock_common.stream.streams import find_stream
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.writing.shard import ShardWriter
 from penstock_producer.writing.writer import Writer
@@ -75,11 +76,11 @@ def import_stream(
     found = {note.epoch: list(whole_epoch(folder, note)) for note in notes}
     settings: dict[str, Any] = {"payload": payload, "budget_bytes": budget_bytes, "retention": retention}
     with connect(url or Settings.from_environment().url) as client:
-        is_new = find_stream(client, name) is None
-    if is_new:
-        total = int(SPARE * sum(note.nbytes for note in notes))
-        settings["budget_bytes"] = budget_bytes or max(DEFAULT_BUDGET_BYTES, total)
-        settings |= {"partitions": contents.partitions, "info": contents.info}
+        if find_stream(client, name) is None:
+            total = int(SPARE * sum(note.nbytes for note in notes))
+            if budget_bytes is None and total > default_budget(client, name, payload):
+                settings["budget_bytes"] = total
+            settings |= {"partitions": contents.partitions, "info": contents.info}
     segments = SegmentReader(folder)
     with Writer(name, url=url, spec=contents.spec, notify=notify, **settings) as writer:
         try:

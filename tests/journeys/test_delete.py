@@ -20,7 +20,7 @@ from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, open_epoch
 from penstock_common.stream.removal import deletion, release
 from penstock_common.stream.removal.deletion import delete_stream
-from penstock_common.stream.servers.suitability import require_suitable
+from penstock_common.stream.servers.suitability import admit_stream
 from penstock_common.stream.streams import Stream, create_stream, load_stream, set_field, set_plan
 from penstock_consumer.loader import Loader
 from penstock_consumer.replaying.replay import Replay
@@ -92,7 +92,7 @@ def test_a_stream_made_anew_under_the_name_starts_from_nothing(any_url: str, any
     produce(any_url, "t", 10)
     with loader_of(any_url, "done") as loader:
         assert numbers(loader) == list(range(10))
-    require_suitable(any_client, "t", None)
+    admit_stream(any_client, "t", None)
 
 
 @pytest.mark.parametrize("dies_at", [1, 2, 3, 4])

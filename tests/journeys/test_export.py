@@ -281,6 +281,17 @@ def test_an_import_never_mixes_two_datasets(any_url: str, tmp_path: Path) -> Non
         import_stream(tmp_path / "out", "spec", url=any_url, notify=lambda _: None)
 
 
+def test_a_small_server_takes_an_import(any_url: str, fresh_server: Callable[..., Any], tmp_path: Path) -> None:
+    """An export of some kB must not ask a server for the default budget of 1 GiB."""
+    produce(any_url, "t", "inline")
+    with connect(any_url) as client:
+        export_stream(client, "t", tmp_path / "out")
+    small = fresh_server(maxmemory_bytes=100 << 20)
+    import_stream(tmp_path / "out", "back", url=small.url, notify=lambda _: None)
+    with connect(small.url) as client:
+        assert load_stream(client, "back").budget_bytes == 37 << 20
+
+
 def test_what_cannot_be_exported_is_said(any_url: str, any_client: Client, tmp_path: Path) -> None:
     """A running epoch, a strange folder, a stream that is not there."""
     with Writer("t", url=any_url, spec=SPEC, notify=lambda _: None) as writer, connect(any_url) as client:

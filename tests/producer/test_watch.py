@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from penstock_common.errors import SourceError
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import ABANDONED, OPEN, load_manifest, open_epoch, retained_epochs, take_number
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watched import load_watched, note_made, take_files
 from penstock_producer.planning.plan import ProductionPlan
@@ -116,6 +117,18 @@ def test_new_files_become_epochs_each_file_once(any_url: str, tmp_path: Path) ->
     with connect(any_url) as client:
         epochs = audit_stream(client, "train").epochs
     assert [(epoch.planned, epoch.bad) for epoch in epochs] == [(6, 0), (2, 1)]
+
+
+def test_a_watcher_makes_its_stream_by_the_rules_of_every_writer(
+    fresh_server: Callable[..., EmbeddedServer], tmp_path: Path
+) -> None:
+    """A stream that no writer may open afterwards would leave every file of the folder unread."""
+    small, told = fresh_server(maxmemory_bytes=100 << 20), list[str]()
+    put(tmp_path, "0.png", 0)
+    with watching(small.url, tmp_path, told, epochs=1) as watch:
+        list(watch.run())
+    assert shades(small.url) == [0]
+    assert any("takes a budget of 37 MiB" in line for line in told)
 
 
 def test_a_watcher_that_is_started_again_takes_no_file_twice(any_url: str, tmp_path: Path) -> None:

@@ -387,6 +387,30 @@ class TestRefusals:
         with writer_of(server.url, budget_bytes=20 << 20):
             pass
 
+    def test_streams_without_a_budget_share_what_a_small_server_has(self, fresh_server: Any) -> None:
+        """A newcomer's first and second stream must open on a server with less memory than the default budget."""
+        server, said = fresh_server(maxmemory_bytes=200 << 20), list[str]()
+        taken = {}
+        for name in ("train", "val", "test"):
+            with Writer(name, url=server.url, notify=said.append) as writer:
+                taken[name] = writer.stream.budget_bytes >> 20
+        assert taken == {"train": 82, "val": 41, "test": 20}
+        assert said[1] == (
+            "stream 'val' takes a budget of 41 MiB, half of what the other streams leave of the server's maxmemory "
+            "200 MiB; budget_bytes (--budget) sets another"
+        )
+        with Writer("train", url=server.url, notify=said.append) as writer:
+            assert writer.stream.budget_bytes >> 20 == 82
+        assert len(said) == 3
+
+    def test_a_full_server_refuses_a_stream_without_a_budget(self, fresh_server: Any) -> None:
+        """A share that holds no block is no share."""
+        server = fresh_server(maxmemory_bytes=100 << 20)
+        with Writer("other", url=server.url, budget_bytes=73 << 20):
+            pass
+        with pytest.raises(BudgetRefused, match=r"3\.8 MiB.*other streams 73 MiB"):
+            writer_of(server.url)
+
     def test_a_sample_larger_than_a_quarter_of_the_budget_is_refused(self, any_url: str) -> None:
         """It might wait for room for ever, so it is said at once, with numbers."""
         spec = {"x": ("uint8", (300_000,))}

@@ -104,7 +104,12 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
         "--sample-limit", type=_seconds, default=300.0, metavar="S", help="longer ones hang (default: 300; 0: no limit)"
     )
     add("--spec", type=_spec, metavar="JSON", help="""e.g. '{"x": ["uint8", [null, null, 3]]}'; null is a free size""")
-    add("--budget", type=byte_size, metavar="SIZE", help="bytes the stream may hold (default: 1gb)")
+    add(
+        "--budget",
+        type=byte_size,
+        metavar="SIZE",
+        help="bytes the stream may hold (default: 1gb, less on a small server)",
+    )
     add("--retention", metavar="POLICY", help="of settled epochs: budget (default), epochs:3, time:24h, bytes:500mb")
     add("--durability", metavar="LEVEL", help="of writes: memory (default), fsync, replicas=2, fsync+replicas=2")
     where = "where payloads of a new stream lie: inline (default), or segments:DIR, a folder that all readers see"

@@ -17,7 +17,7 @@ from penstock_common.errors import EpochNotFound, PenstockError, ServerUnavailab
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import PRODUCED, abandon_epoch, find_manifest, take_number
-from penstock_common.stream.streams import Stream, create_stream, find_stream
+from penstock_common.stream.streams import Stream, find_stream
 from penstock_common.stream.watched import load_watched, note_made, take_files
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.planning.dispatch import Dispatcher
@@ -31,6 +31,7 @@ from penstock_producer.working.fleet import LOST_SERVER, STOPPED, Fleet
 from penstock_producer.working.oversight import Death
 from penstock_producer.working.trust import Orders
 from penstock_producer.working.worker import WorkerOptions
+from penstock_producer.writing.writer import Writer
 
 WHOLE_AFTER_S = 3.0
 """A file whose size and time have not changed for so long is whole. One that is written with longer pauses should be
@@ -110,10 +111,15 @@ class Watch:
 
     def _open_stream(self) -> Stream:
         plan = self._plan
-        return find_stream(self._client, plan.stream) or create_stream(
-            self._client, plan.stream, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
+        found = find_stream(self._client, plan.stream)
+        if found is not None:
+            return found
+        with Writer(
+            plan.stream, url=self._options.url, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
             block_bytes=plan.block_bytes, retention=plan.retention, durability=plan.durability, payload=plan.payload,
-        )  # fmt: skip
+            notify=self._notify,
+        ) as writer:  # fmt: skip
+            return writer.stream
 
     def run(self) -> Iterator[Progress | None]:
         """Progress of the epoch in work, several times a second; None while there is none."""

@@ -27,7 +27,7 @@ from penstock_common.stream.manifest import (
     size_epoch,
 )
 from penstock_common.stream.servers.durability import Durability, make_safe, require_durable
-from penstock_common.stream.servers.suitability import largest_block, require_suitable
+from penstock_common.stream.servers.suitability import admit_stream, largest_block
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.keeping.policy import parse_policy
@@ -78,7 +78,8 @@ class Writer:
         ``retention`` says what is kept of epochs that every group has settled: ``budget``, ``epochs:3``, ``time:24h``
         or ``bytes:500mb``; ``durability`` what must have happened to a write before it counts as committed: ``memory``,
         ``fsync``, ``replicas=2`` or ``fsync+replicas=2`` (ServerUnsuitable where the server cannot). Both change those
-        of an existing stream. ``payload`` is where payloads lie, for good: ``inline``, or
+        of an existing stream. ``budget_bytes`` of a new stream is 1 GiB, or half of what the other streams leave of the
+        server's maxmemory where that is less. ``payload`` is where payloads lie, for good: ``inline``, or
         ``segments:/dev/shm/penstock``, any folder that all readers see. ``room_wait_s`` bounds the wait for room in a
         full budget (BudgetFull); None waits and says why.
         """
@@ -90,7 +91,7 @@ class Writer:
         level = Durability.parse(durability) if durability is not None else self._stored_durability(stream)
         require_durable(self._client, level)
         wanted = spec if spec is None or isinstance(spec, Spec) else Spec.of(spec)
-        require_suitable(self._client, checked_name("stream", stream), budget_bytes, payload)
+        budget_bytes = admit_stream(self._client, checked_name("stream", stream), budget_bytes, payload, notify)
         require_capacity(self._client, stream, payload, budget_bytes)
         self.stream: Stream = create_stream(
             self._client, stream, spec=wanted, partitions=partitions, budget_bytes=budget_bytes,

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from penstock_common.errors import BudgetRefused, ServerUnsuitable, TooLarge
 from penstock_common.stream.keys import StreamKeys
 from penstock_common.stream.link.commands import Client, readable
-from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, list_streams
+from penstock_common.stream.streams import DEFAULT_BLOCK_BYTES, DEFAULT_BUDGET_BYTES, Stream, list_streams
+from penstock_common.waiting import Notify, to_stderr
 
 RESERVE_SHARE = 0.1
 RESERVE_BYTES = 16 << 20
 """Memory kept free for acknowledgements, joining groups and job queues: under OOM the server refuses, and rq dies."""
 
+LEAST_BUDGET_BYTES = 4 * DEFAULT_BLOCK_BYTES
+"""Of a stream that names none: a quarter of it holds a block."""
 
 ORDINARY_SHARE = 0.75
 """The top quarter of a budget is only for the lowest unfinished shard of the oldest unfinished epoch: whatever else
@@ -77,26 +80,71 @@ def usable_bytes(limit_bytes: int) -> int:
     return int(limit_bytes * (1 - RESERVE_SHARE)) - RESERVE_BYTES
 
 
-def require_suitable(client: Client, name: str, budget_bytes: int | None, payload: str | None = None) -> None:
-    """Raises ServerUnsuitable if the server may evict, BudgetRefused if the budgets of all streams do not fit.
+def admit_stream(
+    client: Client, name: str, budget_bytes: int | None, payload: str | None = None, notify: Notify = to_stderr
+) -> int | None:
+    """Check that the server can carry stream ``name``, and choose the budget of a new stream.
 
-    To be asked before stream ``name`` is made or given another budget (None = its own, or the default): a refused
-    stream must not take room from the others.
+    To be called before the stream is made or given another budget: a refused stream must not take room from the others.
+
+    Args:
+        client: The streams' server.
+        name: The stream.
+        budget_bytes: The wanted budget. None keeps that of an existing stream. A new one takes `default_budget`.
+        payload: Where a new stream keeps its payloads; see ``Stream.payload``.
+        notify: Is told the budget of a new stream that takes less than DEFAULT_BUDGET_BYTES.
+
+    Returns:
+        The budget to make the stream with, or None for that of the existing stream.
+
+    Raises:
+        ServerUnsuitable: The server may evict samples.
+        BudgetRefused: The budgets of all streams do not fit the server's memory.
     """
     memory = read_memory(client)
-    policy, limit = memory.policy, memory.limit_bytes
-    if policy != "noeviction":
+    if memory.policy != "noeviction":
         raise ServerUnsuitable(
-            f"the server's maxmemory-policy is {policy}, which may delete samples unread: "
+            f"the server's maxmemory-policy is {memory.policy}, which may delete samples unread: "
             "set it with `redis-cli CONFIG SET maxmemory-policy noeviction`"
         )
-    kept = payload or (client.hget(StreamKeys(name).meta, "payload") or b"inline").decode("utf-8", "replace")
-    if limit and kept == "inline":
-        _require_room(client, name, budget_bytes or _budget(client, name), limit)
+    stored, stored_payload = client.hmget(StreamKeys(name).meta, "budget_bytes", "payload")
+    kept = payload or (stored_payload or b"inline").decode("utf-8", "replace")
+    if not memory.limit_bytes or kept != "inline":
+        return budget_bytes
+    others = _budget_of_others(client, name)
+    if budget_bytes is None and stored is None:
+        budget_bytes = _share(memory.limit_bytes, others)
+        if budget_bytes < DEFAULT_BUDGET_BYTES:
+            notify(
+                f"stream {name!r} takes a budget of {readable_bytes(budget_bytes)}, half of what the other streams "
+                f"leave of the server's maxmemory {readable_bytes(memory.limit_bytes)}; budget_bytes (--budget) sets "
+                "another"
+            )
+    _require_room(name, budget_bytes or _budget(client, name), others, memory.limit_bytes)
+    return budget_bytes
 
 
-def _require_room(client: Client, name: str, budget_bytes: int, limit: int) -> None:
-    others = sum(_budget(client, other) for other in list_streams(client) if other != name)
+def default_budget(client: Client, name: str, payload: str | None = None) -> int:
+    """Return the budget of a new stream that names none.
+
+    It is DEFAULT_BUDGET_BYTES, or half of what the other streams leave of the server's memory where that is less. So
+    there is always room for a further stream.
+    """
+    limit = read_memory(client).limit_bytes
+    if not limit or payload not in (None, "inline"):
+        return DEFAULT_BUDGET_BYTES
+    return _share(limit, _budget_of_others(client, name))
+
+
+def _share(limit: int, others: int) -> int:
+    return max(LEAST_BUDGET_BYTES, min(DEFAULT_BUDGET_BYTES, (usable_bytes(limit) - others) // 2))
+
+
+def _budget_of_others(client: Client, name: str) -> int:
+    return sum(_budget(client, other) for other in list_streams(client) if other != name)
+
+
+def _require_room(name: str, budget_bytes: int, others: int, limit: int) -> None:
     room = usable_bytes(limit)
     if budget_bytes + others > room:
         left = room - others
