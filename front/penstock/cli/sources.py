@@ -69,7 +69,7 @@ def _add_images(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="DIR", help="folder, or file ending in .zip")
     labels = parser.add_mutually_exclusive_group()
     labels.add_argument("--label", metavar="MODULE:FUNCTION", help="label of a relative path (default: its folder)")
-    labels.add_argument("--labels", metavar="FILE", help="labels in CSV, TSV or JSON-lines, by relative path")
+    labels.add_argument("--labels", metavar="FILE", help="labels in CSV, TSV, JSON or JSON lines, by relative path")
     parser.add_argument("--skip-unlabelled", action="store_true", help="leave out images that --labels does not name")
     parser.add_argument("--classes", type=_names, metavar="A,B,...", help="class names in id order (default: sorted)")
     _add_pixels(parser)

@@ -64,7 +64,7 @@ class ImagesConfig(PixelsConfig):
     label: str | None = None
     """``module:function`` of the relative path, giving ``y`` or a dict of tensors. Else class folders."""
     labels: str | None = None
-    """CSV or TSV (first column) or JSON-lines (key ``file``) of relative paths; other columns become tensors."""
+    """CSV or TSV (first column), JSON array or JSON lines (key ``file``) of relative paths; the rest become tensors."""
     unlabelled: Literal["refuse", "skip"] = "refuse"
     """What becomes of images that the labels file does not name."""
     classes: tuple[str, ...] | None = None

@@ -21,7 +21,7 @@ from penstock_producer.sources.files import EXTENSIONS, shown
 from penstock_producer.sources.names import blame, resolve_callable
 
 FILE_KEYS = ("file", "file_name", "path")
-"""Keys of a JSON line that may name the image."""
+"""Keys of a JSON row that may name the image."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,10 @@ def _called(function: Any, name: str, path: str) -> dict[str, Any]:
 
 
 def from_file(paths: Sequence[str], file: str, skip_unlabelled: bool, classes: tuple[str, ...] | None) -> Labels:
-    """The rows of a CSV, TSV or JSON-lines file. Raises SourceError when rows and images do not cover each other."""
+    """Return the labels in a CSV, TSV, JSON or JSON-lines file.
+
+    Raises SourceError when rows and images do not cover each other.
+    """
     try:
         content = Path(file).read_bytes()
         text = content.decode("utf-8-sig")
@@ -87,7 +90,7 @@ def from_file(paths: Sequence[str], file: str, skip_unlabelled: bool, classes: t
     except UnicodeDecodeError as error:
         raise SourceError(f"labels file {file} is not UTF-8: {error.reason} at byte {error.start}") from error
     is_table = Path(file).suffix.lower() in (".csv", ".tsv")
-    named = _table(text, file) if is_table else _json_lines(text, file)
+    named = _table(text, file) if is_table else _json_rows(text, file)
     absent = sorted(named.keys() - set(paths))
     if absent:
         raise SourceError(
@@ -128,23 +131,30 @@ def _typed(cells: list[str], name: str, file: str) -> list[Any]:
     return list(cells)
 
 
-def _json_lines(text: str, file: str) -> dict[str, dict[str, Any]]:
+def _json_rows(text: str, file: str) -> dict[str, dict[str, Any]]:
+    """Return the rows of a JSON array of objects, or of one object a line."""
+    if text.lstrip().startswith("["):
+        numbered = [(f"row {number}", row) for number, row in enumerate(_parsed(text, file), 1)]
+    else:
+        lines = [(f"line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        numbered = [(place, _parsed(line, f"{file}, {place}")) for place, line in lines]
     paths, values = [], []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise SourceError(f"{file}, line {number} is no JSON: {error}") from error
+    for place, row in numbered:
         key = next((key for key in FILE_KEYS if isinstance(row, dict) and isinstance(row.get(key), str)), None)
         if key is None:
             raise SourceError(
-                f'{file}, line {number}: found {line:.60}; expected an object like {{"file": "a.jpg", ...}}'
+                f'{file}, {place}: found {json.dumps(row):.60}; expected an object like {{"file": "a.jpg", ...}}'
             )
         paths.append(row.pop(key))
         values.append(row)
     return _by_path(paths, values, file)
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{where} is no JSON: {error}") from error
 
 
 def _by_path(paths: list[str], values: list[dict[str, Any]], file: str) -> dict[str, dict[str, Any]]:

@@ -80,6 +80,18 @@ def test_json_lines_carry_boxes_of_any_number(pictures: Path) -> None:
     assert values(images, "tags") == [[1, 0], [], [0]]
 
 
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".JSON"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_array_of_objects_is_a_label_table(pictures: Path, suffix: str, indent: int | None) -> None:
+    """Annotation tools export one array, on one line or on many."""
+    labels = ("dog", "cat", "dog")
+    rows = [{"file": NAMES[n], "label": labels[n], "boxes": [[1, 2, 3, 4]] * n} for n in range(3)]
+    images = labelled(pictures, "\n" + json.dumps(rows, indent=indent), suffix)
+    assert images.info["classes"] == {"label": ["cat", "dog"]}
+    assert values(images, "label") == [1, 0, 1]
+    assert [read(images, index)["boxes"].shape for index in range(3)] == [(0, 4), (1, 4), (2, 4)]
+
+
 def test_boxes_are_ragged_even_where_all_images_have_equally_many(pictures: Path) -> None:
     """The next epoch's images may have others."""
     rows = [{"file_name": name, "boxes": [[1, 2, 3, 4]]} for name in NAMES]
@@ -115,7 +127,12 @@ def test_unlabelled_images_are_refused_or_skipped(pictures: Path) -> None:
         ('file,y\na.png,"[1, 2]"\nb.png,"[1"\nsub/c.png,[]', ".csv", "'y' holds a list that is no JSON"),
         ('{"file": "a.png"', ".jsonl", "line 1 is no JSON"),
         ('{"name": "a.png"}', ".jsonl", 'line 1: found {"name": "a.png"}; expected an object like {"file": "a.jpg"'),
-        ("[1]", ".jsonl", "line 1: found"),
+        ("1", ".jsonl", "line 1: found 1; expected an object"),
+        ('[{"file": "a.png"}, 1]', ".json", 'row 2: found 1; expected an object like {"file": "a.jpg"'),
+        ('[{"name": "a.png"}]', ".json", 'row 1: found {"name": "a.png"}; expected an object'),
+        ('[\n{"file": "a.png"},\n', ".json", r"labels\.json is no JSON: .*line 3"),
+        ("[]", ".json", "holds no rows; expected one per image"),
+        ("[" * 10**5, ".json", "is no JSON"),
     ],
 )
 def test_a_wrong_labels_file_says_where(pictures: Path, text: str, suffix: str, message: str) -> None:
