@@ -15,6 +15,7 @@ from penstock_common.errors import GroupFinished
 from penstock_common.format.spec import Spec
 from penstock_common.settings import Settings
 from penstock_common.stream.feeds import FEED
+from penstock_common.stream.groups.presence import new_incarnation
 from penstock_common.stream.groups.roster import Membership, rank_member
 from penstock_common.stream.keys import checked_name
 from penstock_common.stream.link.commands import Client
@@ -176,7 +177,7 @@ class Loader(Verbs):
         return self._reading
 
     def _join(self, stream: Stream) -> Reading:
-        who = Membership(stream, self.group, self.member, secrets.token_hex(8), self._options.order)
+        who = Membership(stream, self.group, self.member, new_incarnation(), self._options.order)
         self._reading = self._session.reading = open_reading(self._client, who, self._options)
         self._settlement.reading = self._reading
         self._reading.keeper.pace = self.tally.pace

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from penstock_common.errors import GroupBusy
 from penstock_common.stream.entries import list_held, list_overdue
-from penstock_common.stream.groups.roster import Membership, beat, join_group
+from penstock_common.stream.groups.presence import SILENT_MS
+from penstock_common.stream.groups.roster import Membership, beat, join_group, leave, load_roster, server_ms
 from penstock_common.stream.link.client import ControlClient
 from penstock_common.stream.link.connection import connect
 from penstock_common.stream.lua.entries import CLAIM
+from penstock_common.stream.lua.groups import LEAVE
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_consumer.pipeline.batch import Lease
 from penstock_consumer.shared.holdings import Holdings
-from penstock_consumer.shared.keeper import Keeper
+from penstock_consumer.shared.keeper import ENDED_LOOK_S, Keeper
+from penstock_consumer.shared.place import Place
 from tests.contracts.between import between
 from tests.contracts.feed import open_stream, produce
 
@@ -195,6 +205,76 @@ class TestReclaiming:
             scene.now_s += LEASE_S / 24
             scene.beat()
         assert looks == [2.5 * number for number in range(1, 13)]
+
+
+class TestEnded:
+    """What a member held whose process ended on this host."""
+
+    @pytest.fixture
+    def holder(self, scene: Scene) -> Iterator[tuple[subprocess.Popen[bytes], bytes]]:
+        """A process of its own that is a member, silent since long, and an entry that it holds."""
+        code = "from penstock_common.stream.groups.presence import *; print(new_incarnation(), flush=True); input()"
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1)
+        assert process.stdout is not None
+        incarnation = process.stdout.readline().decode().strip()
+        self.join(scene, incarnation)
+        yield process, scene.give("holds")[0]
+        process.kill()
+        process.communicate()
+
+    def join(self, scene: Scene, incarnation: str) -> None:
+        """The member, as last seen an hour ago."""
+        join_group(scene.client, replace(scene.who, member="holds", incarnation=incarnation))
+        record = {"inc": incarnation, "seen": server_ms(scene.client) - 3_600_000}
+        scene.client.hset(scene.partition.roster, "m:g:holds", json.dumps(record))
+
+    def test_a_stopped_process_stays_a_member_and_a_killed_one_does_not(
+        self, scene: Scene, holder: tuple[subprocess.Popen[bytes], bytes]
+    ) -> None:
+        """SIGSTOP proves nothing: it may go on at any time with what it holds."""
+        process, entry = holder
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        scene.now_s += ENDED_LOOK_S
+        scene.beat()
+        assert ("g", "holds") in load_roster(scene.client, scene.partition).members
+        assert scene.claimed() == []
+        process.kill()
+        process.wait()
+        scene.now_s += ENDED_LOOK_S
+        scene.beat()
+        assert [*load_roster(scene.client, scene.partition).members] == [("g", "m")]
+        assert scene.claimed() == [entry]
+        assert scene.said == ["member 'holds' has ended on this host: its 1 entries are handed out again"]
+
+    def test_what_a_new_process_took_over_by_name_is_not_taken_from_it(
+        self, scene: Scene, holder: tuple[subprocess.Popen[bytes], bytes]
+    ) -> None:
+        """It joined under the dead one's name between the look at the roster and the sign-off."""
+        process, _ = holder
+        process.kill()
+        process.wait()
+        with between(f"{KEEPER}.list_held", LEAVE, lambda: self.join(scene, "2")):
+            scene.keeper.free_ended()
+        assert load_roster(scene.client, scene.partition).incarnations["g", "holds"] == "2"
+        assert scene.said == []
+        assert scene.client.xpending(scene.partition.entries(0), "g")["consumers"][0]["name"] == b"holds"
+
+    def test_a_group_is_read_again_from_a_start_though_a_trainer_was_killed_just_now(
+        self, scene: Scene, holder: tuple[subprocess.Popen[bytes], bytes]
+    ) -> None:
+        """Whoever starts over after a crash would be told for 30 s that the group is being read."""
+        process, _ = holder
+        place = Place(scene.client, replace(scene.who, member="new"))
+        incarnation = load_roster(scene.client, scene.partition).incarnations["g", "holds"]
+        leave(scene.client, scene.who, scene.partition, {})
+        record = {"inc": incarnation, "seen": server_ms(scene.client) - SILENT_MS}
+        scene.client.hset(scene.partition.roster, "m:g:holds", json.dumps(record))
+        with pytest.raises(GroupBusy, match="holds"):
+            place.join("earliest")
+        process.kill()
+        process.wait()
+        place.join("earliest")
 
 
 class TestRenewing:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,14 @@ import redis
 
 import penstock
 from penstock.__main__ import main
+from penstock_common.stream.groups.presence import SILENT_MS
+from penstock_common.stream.groups.roster import load_roster, server_ms
+from penstock_common.stream.removal.deletion import users_of
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
+from penstock_common.stream.watching.inspection import inspect_stream
 from penstock_producer.writing.writer import EpochWriter
+from tests.contracts.processes import child
 
 _ROOT = Path(penstock.__file__).parents[2]
 _PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front"))
@@ -210,6 +216,48 @@ def test_a_group_with_living_members_is_dropped_only_by_force(told: Told, url: s
         next(iter(loader))
         assert told("groups", "drop", "train", "vit", "--force")[0] == 0
     # ... and leaving a group that is gone raises nothing at the end of that training run
+
+
+def test_groups_list_names_the_members_that_are_silent(told: Told, url: str, writer: penstock.Writer) -> None:
+    """Three members of which one has died look like three that train."""
+    produced(writer)
+    partition = writer.stream.partitions[0]
+    with penstock.Loader("train", group="resnet", batch_size=4, url=url, member="gpu-0") as loader:
+        next(iter(loader))
+        for member, seconds in (("gpu-1", 50), ("gpu-2", 600)):
+            seen = {"inc": "x", "seen": server_ms(writer.client) - 1000 * seconds}
+            writer.client.hset(partition.roster, f"m:resnet:{member}", json.dumps(seen))
+        row = told("groups", "list", "train")[1].splitlines()[1]
+        members = json.loads(told("groups", "list", "train", "--json")[1])[0]["members"]
+    assert row.endswith("gpu-1 (50 s), gpu-2 (10 min)"), row
+    assert {m["name"]: m["is_silent"] for m in members} == {"gpu-0": False, "gpu-1": True, "gpu-2": True}
+
+
+def hold_and_wait(url: str) -> None:
+    """A trainer in its first step."""
+    with penstock.Loader("train", group="resnet", batch_size=4, url=url, member="gpu-0") as loader:
+        next(iter(loader))
+        print("holds", flush=True)
+        time.sleep(600)
+
+
+def test_a_trainer_that_was_killed_on_this_host_is_in_nobodys_way(
+    told: Told, url: str, writer: penstock.Writer
+) -> None:
+    """For a whole lease nobody could drop its group or delete its stream, and no list said why."""
+    produced(writer)
+    with child(hold_and_wait, url) as trainer:
+        assert trainer.line() == "holds", trainer.errors()
+        assert told("groups", "drop", "train", "resnet")[0] == 1
+        trainer.kill()
+        roster = load_roster(writer.client, writer.stream.partitions[0])
+        while server_ms(writer.client) - roster.members["resnet", "gpu-0"] < SILENT_MS:
+            time.sleep(0.05)
+        (group,) = inspect_stream(writer.client, "train").groups
+        assert [(m["name"], m["is_silent"]) for m in group.members if m["name"][0] != "~"] == [("gpu-0", True)]
+        assert "gpu-0 (" in told("groups", "list", "train")[1]
+        assert users_of(writer.client, writer.stream) == []
+        assert told("groups", "drop", "train", "resnet")[0] == 0
 
 
 def test_a_group_made_anew_under_an_old_name_reads_everything_again(

@@ -6,7 +6,9 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,10 @@ import redis
 
 from penstock_common.errors import PenstockError
 from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.groups import presence
+from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.link.connection import connect
-from penstock_consumer.loader import Loader
+from penstock_consumer.loader import LEASE_S, Loader
 from penstock_consumer.shared.keeper import LOOKS_PER_LEASE
 from tests.contracts.feed import open_stream, produce
 from tests.contracts.processes import child
@@ -52,6 +56,12 @@ def train(
         print(f"ended {type(error).__name__}: {error}", flush=True)
 
 
+def train_elsewhere(*arguments: str) -> None:
+    """The same, of a process that no other process knows: as on another host, or on one without /proc."""
+    presence._PROC = Path("/proc/none")
+    train(*arguments)
+
+
 def numbers(*sides: Lines) -> Counter[int]:
     """What was handed out, by whomever."""
     return Counter(int(w) for side in sides for line in side.lines if line[:1].isdigit() for w in line.split())
@@ -67,9 +77,9 @@ def require_settled(url: str) -> None:
 
 
 @contextmanager
-def holder(url: str, lease_s: float, member: str = "holds") -> Any:
+def holder(url: str, lease_s: float, run: Callable[..., None] = train) -> Any:
     """A trainer that stands in its third step with a full queue."""
-    with child(train, url, member, lease_s, 0, 2) as process:
+    with child(run, url, "holds", lease_s, 0, 2) as process:
         lines = Lines(process)
         while "middle" not in lines.lines:
             assert process.process.poll() is None, process.errors()
@@ -81,7 +91,7 @@ def test_what_a_dead_member_held_is_handed_out_within_a_lease_and_a_look(any_url
     """The stated time: lease_s since its last sign of life, and a sixth of it until the others look."""
     lease_s = 3.0
     produce(any_url, "t", COUNT, block_samples=BLOCK)
-    with holder(any_url, lease_s) as dead, child(train, any_url, "lives", lease_s) as process:
+    with holder(any_url, lease_s, train_elsewhere) as dead, child(train, any_url, "lives", lease_s) as process:
         lives = Lines(process)
         lives.until(1)
         dead.child.process.kill()
@@ -92,6 +102,31 @@ def test_what_a_dead_member_held_is_handed_out_within_a_lease_and_a_look(any_url
     found = numbers(dead, lives)
     assert set(found) == set(range(COUNT))
     assert found.total() - COUNT <= BATCH  # the step it died in
+    require_settled(any_url)
+
+
+def test_a_trainer_that_follows_a_killed_one_on_its_host_has_a_batch_within_five_seconds(
+    any_url: str, any_client: Any
+) -> None:
+    """Whoever starts a training again after a crash should not wait for a lease."""
+    produce(any_url, "t", 60, block_samples=BLOCK)
+    partition = open_stream(any_client, "t").partitions[0]
+    with holder(any_url, LEASE_S) as dead:
+        dead.child.process.kill()
+        with child(train, any_url, "follows", LEASE_S) as process:
+            follows = Lines(process)
+            while ("g", "follows") not in load_roster(any_client, partition).members:
+                assert process.process.poll() is None, process.errors()
+                time.sleep(0.01)
+            joined = time.monotonic()  # how long Python starts is not the matter here
+            follows.until(1)
+            took = time.monotonic() - joined
+            assert follows.end() == "done", process.errors()
+            assert "member 'holds' has ended on this host" in process.errors()
+    assert took < 5, took
+    found = numbers(dead, follows)
+    assert set(found) == set(range(60))
+    assert found.total() - 60 <= BATCH  # the step it died in
     require_settled(any_url)
 
 

@@ -192,7 +192,8 @@ class SharedReading(Reading):
         place = Place(client, who, notify=options.notify, fast=options.fast)
         place.join(options.start)
         keeper = Keeper(client, who, place.holdings, options.lease_s, options.notify, witness=place.witness)
-        _recover(keeper, client.patience, lambda: False)
+        _bear(client.patience, keeper.recover)
+        _bear(client.patience, keeper.free_ended)
         keeper.start()
         assert who.stream.spec is not None
         arena = options.arena(who.stream.spec)
@@ -217,7 +218,7 @@ class SharedReading(Reading):
 
     def take_up(self) -> None:
         """What is pending here though it was acknowledged: a server that lost its last second forgot it."""
-        _recover(self.keeper, self.place.client.patience, self.place.is_all_settled)
+        _bear(self.place.client.patience, lambda: self.keeper.recover(self.place.is_all_settled))
         self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims))])
 
     @property
@@ -260,12 +261,12 @@ class SharedReading(Reading):
         self._unfinished.clear()
 
 
-def _recover(keeper: Keeper, patience: Patience, is_all_settled: Callable[[], bool]) -> None:
-    """See `Keeper.recover`, whose connection bears nothing: for the loop's thread, which does."""
+def _bear(patience: Patience, ask: Callable[[], object]) -> None:
+    """Call a method of the keeper, whose connection bears nothing, for the loop's thread, which does."""
     outage = Outage(patience.notify, patience.seconds, "asking the server")
     while True:
         try:
-            keeper.recover(is_all_settled)
+            ask()
             return
         except ServerUnavailable as error:
             outage.bear(error)

@@ -9,10 +9,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock_common.stream.entries import Keys, Pending, claim, list_held, list_overdue
-from penstock_common.stream.groups.roster import Membership, beat
+from penstock_common.stream.groups.presence import ended_members
+from penstock_common.stream.groups.roster import Membership, beat, leave
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.losses import Witness
 from penstock_common.stream.manifest import ABANDONED
@@ -29,6 +30,8 @@ LOOKS_PER_LEASE = 12
 OVERDUE_BEATS = 2
 """An entry whose holder lives is renewed with every beat, and not even listed. With a look, what a dead member held is
 another's within a lease and a sixth of it."""
+ENDED_LOOK_S = 1.0
+"""Between two looks for members whose processes have ended on this host."""
 MANY_DELIVERIES = 5
 OUTAGES_PER_LEASE = 3
 """A server or process that stood still for longer than a third of a lease counts as an outage: the living keep two
@@ -73,7 +76,7 @@ class Keeper(Pulse):
         self.claims: deque[Claimed] = deque()
         self.members = 1
         """Of the group, those that live, when last looked."""
-        self._began_s = self._renewed_s = self._looked_s = clock()
+        self._began_s = self._renewed_s = self._looked_s = self._freed_s = clock()
 
     @property
     def is_fresh(self) -> bool:
@@ -114,7 +117,11 @@ class Keeper(Pulse):
 
     def _after_beat(self) -> None:
         self._forget_after_stall(self._began_s)
-        if self._began_s - self._looked_s >= self._lease_s / LOOKS_PER_LEASE:
+        is_due = self._began_s - self._looked_s >= self._lease_s / LOOKS_PER_LEASE
+        if self._began_s - self._freed_s >= ENDED_LOOK_S:
+            self._freed_s = self._began_s
+            is_due |= self.free_ended()
+        if is_due:
             self._looked_s = self._began_s
             self.look()
 
@@ -150,6 +157,33 @@ class Keeper(Pulse):
             self._seen, claims = plan_reclaim(self._seen, pending, self._who.member, self._clock(), self._lease_s)
             self._claim([c for c in claims if c[1].member.startswith("~")], min_idle_ms=0)
             self._claim([c for c in claims if not c[1].member.startswith("~")], min_idle_ms=int(self._lease_s * 900))
+
+    def free_ended(self) -> bool:
+        """Sign off the group's members whose processes have ended on this host, so that what they held is free.
+
+        Returns:
+            True if there was one.
+        """
+        who, partitions = self._who, self._who.stream.partitions
+        outlook = look_around(self._client, who.stream, partitions[0])
+        ended = {m: inc for (g, m), inc in ended_members(outlook.roster, outlook.now_ms).items() if g == who.group}
+        if not ended:
+            return False
+        keys = [(partition, epoch) for partition in partitions for epoch in outlook.roster.epochs]
+        for member, incarnation in ended.items():
+            self._sign_off(replace(who, member=member, incarnation=incarnation), keys)
+        return True
+
+    def _sign_off(self, ended: Membership, keys: list[Keys]) -> None:
+        held: dict[int, dict[int, list[bytes]]] = {}
+        for (partition, epoch), entry in list_held(self._client, keys, ended.group, ended.member):
+            held.setdefault(partition.number, {}).setdefault(epoch, []).append(entry.entry_id)
+        # the first partition comes last: until then another look finds the member again
+        for partition in reversed(self._who.stream.partitions):
+            was_there = leave(self._client, ended, partition, held.get(partition.number, {}))
+        if was_there:
+            count = sum(len(ids) for epochs in held.values() for ids in epochs.values())
+            self._notify(f"member {ended.member!r} has ended on this host: its {count} entries are handed out again")
 
     def _open_keys(self) -> list[Keys]:
         """Where something of the group's open epochs may be pending, by the first partition: it hears of all first.

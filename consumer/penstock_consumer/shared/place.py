@@ -12,6 +12,7 @@ from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupBusy, Gr
 from penstock_common.stream.entries import has_unread, index_records, list_pending
 from penstock_common.stream.groups.forgetting import reset_group
 from penstock_common.stream.groups.ledger import owed_samples, uncovered
+from penstock_common.stream.groups.presence import ended_members
 from penstock_common.stream.groups.roster import (
     Membership,
     Roster,
@@ -102,9 +103,10 @@ class Place:
             raise EpochNotFound(f"epoch {start} of {self.stream.name!r} is not retained; retained: {there}")
         if self.who.group not in roster.groups or roster.groups[self.who.group].kind != self.who.kind:
             return  # nothing to reset, or not ours to reset: joining says so
-        now = server_ms(self.client)
-        others = [m for (g, m), seen in roster.members.items() if g == self.who.group and now - seen < ALIVE_MS]
-        others = [member for member in others if member != self.who.member]
+        now, me = server_ms(self.client), (self.who.group, self.who.member)
+        ended = ended_members(roster, now)
+        living = [who for who, seen in roster.members.items() if now - seen < ALIVE_MS and who not in {me, *ended}]
+        others = [member for group, member in living if group == self.who.group]
         if others:
             raise GroupBusy(
                 f"group {self.who.group!r} is read by {', '.join(others)}: start={start!r} would reset it under them; "

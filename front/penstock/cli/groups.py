@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli import add_action, url_of
 
@@ -18,7 +18,9 @@ HELP = "list a stream's groups; declare, reset or drop one"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add_action(actions, "list", "every group, what it has yet to read, and whether data is kept for it")
+    add_action(
+        actions, "list", "every group, what it has yet to read, its silent members, and whether data is kept for it"
+    )
     declare = add_action(actions, "declare", "make a group: data is kept for it from now on, until it is dropped")
     drop = add_action(actions, "drop", "forget a group, what it has read, and its claim on data")
     reset = add_action(actions, "reset", "have a group read again from an epoch; it forgets what it has settled since")
@@ -69,13 +71,23 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
                 sum(not m["name"].startswith("~") for m in g.members),  # not what members handed back
                 g.lag_samples,
                 g.pending_entries,
+                ", ".join(_silent(g.members)),
             )
             for g in groups
         ]
-        console.table(
-            rows, head=("group", "kind", "declared", "data is kept", "members", "lag (samples)", "pending (entries)")
-        )
+        head = ("group", "kind", "declared", "data is kept", "members", "lag (samples)", "pending (entries)", "silent")
+        console.table(rows, head=head)
     return 0
+
+
+def _silent(members: list[dict[str, Any]]) -> list[str]:
+    """Name the members that gave no sign of life lately, with how long ago the last one came."""
+    silent = [member for member in members if member["is_silent"]]
+    return [f"{m['name']} ({'gone' if m['seen_s'] is None else _span(m['seen_s'])})" for m in silent]
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _declare(client: Client, args: argparse.Namespace, console: Console) -> int:
@@ -164,7 +176,7 @@ def _refuse_living(client: Client, args: argparse.Namespace, advice: str) -> Non
     from penstock_consumer.shared.place import ALIVE_MS
 
     group = next(group for group in inspect_stream(client, args.stream).groups if group.name == args.name)
-    seen = {m["name"]: m["seen_s"] for m in group.members if m["seen_s"] is not None and m["seen_s"] * 1000 < ALIVE_MS}
-    if seen:
-        named = ", ".join(f"{name} (seen {age:.0f} s ago)" for name, age in seen.items())
+    there = [m for m in group.members if m["seen_s"] is not None and not m["has_ended"]]
+    if living := [m for m in there if m["seen_s"] * 1000 < ALIVE_MS]:
+        named = ", ".join(f"{m['name']} (seen {m['seen_s']:.0f} s ago)" for m in living)
         raise GroupBusy(f"group {args.name!r} of {args.stream!r} is read by {named}: {advice}")

@@ -6,12 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.watching.bottleneck import Situation, Trainers, Verdict, judge
-from penstock_common.stream.groups.roster import ORDERED, UNSEEN_MS, rank_member
+from penstock_common.stream.groups import presence
+from penstock_common.stream.groups.roster import ORDERED, rank_member
 from penstock_common.stream.watching.glance import Glance, GroupGlance, MemberGlance
 from penstock_common.stream.watching.paces import Told
 from penstock_producer.working.staffing import load_of, shown
-
-SILENT_S = UNSEEN_MS / 1000
 
 
 def rate(before: float, now: float, seconds: float) -> float | None:
@@ -20,8 +19,9 @@ def rate(before: float, now: float, seconds: float) -> float | None:
 
 
 def is_silent(member: MemberGlance) -> bool:
-    """Whether a member is dead for all that is known. What others handed back is held by nobody."""
-    return not member.name.startswith("~") and (member.seen_s is None or member.seen_s > SILENT_S)
+    """Return True if a member is dead for all that is known."""
+    unseen_ms = None if member.seen_s is None else member.seen_s * 1000
+    return presence.is_silent(member.name, unseen_ms, has_ended=member.has_ended)
 
 
 def seen(before: Glance | None, now: Glance) -> dict[str, Any]:

@@ -89,6 +89,8 @@ class Roster:
     groups: dict[str, GroupRecord] = field(default_factory=dict)
     members: dict[tuple[str, str], int] = field(default_factory=dict)
     """(group, member) -> server time of its last renewal, ms."""
+    incarnations: dict[tuple[str, str], str] = field(default_factory=dict)
+    """(group, member) -> which of its incarnations; see `presence`."""
     idle: dict[tuple[str, str], Idle] = field(default_factory=dict)
     """(group, member) of those whose loops wait for a batch."""
     epochs: dict[int, str] = field(default_factory=dict)
@@ -131,6 +133,7 @@ def parse_roster(client: Client, partition: PartitionKeys, reply: dict[bytes, by
         generation=fields.get("gen", "0"),
         groups={name: _group(value) for name, value in sorted(kinds.get("g", {}).items())},
         members={who: int(value["seen"]) for who, value in members.items()},
+        incarnations={who: str(value.get("inc", "")) for who, value in members.items()},
         idle={who: Idle(int(v["idle"]), int(v["handed"])) for who, v in members.items() if "idle" in v},
         epochs={int(name): value for name, value in sorted(kinds.get("e", {}).items(), key=lambda e: int(e[0]))},
         trimmed=frozenset(map(int, kinds.get("t", {}))),
@@ -299,11 +302,15 @@ def beat(
     return dict(zip(held, lost, strict=True))
 
 
-def leave(client: Client, who: Membership, partition: PartitionKeys, held: Held) -> None:
-    """Hands the given entries back to the group and signs off; nothing of the member stays behind."""
+def leave(client: Client, who: Membership, partition: PartitionKeys, held: Held) -> bool:
+    """Hands the given entries back to the group and signs off; nothing of the member stays behind.
+
+    Returns False if another incarnation has the name, or nobody.
+    """
     keys, args = _with_ids(who, partition, held)
-    run_script(client, LEAVE, keys, args)
+    was_there = bool(run_script(client, LEAVE, keys, args))
     forget_consumers(client, partition, who.group, who.member)
+    return was_there
 
 
 def forget_consumers(client: Client, partition: PartitionKeys, group: str, member: str) -> None:

@@ -17,6 +17,7 @@ from penstock_common.format.wire import Fields, decode
 from penstock_common.stream.audit.accounts import MissingRange
 from penstock_common.stream.audit.survey import Survey
 from penstock_common.stream.entries import Record, group_counts, index_record, overridden, repair_record
+from penstock_common.stream.groups.presence import ended_members
 from penstock_common.stream.groups.roster import ORDERED, load_roster, server_ms
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import Client, run_script
@@ -132,11 +133,12 @@ def _is_missing(standing: list[Record], lost: MissingRange, patch: Patch) -> boo
 def holder_of(client: Client, partition: PartitionKeys, epoch: int, entry_id: str) -> tuple[str, str] | None:
     """(group, member) of a living member that was given an entry whose payload is gone, if there is one."""
     roster, now = load_roster(client, partition), server_ms(client)
+    ended = ended_members(roster, now)
     for group in group_counts(client, partition, epoch):
         for entry in client.xpending_range(partition.entries(epoch), group, entry_id, entry_id, 1):
-            member = entry["consumer"].decode()
-            if now - roster.members.get((group, member), 0) < ALIVE_MS:
-                return group, member
+            who = group, entry["consumer"].decode()
+            if now - roster.members.get(who, 0) < ALIVE_MS and who not in ended:
+                return who
     return None
 
 

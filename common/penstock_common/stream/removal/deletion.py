@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from penstock_common.errors import DamagedKey, StreamNotFound
 from penstock_common.stream.entries import group_counts
+from penstock_common.stream.groups.presence import ended_members
 from penstock_common.stream.groups.roster import load_roster, server_ms
 from penstock_common.stream.keys import LAST, StreamKeys, checked_name, is_of_stream, patterns_of_stream
 from penstock_common.stream.link.commands import Client, run_script
@@ -46,8 +47,9 @@ def users_of(client: Client, stream: Stream) -> list[str]:
     now = server_ms(client)
     for partition in stream.partitions:
         roster = load_roster(client, partition)
+        ended = ended_members(roster, now)
         for (group, member), seen in sorted(roster.members.items()):
-            if now - seen < ALIVE_MS:
+            if now - seen < ALIVE_MS and (group, member) not in ended:
                 users.append(f"member {member} of group {group} (seen {_ago(now - seen)})")
         users += [f"a replay of epoch {epoch}" for epoch, till in roster.replays.values() if till > now]
         users += [f"a writer of epoch {epoch} that waits for room" for epoch, _ in roster.waiting]

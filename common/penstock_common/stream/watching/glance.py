@@ -24,6 +24,8 @@ class MemberGlance:
     pending_entries: int
     waits_s: float | None
     """For how long its loop has waited for a batch; None while it does not."""
+    has_ended: bool = False
+    """Whether its process is known to have ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from penstock_common.stream.audit.survey import EntryId
 from penstock_common.stream.entries import PAGE, group_counts, index_ends, index_records, is_gone, parse_id
 from penstock_common.stream.groups.ledger import behind
 from penstock_common.stream.groups.positions import known_positions
+from penstock_common.stream.groups.presence import ended_members, is_silent
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, load_roster, server_ms
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.link.commands import Client, readable
@@ -71,7 +72,8 @@ class GroupView:
     dead_letters: int = 0
     settled_epochs: list[int] = field(default_factory=list)
     members: list[dict[str, Any]] = field(default_factory=list)
-    """``name``, ``seen_s`` (seconds since its last sign of life), ``pending_entries``."""
+    """``name``, ``seen_s`` (seconds since its last sign of life, None of one that is gone), ``pending_entries``,
+    ``has_ended`` (whether its process is known to have ended), ``is_silent``."""
     ranks: list[dict[str, Any]] = field(default_factory=list)
     """Of an ordered group: ``rank``, ``epoch``, ``position`` below which it has settled all, ``planned`` positions."""
 
@@ -229,9 +231,19 @@ def _group_view(
         for (group, member), seen_ms in roster.members.items():
             if group == name:
                 seen[member] = max(seen.get(member, 0), seen_ms)
+    ended = ended_members(rosters[0], now_ms)
     for member in sorted({*seen, *held}):
-        age = round((now_ms - seen[member]) / 1000, 1) if member in seen else None
-        view.members.append({"name": member, "seen_s": age, "pending_entries": held.get(member, 0)})
+        age_ms = now_ms - seen[member] if member in seen else None
+        has_ended = (name, member) in ended
+        view.members.append(
+            {
+                "name": member,
+                "seen_s": None if age_ms is None else round(age_ms / 1000, 1),
+                "pending_entries": held.get(member, 0),
+                "has_ended": has_ended,
+                "is_silent": is_silent(member, age_ms, has_ended=has_ended),
+            }
+        )
     return view
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from redis.exceptions import ResponseError
 
 from penstock_common.stream.groups.positions import known_positions, starts_of
+from penstock_common.stream.groups.presence import ended_members
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, server_ms
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import Client
@@ -258,6 +259,7 @@ class Onlooker:
         record = next(roster.groups[name] for roster in rosters if name in roster.groups)
         seen: dict[str, int] = {}
         idle: dict[str, int] = {}
+        ended = ended_members(rosters[0], now_ms)
         for roster in rosters:
             for (group, member), at in roster.members.items():
                 if group == name:
@@ -271,6 +273,7 @@ class Onlooker:
                 (now_ms - seen[member]) / 1000 if member in seen else None,
                 each.held.get(member, 0),
                 max(0.0, (now_ms - idle[member]) / 1000) if member in idle else None,
+                (name, member) in ended,
             )
             for member in sorted({*seen, *each.held})
         )

@@ -1,0 +1,160 @@
+"""Who is known to have ended: a rule of values, and what this host's kernel says of real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_common.stream.groups import presence
+from penstock_common.stream.groups.presence import (
+    SILENT_MS,
+    ended_members,
+    new_incarnation,
+    process_of,
+    start_time,
+)
+from penstock_common.stream.groups.roster import Roster
+
+HERE, ELSEWHERE = "0123456789abcdef", "fedcba9876543210"
+WHO = ("g", "m")
+INCARNATION = f"a1@{HERE}.4711.900"
+
+
+def judged(incarnation: str, started: int | None, *, here: str = HERE, silent_ms: int = SILENT_MS) -> bool:
+    """Whether a member of this incarnation counts as ended, where its pid is found to have started then."""
+    roster = Roster("0", members={WHO: 1000}, incarnations={WHO: incarnation})
+    return WHO in ended_members(roster, 1000 + silent_ms, here=here, started=lambda pid: started)
+
+
+class TestRule:
+    """Only certainty takes a lease away before its time."""
+
+    @pytest.mark.parametrize("started", [0, 901])
+    def test_a_process_that_is_gone_or_whose_pid_was_given_again_has_ended(self, started: int) -> None:
+        """Pids come again: a start time tells one process from the next."""
+        assert judged(INCARNATION, started)
+
+    @pytest.mark.parametrize(
+        ("incarnation", "started", "here", "silent_ms"),
+        [
+            (INCARNATION, 900, HERE, 60_000),  # it is there, however silent
+            (INCARNATION, None, HERE, 60_000),  # nothing is known of its pid
+            (INCARNATION, 0, ELSEWHERE, 60_000),  # another host, or another pid namespace of this one
+            (INCARNATION, 0, "", 60_000),  # the judge does not know where it is
+            (INCARNATION, 0, HERE, SILENT_MS - 1),  # it has just renewed
+            ("a1", 0, HERE, 60_000),  # of an older version, or of a system without /proc
+        ],
+    )
+    def test_whoever_may_live_is_left_to_its_lease(
+        self, incarnation: str, started: int | None, here: str, silent_ms: int
+    ) -> None:
+        """A wrong verdict would hand out what a living trainer trains on."""
+        assert not judged(incarnation, started, here=here, silent_ms=silent_ms)
+
+    @pytest.mark.parametrize(
+        "nonsense",
+        ["", "@", f"a@{HERE}.-1.5", f"a@{HERE}.0.5", f"a@{HERE}.1.5\n", f"a@{HERE}.99999999.5", f"a@{HERE}.١.5",
+         f"a@{HERE}.1.{'9' * 400}", f"a@{HERE[:-1]}.1.5", f"{'a' * 4000}@{HERE}.1.5", f"a@{HERE}.1.5.6"],
+    )  # fmt: skip
+    def test_nonsense_on_the_roster_names_no_process(self, nonsense: str) -> None:
+        """Anyone who may write the keys may write this: no pid of it reaches the kernel."""
+        assert process_of(nonsense) is None
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that does nothing, and is not reaped before the test ends."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"], stdout=-1)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+class TestKernel:
+    """What Linux says."""
+
+    def test_an_incarnation_names_the_process_that_made_it(self) -> None:
+        """Two of one process differ all the same: the older stops."""
+        first, second = process_of(new_incarnation()), process_of(new_incarnation())
+        assert first == second
+        assert first is not None
+        assert (first.pid, first.started) == (os.getpid(), start_time(os.getpid()))
+        assert new_incarnation() != new_incarnation()
+
+    def test_a_stopped_process_lives_and_a_killed_one_does_not_even_unreaped(
+        self, sleeper: subprocess.Popen[bytes]
+    ) -> None:
+        """A debugger or a full disk stops processes for minutes. A parent that waits for nobody leaves zombies."""
+        began = start_time(sleeper.pid)
+        assert began
+        sleeper.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
+        assert start_time(sleeper.pid) == began
+        sleeper.kill()
+        os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+        assert start_time(sleeper.pid) == 0
+        sleeper.wait()
+        assert start_time(sleeper.pid) == 0
+
+    @pytest.mark.parametrize("stat", [None, "", "12 (a b) S 1", "12 (x) S" + " y" * 30])
+    def test_a_process_that_proc_does_not_show_is_unknown(
+        self, stat: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """/proc may hide other users' processes, or be that of another namespace."""
+        monkeypatch.setattr(presence, "_PROC", tmp_path)
+        if stat is not None:
+            (tmp_path / str(os.getpid())).mkdir()
+            (tmp_path / str(os.getpid()) / "stat").write_text(stat)
+        assert start_time(os.getpid()) is None
+
+    def test_a_zombie_with_other_threads_lives(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its main thread has ended, and the others train on."""
+        monkeypatch.setattr(presence, "_PROC", tmp_path)
+        (tmp_path / str(os.getpid())).mkdir()
+        stat = tmp_path / str(os.getpid()) / "stat"
+        for threads, expected in (("2", 900), ("1", 0)):
+            stat.write_text(f"1 (a) b) Z {'0 ' * 16}{threads} 0 900 0")
+            assert start_time(os.getpid()) == expected
+
+    def test_an_incarnation_names_no_process_where_proc_is_anothers(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A container with its host's /proc would look for its pids among the host's."""
+        monkeypatch.setattr(presence, "_PROC", tmp_path)
+        (tmp_path / "self").symlink_to("1")
+        assert process_of(new_incarnation()) is None
+        (tmp_path / "self").unlink()
+        assert process_of(new_incarnation()) is None
+
+    def test_another_boot_or_pid_namespace_is_another_place(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Containers of one host have a pid 7 each, and a host has one again after each boot."""
+        me = tmp_path / str(os.getpid())
+        (me / "ns").mkdir(parents=True)
+        (me / "stat").write_text(f"1 (a) S {'0 ' * 16}1 0 900 0")
+        (tmp_path / "self").symlink_to(me.name)
+        boot = tmp_path / "sys/kernel/random/boot_id"
+        boot.parent.mkdir(parents=True)
+        monkeypatch.setattr(presence, "_PROC", tmp_path)
+
+        def place(boot_id: str, namespace: str) -> Any:
+            boot.write_text(boot_id)
+            (me / "ns/pid").unlink(missing_ok=True)
+            (me / "ns/pid").symlink_to(f"pid:[{namespace}]")
+            process = process_of(new_incarnation())
+            assert process is not None
+            return process.where
+
+        assert len({place("one", "1"), place("one", "2"), place("two", "1")}) == 3
+        assert place("one", "1") == place("one", "1")
