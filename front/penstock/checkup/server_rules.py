@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.checkup.findings import Finding, ok
-from penstock.checkup.holes import mended_by, open_holes
 from penstock_common.format.limits import MAX_ENTRY_BYTES
 from penstock_common.stream.servers.checkup import ServerFacts
 from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT
@@ -44,20 +43,6 @@ def product(facts: ServerFacts) -> Finding:
         least = ".".join(map(str, floor))
         return Finding("version", "error", f"{facts.product} {version} is older than {least}", "install a newer server")
     return ok("version", f"{facts.product} {version}")
-
-
-def holes(facts: ServerFacts) -> Finding:
-    """Those that a stranger, or another user of the server, could use."""
-    found = open_holes(facts.product, facts.version)
-    if not found:
-        return ok("known holes", "none known of this version")
-    named = "; ".join(f"{hole.name}: {hole.what}" for hole in found)
-    best = max(mended_by(hole, facts.version) for hole in found)
-    return Finding(
-        "known holes", "warning",
-        f"{named} (distributions may have mended it without a new version: look at the package's changelog)",
-        f"install {facts.product} {'.'.join(map(str, best))} or newer",
-    )  # fmt: skip
 
 
 def eviction(facts: ServerFacts) -> Finding:
@@ -169,10 +154,7 @@ def persistence(facts: ServerFacts) -> Finding:
             'redis-cli CONFIG SET save ""',
         )  # fmt: skip
     if not is_aof:
-        return Finding(
-            "persistence", "note", "nothing is on disk: a restart loses every stream, epochs must be made again",
-            _set("appendonly", "yes"),
-        )  # fmt: skip
+        return ok("persistence", "nothing is on disk: a restart loses every stream, epochs must be made again")
     if facts.local is not None and facts.local.overcommit != "1":
         return Finding(
             "persistence", "warning", f"vm.overcommit_memory is {facts.local.overcommit}: a rewrite of the append-only "
@@ -330,7 +312,7 @@ def settings(facts: ServerFacts) -> Finding:
 
 
 RULES: tuple[Callable[[ServerFacts], Finding], ...] = (
-    product, holes, role, rights, eviction, memory, persistence, allocator, output_buffers, query_buffer, backlog,
+    product, role, rights, eviction, memory, persistence, allocator, output_buffers, query_buffer, backlog,
     clients, idle_timeout, latency, throughput, login, settings,
 )  # fmt: skip
 

@@ -23,7 +23,9 @@ _MAX_PORT = 65535
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("--port", type=_port, help=f"0 takes a free one (default: {DEFAULT_PORT})")
-    parser.add_argument("--maxmemory", type=byte_size, metavar="SIZE", help="e.g. 2gb (default: no limit)")
+    parser.add_argument(
+        "--maxmemory", type=byte_size, metavar="SIZE", help="0 for no limit (default: half of this host's)"
+    )
     parser.add_argument("--aof", metavar="DIR", help="keep an append-only file there; streams survive a restart")
     parser.add_argument("--executable", metavar="PATH", help="a redis-server or valkey-server (default: found on PATH)")
     parser.add_argument("--no-password", action="store_true", help="let in every user of this host, to run any code")
@@ -44,6 +46,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.local_servers import announced
     from penstock_common.settings import Settings
     from penstock_common.stream.servers.embedded import EmbeddedServer
+    from penstock_producer.working.memory import machine_bytes
 
     folder = Settings.from_environment().own_servers
     if args.print_url:
@@ -54,7 +57,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         with (
             EmbeddedServer(
                 args.executable,
-                maxmemory_bytes=args.maxmemory,
+                maxmemory_bytes=(machine_bytes() or 0) // 2 if args.maxmemory is None else args.maxmemory,
                 port=(DEFAULT_PORT if args.port is None else args.port) or None,
                 appendonly=args.aof is not None,
                 directory=args.aof,

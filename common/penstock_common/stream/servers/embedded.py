@@ -294,6 +294,7 @@ def _settings(
         "rdbcompression": "no",  # dense tensors: seconds spent for nothing
         "appendonly": "yes" if appendonly else "no",
         "client-query-buffer-limit": "1gb",  # bounds the queued arguments of one MULTI
+        "set-proc-title": "no",  # a title overwrites the environment, where `penstock doctor` reads the allocator's
         **({"requirepass": password} if password else {}),
         **(_PROTECTED if int(build.version.partition(".")[0]) >= _PROTECTED_SINCE else _UNNAMED),
     }
