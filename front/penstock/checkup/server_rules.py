@@ -8,7 +8,7 @@ from penstock.checkup.findings import Finding, ok
 from penstock_common.format.limits import MAX_ENTRY_BYTES
 from penstock_common.stream.servers.checkup import ServerFacts
 from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT
-from penstock_common.stream.servers.suitability import readable_bytes, usable_bytes
+from penstock_common.stream.servers.suitability import may_evict, readable_bytes, usable_bytes
 
 FLOOR = {"redis": (6, 2), "valkey": (7, 2)}
 SLOW_PING_MS, VERY_SLOW_PING_MS = 5.0, 50.0
@@ -46,12 +46,13 @@ def product(facts: ServerFacts) -> Finding:
 
 
 def eviction(facts: ServerFacts) -> Finding:
-    """Anything else deletes samples that nobody has read."""
+    """Samples must not be deleted before they are read, nor jobs before they are done."""
     policy = str(facts.info.get("maxmemory_policy", "noeviction"))
-    if policy == "noeviction":
-        return ok("eviction", "noeviction")
+    if not may_evict(policy, has_jobs=facts.has_jobs):
+        return ok("eviction", policy)
+    what = "samples unread" if may_evict(policy) else "jobs that wait in its queue"
     return Finding(
-        "eviction", "error", f"maxmemory-policy is {policy}: it may delete samples unread",
+        "eviction", "error", f"maxmemory-policy is {policy}: it may delete {what}",
         _set("maxmemory-policy", "noeviction"),
     )  # fmt: skip
 

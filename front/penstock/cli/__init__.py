@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import re
 import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
+    from penstock_common.stream.link.commands import Client
 
 
 class Entry(NamedTuple):
@@ -54,6 +56,9 @@ COMMANDS: dict[str, Entry] = {
 WIDEST = 110
 """Columns; longer lines are hard to read."""
 EXIT_CODES = "exit codes: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C"
+
+
+_CONFIG_SET = re.compile(r'redis-cli CONFIG SET (\S+) ("[^"]*"|\S+)')
 
 
 class HelpText(argparse.HelpFormatter):
@@ -153,8 +158,13 @@ def url_of(args: argparse.Namespace) -> str:
     return args.url or Settings.from_environment().url
 
 
-def typed(command: str, args: argparse.Namespace) -> str:
+def typed(command: str, args: argparse.Namespace, client: Client) -> str:
     """A command that some rule proposes, as it has to be typed to reach the server that was looked at."""
+    if "CONFIG SET" in command:
+        from penstock_common.stream.servers.suitability import takes_config
+
+        if not takes_config(client):
+            command = _CONFIG_SET.sub(r"set \1 to \2 where the server is managed, because it refuses CONFIG", command)
     is_told = bool(args.url) and "@" not in args.url  # a password is not for screens and logs
     if where := args.url if is_told else _url_in_shell(args):
         command = command.replace("redis-cli ", f"redis-cli -u {where} ")

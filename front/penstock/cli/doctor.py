@@ -51,10 +51,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     with connect(url_of(args)) as client:
         server, streams, damaged = _facts(client, args)
-    found = [("server", one) for one in check_server(server)]
-    found += [(f"stream {facts.glance.name}", one) for facts in streams for one in check_stream(facts)]
-    found += [(f"stream {name}", Finding("keys", "error", str(error))) for name, error in damaged.items()]
-    found = [(of, replace(one, mend=typed(one.mend, args))) for of, one in found]
+        found = [("server", one) for one in check_server(server)]
+        found += [(f"stream {facts.glance.name}", one) for facts in streams for one in check_stream(facts)]
+        found += [(f"stream {name}", Finding("keys", "error", str(error))) for name, error in damaged.items()]
+        found = [(of, replace(one, mend=typed(one.mend, args, client))) for of, one in found]
     found.sort(key=lambda each: ORDER.index(each[1].severity))
     counts: dict[str, int] = {severity: sum(one.severity == severity for _, one in found) for severity in ORDER}
     if args.json:

@@ -86,7 +86,7 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
                 continue
             records.append(seen(before.get(each), glance))
             found = records[-1]["bottleneck"]
-            found["remedy"] = typed(found["remedy"], args)
+            found["remedy"] = typed(found["remedy"], args, client)
             before[each] = glance
         yield records
         due = max(due + args.every, time.monotonic())

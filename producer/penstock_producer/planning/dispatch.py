@@ -23,6 +23,7 @@ from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from penstock_common.stream.link.commands import Client, Refused
 from penstock_common.stream.link.connection import connect
+from penstock_common.stream.servers.suitability import require_keeps_jobs
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.working.jobs import (
     FAILURE_TTL_S,
@@ -79,6 +80,7 @@ class Dispatcher:
     def __init__(self, queue_url: str, name: str, notify: Notify = to_stderr) -> None:
         self._notify = notify
         self._client = connect(queue_url, bears_outages=notify)
+        require_keeps_jobs(self._client)
         self._queue: ShardQueue = open_queue(self._client, name)
         self._missed: dict[str, int] = {}
         self._strangers: set[str] = set()

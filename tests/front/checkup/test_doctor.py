@@ -12,6 +12,7 @@ import redis
 
 import penstock
 from penstock.__main__ import main
+from penstock_common.errors import ServerUnsuitable
 from penstock_common.stream.servers.embedded import EmbeddedServer
 
 
@@ -64,6 +65,23 @@ def test_a_server_that_will_lose_data_ends_with_a_code_for_ci(
     assert found["server/throughput"]["found"].startswith("not measured")
     _, found = examined(capsys, "--url", started.address.replace("//", "//eve:secret@"), "--no-probe")
     assert "~penstock:*" in found["server/rights"]["mend"]
+
+
+def test_no_advice_names_a_command_that_the_server_refuses(
+    fresh_server: Callable[..., EmbeddedServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Managed servers refuse CONFIG: whoever pastes it there learns nothing."""
+    refusing = {"rename-command CONFIG": '""', "maxmemory-policy": "allkeys-lru"}
+    started = fresh_server(maxmemory_bytes=64 << 20, password="", extra=refusing)
+    with pytest.raises(ServerUnsuitable, match=r"allkeys-lru.*to noeviction where the server is managed") as refused:
+        penstock.Writer("train", url=started.url)
+    assert "redis-cli" not in str(refused.value)
+    code, found = examined(capsys, "--url", started.url, "--no-probe")
+    assert code == 3
+    assert found["server/eviction"]["mend"] == (
+        "set maxmemory-policy to noeviction where the server is managed, because it refuses CONFIG"
+    )
+    assert not [one for one in found.values() if "CONFIG SET" in one["mend"]]
 
 
 @pytest.mark.parametrize(

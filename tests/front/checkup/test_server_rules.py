@@ -73,6 +73,14 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
             "allkeys-lru",
             "redis-cli CONFIG SET maxmemory-policy noeviction",
         ),
+        (server.eviction, info(maxmemory_policy="volatile-ttl"), "ok", "volatile-ttl", ""),
+        (
+            server.eviction,
+            replace(info(maxmemory_policy="volatile-ttl"), has_jobs=True),
+            "error",
+            "may delete jobs",
+            "redis-cli CONFIG SET maxmemory-policy noeviction",
+        ),
         (server.memory, info(maxmemory=0), "warning", "no maxmemory", "CONFIG SET maxmemory 8192mb"),
         (
             server.memory,

@@ -91,6 +91,8 @@ class ServerFacts:
     """Stream -> bytes of the server's memory that it may take."""
     held_bytes: int = 0
     """What all of them hold of it now."""
+    has_jobs: bool = False
+    """Whether a queue of jobs was ever made there."""
 
 
 def read_server(client: Client, *, probe: bool, budgets: Mapping[str, int], held_bytes: int) -> ServerFacts:
@@ -114,6 +116,7 @@ def read_server(client: Client, *, probe: bool, budgets: Mapping[str, int], held
         max_fit=jemalloc.get("lg_extent_max_active_fit"), user=_user(client), refused=refused,
         pings_ms=latencies(client), written_per_s=written, read_per_s=read, probe_left_out=left_out,
         local=_local(host, info), budgets=budgets, held_bytes=held_bytes,
+        has_jobs=_has_jobs(client),
     )  # fmt: skip
 
 
@@ -199,6 +202,13 @@ def _config(client: Client) -> Mapping[str, str] | None:
     except (ResponseError, PenstockError):
         return None
     return {_text(name): _text(value) for name, value in found.items()}
+
+
+def _has_jobs(client: Client) -> bool:
+    try:
+        return bool(client.exists("rq:queues"))  # rq notes the name of each queue there
+    except (ResponseError, PenstockError):
+        return False
 
 
 def _jemalloc(client: Client) -> dict[str, str]:

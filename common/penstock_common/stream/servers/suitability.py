@@ -1,13 +1,15 @@
 """Whether a server can keep the promises: it must not evict, and the streams' budgets must fit under its memory.
 
-Only INFO is asked: CONFIG is often forbidden on managed servers.
+INFO tells it all. CONFIG is often refused on managed servers, so it is asked only to give advice that works.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock_common.errors import BudgetRefused, ServerUnsuitable, TooLarge
+from redis.exceptions import ResponseError
+
+from penstock_common.errors import BudgetRefused, ServerUnsuitable, TooLarge, Unauthorized
 from penstock_common.stream.keys import StreamKeys
 from penstock_common.stream.link.commands import Client, readable
 from penstock_common.stream.streams import DEFAULT_BLOCK_BYTES, DEFAULT_BUDGET_BYTES, Stream, list_streams
@@ -75,6 +77,39 @@ def read_memory(client: Client) -> ServerMemory:
     return ServerMemory(int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0)), policy)
 
 
+def may_evict(policy: str, *, has_jobs: bool = False) -> bool:
+    """Return whether a server of this maxmemory-policy may delete what Penstock keeps there.
+
+    No key of a stream has a time to live, so ``volatile-*`` takes none of them. rq gives one to its keys.
+    """
+    return policy != "noeviction" and (has_jobs or not policy.startswith("volatile-"))
+
+
+def require_keeps_jobs(client: Client) -> None:
+    """Raise ServerUnsuitable if the queue's server may evict jobs."""
+    policy = read_memory(client).policy
+    if may_evict(policy, has_jobs=True):
+        raise ServerUnsuitable(_eviction(client, policy, "jobs that wait in the queue"))
+
+
+def takes_config(client: Client) -> bool:
+    """Return whether the server lets this user read its settings; managed servers refuse CONFIG altogether."""
+    try:
+        client.config_get("maxmemory-policy")
+    except (ResponseError, Unauthorized):
+        return False
+    return True
+
+
+def _eviction(client: Client, policy: str, what: str) -> str:
+    advice = (
+        "set it with `redis-cli CONFIG SET maxmemory-policy noeviction`"
+        if takes_config(client)
+        else "set it to noeviction where the server is managed, because it refuses CONFIG"
+    )
+    return f"the server's maxmemory-policy is {policy}, which may delete {what}: {advice}"
+
+
 def usable_bytes(limit_bytes: int) -> int:
     """What writers may fill of a server's maxmemory: all but the reserve."""
     return int(limit_bytes * (1 - RESERVE_SHARE)) - RESERVE_BYTES
@@ -102,11 +137,8 @@ def admit_stream(
         BudgetRefused: The budgets of all streams do not fit the server's memory.
     """
     memory = read_memory(client)
-    if memory.policy != "noeviction":
-        raise ServerUnsuitable(
-            f"the server's maxmemory-policy is {memory.policy}, which may delete samples unread: "
-            "set it with `redis-cli CONFIG SET maxmemory-policy noeviction`"
-        )
+    if may_evict(memory.policy):
+        raise ServerUnsuitable(_eviction(client, memory.policy, "samples unread"))
     stored, stored_payload = client.hmget(StreamKeys(name).meta, "budget_bytes", "payload")
     kept = payload or (stored_payload or b"inline").decode("utf-8", "replace")
     if not memory.limit_bytes or kept != "inline":
