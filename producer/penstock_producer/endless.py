@@ -25,7 +25,7 @@ from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.progress import EpochProgress, Progress, Summary
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource, Sample
-from penstock_producer.working.fill import Seed, Stopped, TooManyBad, Watch
+from penstock_producer.working.fill import Seed, Stopped, TooManyBad, Watch, named
 from penstock_producer.working.worker import WorkerOptions
 from penstock_producer.writing.writer import Writer
 
@@ -301,9 +301,9 @@ class _Feeder:
         try:
             (self._writer.write_batch if self._source.batched else self._writer.write)(made)
         except SpecMismatch as error:
-            where = f"in {self._source.key(self._fed.items - 1)}; make items alike, or declare a spec (--spec)"
-            named = SpecMismatch(error.tensor, error.found, error.expected, where)
-            self._quarantine(self._watch.saw_misfit(named))
+            spec = None if self._source.batched else self._writer.stream.spec
+            misfit = named(error, self._source.key(self._fed.items - 1), spec, made)
+            self._quarantine(self._watch.saw_misfit(misfit))
             return
         except BudgetFull:
             self._watch.good += count  # it was taken, and waits for room

@@ -242,6 +242,57 @@ def test_wrong_usage_is_one_line(argv: list[str], told: str, capsys: pytest.Capt
     assert capsys.readouterr() == ("", told)
 
 
+PYTHON = " -- python train.py"
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (
+            "run photos/",
+            f"'photos/' is a path, and the kind of source is missing before it: type `{{}} images photos/{PYTHON}`",
+        ),
+        ("run photos/ -- python my.py", "'photos/' is a path, {} images photos/ -- python my.py`"),
+        ("produce photos/ --epochs 3", "'photos/' is a path, {} images photos/ --epochs 3`"),
+        ("run shards", f"'shards' is a path, {{}} tar shards{PYTHON}`"),
+        ("run all.zip", f"'all.zip' is a path, {{}} images all.zip{PYTHON}`"),
+        ("run data:train --epochs 3", f"'data:train' is an import name, {{}} dataset data:train --epochs 3{PYTHON}`"),
+        ("run image photos/", f"'image' is no kind of source; there are images, {{}} images photos/{PYTHON}`"),
+        ("run python train.py", f"'python' is no kind of source; there are images, {{}} images photos/{PYTHON}`"),
+        ("run images photos/", f"no command to run: the training command goes after --, {{}} images photos/{PYTHON}`"),
+        ("run images photos/ --", f"no command to run: {{}} images photos/{PYTHON}`"),
+        (
+            "run images photos/ --epochs 3 python my.py --lr 1 --epochs 4",
+            "no command to run: {} images photos/ --epochs 3 -- python my.py --lr 1 --epochs 4`",
+        ),
+        ("run arrays x.npy python my.py", "no command to run: {} arrays x.npy -- python my.py`"),
+        ("run images photos/ --epohcs 3 python my.py", "unknown argument '--epohcs' (did you mean --epochs?)"),
+        (
+            "run dataset photos/ -- true",
+            "'photos/' is a path, expected an import name like mydata:train; {} images photos/`",
+        ),
+        ("produce torch data.npy", "'data.npy' is a path, expected an import name {} arrays data.npy`"),
+        ("produce images photos --split train:90,val:10", "train:90 takes no fraction above 0 and at most 1"),
+    ],
+)
+def test_a_command_typed_wrong_is_answered_by_the_command_to_type(
+    typed: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was found, what was expected, and a line to paste; nothing is started for it."""
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "0.tar").touch()
+    monkeypatch.chdir(tmp_path)
+    command, *rest = typed.split()
+    what, _, advised = told.partition("{}")
+    assert main([command, *rest]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"penstock {command}")
+    assert what in err
+    assert not advised or f"`penstock {command}{advised}" in err
+    assert (out, len(err.splitlines())) == ("", 1)
+
+
 @pytest.mark.parametrize("kind", ["images", "dataset", "keras", "generator"])
 @pytest.mark.parametrize("name", ["run", "produce"])
 def test_every_source_has_an_example_of_its_own(name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:

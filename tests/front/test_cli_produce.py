@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -149,6 +150,43 @@ def test_every_mistake_is_one_line_and_exit_code_1(
         assert code == 1, (arguments, err)
         assert "Traceback" not in err + out
         assert expected in said[-1]
+
+
+def test_another_spec_on_an_old_stream_is_answered_by_both_ways_out(
+    any_url: str, in_process: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who tries another --resize means another stream, or has done with the old one."""
+    command = ["produce", "images", "photos", "--workers", "1", "--url", any_url]
+    assert in_process([*command, "--resize", "8x8"]) == 0
+    assert in_process([*command, "--resize", "6x6"]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "stream 'train' holds samples of another spec, (x: uint8[8, 8, 3], y: int64), found (x: uint8[6, 6, 3]" in told
+    )
+    assert "--stream NAME" in told
+    advised = re.search("`penstock (delete train)`", told)
+    assert advised is not None
+    assert in_process([*advised.group(1).split(), "--yes", "--url", any_url]) == 0
+    assert in_process([*command, "--resize", "6x6"]) == 0
+
+
+@pytest.mark.parametrize("kind", ["dataset", "generator"])
+def test_a_sample_that_does_not_fit_is_answered_by_a_spec_to_paste(
+    any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """Nobody should have to learn the JSON of a spec to take samples of different sizes."""
+    (tmp_path / f"ragged_{kind}.py").write_text(
+        "import numpy as np\ndata = [{'x': np.zeros((3 + n % 4, 2), np.float32), 'y': n} for n in range(20)]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = ["produce", kind, f"ragged_{kind}:data", "--workers", "1", "--url", any_url]
+    assert command_line.main(command) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    advised = re.search(r"fill another stream \(--stream NAME\) with (--spec '.*')", told)
+    assert advised is not None, told
+    assert command_line.main([*command, "--stream", "other", *shlex.split(advised.group(1))]) == 0
+    assert len(read_epoch(any_url, "other")) == 20
 
 
 def test_ctrl_c_stops_it_and_the_same_command_goes_on(any_url: str, tmp_path: Path) -> None:
@@ -310,13 +348,6 @@ def test_without_rq_whoever_produces_is_told_what_to_install() -> None:
         ended = subprocess.run([sys.executable, "-c", script, *argv], capture_output=True, text=True, check=False)
         assert (ended.returncode, ended.stdout) == (1, "")
         assert ended.stderr == 'penstock: producing needs rq: pip install "penstock[producer]"\n'
-
-
-def test_run_without_a_command_says_how(photos: Path) -> None:
-    """Everybody forgets the two dashes once."""
-    code, _, err = run("run", "images", "photos", cwd=photos.parent)
-    assert code == 2
-    assert "penstock run images photos/ -- python train.py" in err
 
 
 def test_ctrl_c_ends_trainer_workers_and_server(photos: Path, tmp_path: Path) -> None:

@@ -244,8 +244,15 @@ PATHS = [str(Path(__file__).parents[2] / folder) for folder in ("common", "produ
     [
         ("arrays x.npy --only val", "--only val names a part of --split, which is not given"),
         ("arrays x.npy --samples 3", "--samples says how many a choice takes"),
-        ("arrays x.npy --split a:0.5,b:0.6", "fractions add up to at most 1"),
-        ("arrays x.npy --split a:0.5,b:0.5 --only c", "no part 'c'; there are a, b"),
+        (
+            "arrays x.npy --split a:0.5,b:0.6",
+            "split: a:0.5,b:0.6 add up to 1.1, and fractions add up to at most 1: lower one, as in train:0.9,val:0.1\n",
+        ),
+        (
+            "arrays x.npy --split a:0.5,a:0.5",
+            "split: a:0.5,a:0.5 name a part more than once: give each a name of its own\n",
+        ),
+        ("arrays x.npy --split a:0.5,b:0.5 --only c", "split: no part 'c'; there are a, b\n"),
         ("tar shards --field jpg", "--field 'jpg': write NAME=VALUE"),
         ("mix --part heavy 'arrays x.npy'", "--part 'heavy': write a weight and then a source"),
         ("mix --part 1 'arrays x.npy --split a:1' --split b:1", "a part of a split is not split again"),
@@ -255,7 +262,7 @@ def test_a_choice_that_makes_no_sense_is_one_line(words: str, message: str) -> N
     """Said before anything is opened."""
     with pytest.raises(SourceError) as caught:
         source_of(parsed(words))
-    assert message in str(caught.value)
+    assert message in f"{caught.value}\n"
 
 
 def parsed(words: str) -> argparse.Namespace:

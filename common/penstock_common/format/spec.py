@@ -5,7 +5,9 @@ Stores canonical arrays (little-endian, C order). Packing many samples is ``bloc
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -181,6 +183,14 @@ class Spec:
     def __str__(self) -> str:
         return ", ".join(str(tensor) for tensor in self.tensors)
 
+    def as_option(self) -> str:
+        """Return the option of `penstock produce` and `penstock run` that declares this spec, for a shell."""
+        return f"--spec {shlex.quote(json.dumps(self.as_json()))}"
+
+    def widened(self, sample: Mapping[str, Any]) -> Spec:
+        """Return the sample's spec, in which a size that differs from this spec's is free."""
+        return Spec(tuple(_widened(self[t.name], t) if t.name in self.names else t for t in Spec.infer(sample)))
+
     def check_names(self, sample: Mapping[str, Any]) -> None:
         """Raises SpecMismatch unless the sample has exactly this spec's tensors."""
         for name in self.names:
@@ -189,6 +199,13 @@ class Spec:
         for name in sample:
             if name not in self.names:
                 raise SpecMismatch(name, "a tensor", f"none of that name, the spec being {self}")
+
+
+def _widened(known: TensorSpec, found: TensorSpec) -> TensorSpec:
+    if (known.dtype, len(known.shape)) != (found.dtype, len(found.shape)):
+        return found
+    sizes = zip(known.shape, found.shape, strict=True)
+    return TensorSpec(known.name, known.dtype, tuple(one if one == other else None for one, other in sizes))
 
 
 def _inferred(name: str, value: Any) -> TensorSpec:

@@ -278,7 +278,11 @@ def fix_spec(client: Client, stream: Stream, spec: Spec) -> Spec:
         announce(client, stream.keys, "spec", "")
     fixed = Spec.from_json(json.loads(known))
     if fixed != spec:
-        raise StreamConflict(f"stream {stream.name!r} has the spec ({fixed}), found ({spec}): use another stream name")
+        raise StreamConflict(
+            f"stream {stream.name!r} holds samples of another spec, ({fixed}), found ({spec}): write to another stream "
+            f"(--stream NAME), or remove this one first (`penstock delete {stream.name}`); {fixed.as_option()} is what "
+            "it takes"
+        )
     return fixed
 
 

@@ -11,7 +11,7 @@ import difflib
 import importlib
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
 
 if TYPE_CHECKING:
@@ -76,6 +76,20 @@ class HelpText(argparse.HelpFormatter):
         return "\n\n".join(filled)
 
 
+class Choices(argparse._SubParsersAction):  # type: ignore[type-arg]
+    """Sub-commands that say more of an unknown word than argparse, which lists the known ones."""
+
+    def explain(self, prog: str, words: Sequence[str]) -> str:
+        """Return what is wrong with the first word, and what to type; the others are the rest of the line."""
+        raise NotImplementedError
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """See argparse."""
+        if values[0] not in self.choices:
+            parser.error(self.explain(parser.prog, values))
+        super().__call__(parser, namespace, values, option_string)
+
+
 class Parser(argparse.ArgumentParser):
     """Wrong usage is one line, as every error is; an option that is not there gets the nearest one's name."""
 
@@ -94,6 +108,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends with 2; the pages of options are one --help away."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if not isinstance(action, Choices):
+            super()._check_value(action, value)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Here and not in the outermost parser, which knows none of a sub-command's options."""

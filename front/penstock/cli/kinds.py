@@ -6,11 +6,15 @@ The four, and what is said of a production, are ``sources``'s; what any of it me
 from __future__ import annotations
 
 import argparse
+import difflib
 import glob
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from penstock.cli import Choices
 
 if TYPE_CHECKING:
     from penstock_producer.sources.config import SourceConfig
@@ -23,6 +27,56 @@ EXAMPLES = {
     "source": 'NAME --option path=data/ --option columns=\'["a", "b"]\'',
 }
 Add = Callable[..., argparse.ArgumentParser]
+_KINDS_OF_FILES = {".zip": "images", ".tar": "tar", ".npy": "arrays", ".npz": "arrays"}
+
+
+class Kinds(Choices):
+    """The kinds of sources. A path in the place of a kind is answered by the whole command to type."""
+
+    def explain(self, prog: str, words: Sequence[str]) -> str:
+        """See `Choices`."""
+        return _no_kind(prog, words, self.choices)
+
+
+def _no_kind(prog: str, words: Sequence[str], kinds: Collection[str]) -> str:
+    """Say what the first word is instead of a kind, and how the command is typed."""
+    word, rest = words[0], list(words)
+    near = difflib.get_close_matches(word, kinds, 1)
+    if (kind := kind_of_path(word)) is not None:
+        what = f"{word!r} is a path, and the kind of source is missing before it"
+    elif word.count(":") == 1 and word.replace(":", "").replace(".", "").isidentifier():
+        kind, what = "dataset", f"{word!r} is an import name, and the kind of source is missing before it"
+    else:
+        what = f"{word!r} is no kind of source; there are {', '.join(kinds)}"
+        kind, rest = (near[0], rest[1:]) if near else ("images", ["photos/"])
+        what = f"{what}; as an example" if not near else what
+    end = ["--", "python", "train.py"] if prog.endswith(" run") and "--" not in rest else []
+    return f"{what}: type `{shlex.join([*prog.split(), kind, *rest, *end])}`"
+
+
+def kind_of_path(text: str) -> str | None:
+    """Return the kind of source that reads this path; None: the text is no path."""
+    path = Path(text)
+    if (kind := _KINDS_OF_FILES.get(path.suffix.lower())) is not None:
+        return kind
+    if path.is_dir():
+        return "tar" if any(path.glob("*.tar")) else "images"
+    return "images" if "/" in text and ":" not in text else None
+
+
+def import_name(parser: argparse.ArgumentParser) -> Callable[[str], str]:
+    """Return an argparse type that refuses paths before anything is started; the producer checks the rest."""
+
+    def name(text: str) -> str:
+        *before, _ = parser.prog.split()
+        if ":" not in text and (kind := kind_of_path(text)) is not None:
+            command = shlex.join([*before, kind, text])
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is a path, expected an import name like mydata:train; to read the path type `{command}`"
+            )
+        return text
+
+    return name
 
 
 def add_kinds(add: Add, name_help: str, count: Callable[[str], int]) -> list[argparse.ArgumentParser]:
@@ -38,7 +92,7 @@ def add_kinds(add: Add, name_help: str, count: Callable[[str], int]) -> list[arg
         "is called as its file is",
     )  # fmt: skip
     torch = add("torch", help="a torch Dataset, IterableDataset or DataLoader")
-    torch.add_argument("name", metavar="NAME", help=name_help)
+    torch.add_argument("name", type=import_name(torch), metavar="NAME", help=name_help)
     torch.add_argument("--limit", type=count, metavar="N", help="end the pass after N items; not for a Dataset")
     add_endless(torch)
     for sub in (tar, arrays, torch):
@@ -129,6 +183,10 @@ def _parts(text: str) -> tuple[tuple[str, float], ...]:
             name = ""
         if not name or not name.replace("-", "").replace("_", "").isalnum():
             raise argparse.ArgumentTypeError(f"{text!r} is not a split like train:0.9,val:0.1")
+        if not 0 < parts[-1][1] <= 1:
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: {word} takes no fraction above 0 and at most 1 of the samples; write train:0.9,val:0.1"
+            )
     return tuple(parts)
 
 

@@ -39,12 +39,22 @@ class _Parser(Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """See the class."""
         given: Sequence[str] = list(args or ())
-        at = given.index("--") if "--" in given else len(given)
+        is_told = "--" in given
+        at = given.index("--") if is_told else self._command_at(given)
         found, rest = super().parse_known_args(given[:at], namespace)
-        found.command = list(given[at + 1 :])
+        found.command = list(given[at + 1 :]) if is_told else []
         if not found.command:
-            self.error("no command to run; write it after --, as in `penstock run images photos/ -- python train.py`")
+            command = [] if is_told else given[at:]
+            words = [*self.prog.split(), *given[:at], "--", *(command or ["python", "train.py"])]
+            self.error(f"no command to run: the training command goes after --, as in `{shlex.join(words)}`")
         return found, rest
+
+    def _command_at(self, given: Sequence[str]) -> int:
+        """Return where the command begins whose -- was forgotten: at the first word that is not the source's."""
+        found, rest = argparse.ArgumentParser.parse_known_args(self, given)
+        no_files = [word for word in getattr(found, "files", ()) if not word.endswith((".npy", ".npz"))]
+        first = [*no_files, *rest][:1]
+        return given.index(first[0]) if first and not first[0].startswith("-") else len(given)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import Parser, byte_size, whole_number
-from penstock.cli.kinds import EXAMPLES, add_choice, add_endless, add_kinds, chosen, config_of
+from penstock.cli.kinds import EXAMPLES, Kinds, add_choice, add_endless, add_kinds, chosen, config_of, import_name
 
 if TYPE_CHECKING:
     from penstock_producer.planning.plan import ProductionPlan
@@ -37,15 +37,15 @@ def add_sources(
 
     Without ``production`` there are only the options that say which source it is.
     """
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="SOURCE", parser_class=kind)
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="SOURCE", parser_class=kind, action=Kinds)
     images = kinds.add_parser("images", help="a folder or a zip of images; sub-folders are classes")
     _add_images(images)
     dataset = kinds.add_parser("dataset", help="an object with a length and items, or equally long arrays")
-    dataset.add_argument("name", metavar="NAME", help=_NAME)
+    dataset.add_argument("name", type=import_name(dataset), metavar="NAME", help=_NAME)
     keras = kinds.add_parser("keras", help="a Keras Sequence or PyDataset")
-    keras.add_argument("name", metavar="NAME", help=_NAME)
+    keras.add_argument("name", type=import_name(keras), metavar="NAME", help=_NAME)
     generator = kinds.add_parser("generator", help="an iterable, or a function giving one; read by one worker")
-    generator.add_argument("name", metavar="NAME", nargs="?", help=_NAME)
+    generator.add_argument("name", type=import_name(generator), metavar="NAME", nargs="?", help=_NAME)
     generator.add_argument(
         "--pair", action="append", metavar="TENSOR=NAME", default=[], help="instead: several, walked in step"
     )

@@ -214,8 +214,13 @@ class SplitConfig(_Config):
     @model_validator(mode="after")
     def _parts_add_up(self) -> Self:
         names = [name for name, _ in self.parts]
-        if len(set(names)) != len(names) or sum(fraction for _, fraction in self.parts) > 1 + 1e-9:
-            raise ValueError(f"parts {self.parts}: names must differ and fractions add up to at most 1")
+        told = ",".join(f"{name}:{fraction:g}" for name, fraction in self.parts)
+        if (total := sum(fraction for _, fraction in self.parts)) > 1 + 1e-9:
+            raise ValueError(
+                f"{told} add up to {total:g}, and fractions add up to at most 1: lower one, as in train:0.9,val:0.1"
+            )
+        if len(set(names)) != len(names):
+            raise ValueError(f"{told} name a part more than once: give each a name of its own")
         if self.part not in names:
             raise ValueError(f"no part {self.part!r}; there are {', '.join(names)}")
         return self
@@ -296,5 +301,7 @@ def parse_config(value: Mapping[str, Any]) -> SourceConfig:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "source"
+        if first["type"] == "value_error":  # of one of the rules above, which says what it found
+            raise SourceError(f"{field}: {first['ctx']['error']}") from None
         raise SourceError(f"source config, {field}: {first['msg']}; found {first['input']!r:.80}") from None
     return config

@@ -6,13 +6,15 @@ One function per shape of source. Which items a shard has is ``order``'s; who ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from penstock_common.errors import PenstockError, SampleError, SpecMismatch
+from penstock_common.errors import BadSpec, PenstockError, SampleError, SpecMismatch
+from penstock_common.format.spec import Spec
 from penstock_producer.sources.chance import seed_globals
 from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source, draws
@@ -171,7 +173,7 @@ def put(writer: ShardWriter, watch: Watch, key: str, made: Sample | SampleError)
     try:
         writer.write(made)
     except SpecMismatch as error:
-        writer.quarantine(watch.saw_misfit(named(error, key)))
+        writer.quarantine(watch.saw_misfit(named(error, key, writer.spec, made)))
         return
     watch.good += 1
 
@@ -202,11 +204,12 @@ def _write_rows(
 ) -> None:
     try:
         rows = read()
-        with Naming(key):
-            writer.write_batch({name: values[skip:] for name, values in rows.items()} if skip else rows)
+        writer.write_batch({name: values[skip:] for name, values in rows.items()} if skip else rows)
     except (SampleError, SpecMismatch) as error:
-        saw = watch.saw_misfit if isinstance(error, SpecMismatch) else watch.saw_bad
-        reason = saw(error, count - skip)  # type: ignore[arg-type]
+        if isinstance(error, SpecMismatch):
+            reason = watch.saw_misfit(named(error, key, None, None), count - skip)
+        else:
+            reason = watch.saw_bad(error, count - skip)
         for _ in range(count - skip):
             writer.quarantine(reason)
         return
@@ -247,10 +250,10 @@ class ItemFiller:
                     self._quarantine(self._watch.saw_bad(error))
                 continue
             try:
-                with Naming(self._source.key(position)):
-                    skip = self._write(made, skip)
+                skip = self._write(made, skip)
             except SpecMismatch as error:
-                self._quarantine(self._watch.saw_misfit(error))
+                spec = None if self._writer is None or self._source.batched else self._writer.spec
+                self._quarantine(self._watch.saw_misfit(named(error, self._source.key(position), spec, made)))
         self.settle()
         if self._writer is None:
             raise TooManyBad(f"none of the {len(self._bad_before)} items could be made: {self._bad_before[:1]}")
@@ -312,21 +315,11 @@ class ItemFiller:
         self._writer = None
 
 
-def named(error: SpecMismatch, key: str) -> SpecMismatch:
-    """A mismatch with the spec, with the sample's name and what to do."""
-    remedy = "make samples alike (--resize, a transform), or declare a spec in which None is a free dimension"
+def named(error: SpecMismatch, key: str, spec: Spec | None, sample: Mapping[str, Any] | None) -> SpecMismatch:
+    """Return the mismatch with the sample's name and what to do: a spec to declare, where sample and spec are given."""
+    declare = "declare a spec in which null is a free size (--spec)"
+    if spec is not None and sample is not None:
+        with suppress(BadSpec):
+            declare = f"fill another stream (--stream NAME) with {spec.widened(sample).as_option()}"
+    remedy = f"make samples alike (--resize, a transform), or {declare}"
     return SpecMismatch(error.tensor, error.found, error.expected, f"in sample {key}; {remedy}")
-
-
-class Naming:
-    """Says it of what happens inside."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        if isinstance(error, SpecMismatch):
-            raise named(error, self._key) from None

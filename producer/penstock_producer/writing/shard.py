@@ -54,7 +54,7 @@ class ShardWriter:
         ``take_another`` takes a new shard where this one turns out to be another writer's; None: then it is an error.
         """
         self._committer = committer
-        self._spec = spec
+        self.spec = spec
         self._block_bytes = block_bytes
         self._builder = builder_of(spec, block_bytes, MAX_BLOCK_SAMPLES, committer.place)
         self._shard = shard
@@ -105,7 +105,7 @@ class ShardWriter:
     def write_batch(self, rows: Mapping[str, Any]) -> None:
         """Adds n samples, name -> ``[n, *shape]`` (ragged and bytes: a sequence of n)."""
         rows = flattened(rows)
-        count = check_rows(self._spec, rows)
+        count = check_rows(self.spec, rows)
         self._make_way(count)
         start = 0
         while start < count:
@@ -121,15 +121,15 @@ class ShardWriter:
         Until they are committed or dropped nothing else may be written. Raises PenstockError for ragged tensors,
         TooLarge, ShardMismatch beyond the planned size.
         """
-        require_fixed(self._spec)
+        require_fixed(self.spec)
         if not 1 <= count <= MAX_BLOCK_SAMPLES:
             raise ValueError(f"reserve({count}): a block has 1 to {MAX_BLOCK_SAMPLES} samples")
         if self.position + count > self._limit:
             self._refuse_more()
         self._require_free()
         self.flush()
-        columns = columns_in(self._spec, count, self._committer.reserve(self._spec, count))
-        arrays = dict(zip(self._spec.names, columns, strict=True))
+        columns = columns_in(self.spec, count, self._committer.reserve(self.spec, count))
+        arrays = dict(zip(self.spec.names, columns, strict=True))
 
         def end(block: Block, is_wanted: bool) -> None:
             self._reserved, self._builder.left = 0, self._limit - self.position
@@ -139,7 +139,7 @@ class ShardWriter:
                 self._committer.drop_reserved(block)
 
         self._reserved, self._builder.left = count, 0
-        return Reservation(self._spec, self.position, arrays, end)
+        return Reservation(self.spec, self.position, arrays, end)
 
     def _require_free(self) -> None:
         if self._reserved:
@@ -223,7 +223,7 @@ class ShardWriter:
         self._committer, self._shard, self._finish = self._take_another()
         at = self._committer.position
         # it is empty, and its blocks may be made in a segment that is given back
-        self._builder = builder_of(self._spec, self._block_bytes, MAX_BLOCK_SAMPLES, self._committer.place)
+        self._builder = builder_of(self.spec, self._block_bytes, MAX_BLOCK_SAMPLES, self._committer.place)
         self._uncommitted.clear()
         for block, bad in blocks:  # copied, for the same reason
             self._uncommitted.append((block.moved(at), {at + o - block.first: why for o, why in bad.items()}))

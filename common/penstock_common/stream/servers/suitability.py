@@ -103,7 +103,7 @@ def takes_config(client: Client) -> bool:
 
 def _eviction(client: Client, policy: str, what: str) -> str:
     advice = (
-        "set it with `redis-cli CONFIG SET maxmemory-policy noeviction`"
+        'set it with `redis-cli -u "$PENSTOCK_URL" CONFIG SET maxmemory-policy noeviction`'
         if takes_config(client)
         else "set it to noeviction where the server is managed, because it refuses CONFIG"
     )
