@@ -128,6 +128,31 @@ def test_a_sampled_statistic_says_so_and_is_repeatable(told: Told, any_url: str)
     assert "40 of 90 samples, drawn with seed 5; --exact reads all" in out
 
 
+def test_the_newest_epoch_with_samples_is_taken(told: Told, any_url: str, any_client: Any) -> None:
+    """An epoch that was just opened, abandoned, or trimmed by now has nothing to look at: another one has."""
+
+    def taken() -> tuple[int, int]:
+        shown = json.loads(told("show", "train", "--json")[1])["samples"]
+        view = json.loads(told("stat", "train", "--json")[1])
+        assert {one["epoch"] for one in shown} == {view["epoch"]}
+        return view["epoch"], view["samples_read"]
+
+    with penstock.Writer("train", url=any_url, block_bytes=1, spec={"x": ("int64", ())}) as writer:
+        for count in (3, 2):
+            with writer.epoch() as epoch:
+                for number in range(count):
+                    epoch.write({"x": number})
+        writer.epoch().abandon()
+        running = writer.epoch()
+        assert taken() == (1, 2)
+        any_client.xtrim(any_client.keys("*:1:entries")[0], maxlen=0)
+        assert taken() == (0, 3)
+        running.write({"x": 7})
+        writer.flush()
+        assert taken() == (3, 1)
+        running.abandon()
+
+
 def test_what_is_gone_or_damaged_is_left_out_and_counted(
     told: Told, any_url: str, any_client: Any, tmp_path: Path
 ) -> None:

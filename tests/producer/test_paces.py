@@ -63,6 +63,17 @@ def test_inspect_shows_the_wish_and_what_it_is_made_of(
     assert [worker["name"] for worker in view["workers"]] == ["one", "two"]
 
 
+def test_a_loop_that_does_nothing_wishes_for_more_workers_than_can_be_told(
+    any_url: str, stream: Stream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dry run without a training step takes millions of samples a second: nobody should start so many workers."""
+    with connect(any_url) as client:
+        Teller(client, stream, worker_field("one")).say({"rate": 20.0, "shares": {"busy": 1.0}, "samples": 7})
+        Teller(client, stream, trainer_field("dry", "host-1")).say({"rate": 4e6, "shares": {}, "samples": 64})
+    assert main(["inspect", "train", "--url", any_url]) == 0
+    assert "1 worker, wished more than can be told: trainers would take" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -24,6 +24,7 @@ from penstock_common.stream.link.damage import damage_of
 from penstock_common.stream.link.failure import translate_reply
 from penstock_common.stream.lua.entries import CLAIM, COMMIT, TRIM
 from penstock_common.stream.manifest import Manifest
+from penstock_common.stream.streams import Stream
 
 _COMMIT = COMMIT.encode()
 """Sent in full: a digest the server forgot would fail inside EXEC, after the XADD, and leave an unindexed entry."""
@@ -315,6 +316,11 @@ def fetch_fields(client: Client, partition: PartitionKeys, epoch: int, entry_id:
     """The same for who reads single entries and is in no hurry: its fields in order, None if it is not there."""
     found: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(partition.entries(epoch), entry_id, entry_id, count=1)
     return list(found[0][1].items()) if found else None
+
+
+def has_entries(client: Client, stream: Stream, epoch: int) -> bool:
+    """Return whether an epoch holds an entry now, committed or not; asks for lengths alone."""
+    return any(client.xlen(partition.entries(epoch)) for partition in stream.partitions)
 
 
 def newest_entry(

@@ -22,7 +22,7 @@ from penstock_common.format.block import Block, Column
 from penstock_common.format.header import Header
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import Fields, decode, row_starts
-from penstock_common.stream.entries import Record, fetch_fields, index_records, newest_entry, parse_id
+from penstock_common.stream.entries import Record, fetch_fields, has_entries, index_records, newest_entry, parse_id
 from penstock_common.stream.groups.roster import end_replay, hold_for_replay
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import Client
@@ -99,7 +99,7 @@ class Viewer:
         self, client: Client, stream: Stream, epoch: int | None = None, *, holds: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """``epoch`` None: the newest that is produced, else the newest there is.
+        """``epoch`` None: the newest that has samples, else the newest there is.
 
         ``holds``: whether a complete one is held while it is looked at.
         """
@@ -279,13 +279,13 @@ class Viewer:
 
 
 def newest_epoch(client: Client, stream: Stream, *, running: bool = False) -> int:
-    """The newest produced epoch, else the newest; the newest at once with ``running``. Raises EpochNotFound."""
+    """Return the newest epoch that has samples, else the newest; with ``running`` the newest. Raise EpochNotFound."""
     states = retained_epochs(client, stream)
     if not states:
         require_there(client, stream)
         raise EpochNotFound(f"stream {stream.name!r} has no epoch yet: start a producer (`penstock produce`)")
-    produced = [epoch for epoch, state in states.items() if state == PRODUCED]
-    return max(states) if running or not produced else max(produced)
+    held = (epoch for epoch in sorted(states, reverse=True) if running or has_entries(client, stream, epoch))
+    return next(held, max(states))
 
 
 def _known_spec(stream: Stream) -> Spec:

@@ -170,14 +170,17 @@ def _staffing(view: StreamView) -> dict[str, Any]:
 
 
 def _workers(view: StreamView) -> str:
-    from penstock_producer.working.staffing import shown
+    from penstock_producer.working.staffing import is_tellable, shown
 
     load = _load(view)
     if not load.workers:
         return f"no worker says that it is at work: {load}"
     wished = shown(load)
     count = f"{load.workers} worker{'' if load.workers == 1 else 's'}"
-    return f"{count}, wished {'not known yet' if wished is None else wished}: {load}"
+    told = (
+        "not known yet" if wished is None else wished if is_tellable(wished, load.workers) else "more than can be told"
+    )
+    return f"{count}, wished {told}: {load}"
 
 
 def _waiting(view: StreamView) -> str:

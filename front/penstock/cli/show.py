@@ -30,7 +30,7 @@ _TILE = 24
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_stream(parser)
-    parser.add_argument("--epoch", type=int, metavar="N", help="default: the newest that is produced, else the newest")
+    parser.add_argument("--epoch", type=int, metavar="N", help="default: the newest that has samples")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--id", type=_identity, action="append", metavar="E/S/O", help="this sample: epoch/shard/offset; repeatable"

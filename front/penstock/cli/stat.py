@@ -22,7 +22,7 @@ _CLASSES_SHOWN = 12
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_stream(parser)
-    parser.add_argument("--epoch", type=int, metavar="N", help="default: the newest that is produced, else the newest")
+    parser.add_argument("--epoch", type=int, metavar="N", help="default: the newest that has samples")
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--samples", type=whole_number(1), default=SAMPLES, metavar="N", help="drawn at random (default: 1000)"

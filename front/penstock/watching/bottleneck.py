@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock_common.stream.servers.suitability import readable_bytes
+from penstock_producer.working.staffing import is_tellable
 
 WAITS = 0.1
 """A training loop that waits less of its time than this is not held up; a tenth is what overlap cannot hide."""
@@ -298,6 +299,12 @@ def _slow_producers(now: Situation, part: str) -> Verdict:
     if more <= 0:
         return Verdict("producers", f"{part} for producers, and as many as should do are at work: they may have begun "
                        f"a moment ago, or share too few cores; a sample takes a worker {took}")  # fmt: skip
+    if not is_tellable(now.wished, now.workers):
+        return Verdict(
+            "producers",
+            f"{part} for producers: more workers would do, more than can be told (one takes {took} for a sample)",
+            f"penstock worker --auto {ALLOWED}",
+        )
     if more <= MANY:
         return Verdict(
             "producers", f"{part} for producers: {more} more worker{_s(more)} would do (one takes {took} for a sample)",

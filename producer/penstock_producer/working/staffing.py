@@ -27,6 +27,9 @@ LEAP = 4.0
 """At most so many times more workers in one step: rates are those of the present number, sharing the present cores."""
 LATEST = 3
 """A step goes to the mean of so many wishes: earlier ones may be of the load before."""
+TELLABLE = 100
+"""A wish for more than so many times the workers at work is no number to show: it comes of a loop that works for less
+than a hundredth of its time, as one without a training step does, and an error of a millisecond doubles it."""
 ABOVE, BELOW = 0.1, 1.5
 """While the wish lies so little above the number, or not so much below it, the number stays."""
 
@@ -130,6 +133,11 @@ def shown(load: Load) -> int | None:
     """The wish as a number of processes."""
     wanted = wish(load)
     return None if wanted is None else max(1, math.ceil(wanted - ABOVE))
+
+
+def is_tellable(wished: int, workers: int) -> bool:
+    """Return whether a wish is known well enough to be told as a number."""
+    return wished <= TELLABLE * max(1, workers)
 
 
 class Staffing:

@@ -37,6 +37,11 @@ NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=T
             "producers",
             "a sample takes a worker 50 ms, and 75 more workers would do, on several hosts; or a faster transform",
         ),
+        (
+            replace(NOW, workers=2, wished=214_062, worker_rate=20.0),
+            "producers",
+            "for producers: more workers would do, more than can be told (one takes 50 ms for a sample)",
+        ),
         (NOW, "no workers", "no worker says that it is at work"),
         (replace(NOW, is_making=False), "jobs", "no epoch is being made"),
         (

@@ -11,6 +11,7 @@ from penstock_common.errors import DamagedKey
 from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit
 from penstock_common.stream.audit.judgement import judge_epoch
 from penstock_common.stream.audit.survey import Survey, survey_partition
+from penstock_common.stream.entries import has_entries
 from penstock_common.stream.groups.positions import starts_of
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.losses import Loss, losses_of_lost_epochs, noted_losses
@@ -66,7 +67,7 @@ def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> Epoc
         return EpochAudit(epoch, "none", None, findings=["it is listed, but has no manifest"]) if listed else None
     if stream.spec is None:
         audit = EpochAudit(epoch, manifest.state, manifest.samples)
-        if any(client.xlen(partition.entries(epoch)) for partition in stream.partitions):
+        if has_entries(client, stream, epoch):
             audit.findings.append(f"{stream.keys.meta} has no spec, so its entries cannot be read")
         return audit
     surveys = survey_epoch(client, stream, manifest, deep=deep)
