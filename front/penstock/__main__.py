@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from penstock.cli import COMMANDS, Parser, load_command
+from penstock.cli import COMMANDS, Parser, WrongUsage, load_command
 from penstock.cli.console import Console
 from penstock_common.errors import PenstockError
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ended.code if isinstance(ended.code, int) else 2
     except PenstockError as error:
         console.notice(f"penstock: {' '.join(str(error).split())}")
-        return 1
+        return 2 if isinstance(error, WrongUsage) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 import redis
 
-from penstock.cli import Parser
+from penstock.cli import Parser, WrongUsage
 from penstock.cli.sources import add_sources, plans_of, source_of
-from penstock_common.errors import SourceError
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.streams import load_stream
@@ -96,7 +95,7 @@ def test_a_split_fills_two_streams_that_share_no_sample(any_url: str, data: Path
         client.xdel(entries, *[entry for entry, _ in client.xrange(entries, count=1)])
         assert not audit_stream(client, "digits.val").is_clean
     code, _, err = run("audit", "digits.val", "--url", any_url, "--repair", *split, cwd=data)
-    assert code == 1
+    assert code == 2
     assert "--split gives 2 sources; say which one is meant: --only train" in err
     code, _, err = run("audit", "digits.val", "--url", any_url, "--repair", *split, "--only", "val", cwd=data)
     assert code == 0, err
@@ -260,7 +259,7 @@ PATHS = [str(Path(__file__).parents[2] / folder) for folder in ("common", "produ
 )
 def test_a_choice_that_makes_no_sense_is_one_line(words: str, message: str) -> None:
     """Said before anything is opened."""
-    with pytest.raises(SourceError) as caught:
+    with pytest.raises(WrongUsage) as caught:
         source_of(parsed(words))
     assert message in f"{caught.value}\n"
 

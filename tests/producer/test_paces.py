@@ -89,7 +89,7 @@ def test_options_that_contradict_each_other_are_one_line(
 ) -> None:
     """A fleet that did something else than was meant would be found out on the bill."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the command's handlers are not this process's
-    assert main(words) == 1
+    assert main(words) == 2
     assert said in capsys.readouterr().err
 
 

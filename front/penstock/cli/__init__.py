@@ -9,14 +9,31 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import operator
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
+
+from penstock_common.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.link.commands import Client
+
+
+class WrongUsage(PenstockError):
+    """Options that contradict each other, or values that mean nothing: the command ends with 2, not with 1."""
+
+
+@contextmanager
+def of_usage() -> Iterator[None]:
+    """Turn an error about what the command line says, and nothing else, into WrongUsage."""
+    try:
+        yield
+    except PenstockError as error:
+        raise WrongUsage(str(error)) from None
 
 
 class Entry(NamedTuple):
@@ -144,6 +161,7 @@ def add_url(parser: argparse.ArgumentParser) -> None:
     """``--url``: read it with ``url_of``."""
     parser.add_argument(
         "--url",
+        type=SERVER_URL,
         help="the streams' server (default: PENSTOCK_URL, else your `penstock server`, else localhost:6379)",
     )
 
@@ -155,7 +173,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_stream(parser: argparse.ArgumentParser) -> None:
     """``stream``, with ``--url`` and ``--json``: what every command has that looks at one stream or steers it."""
-    parser.add_argument("stream", help="its name; `penstock inspect` lists them")
+    parser.add_argument("stream", type=STREAM_NAME, help="its name; `penstock inspect` lists them")
     add_url(parser)
     add_json(parser)
 
@@ -214,6 +232,52 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
         return int(text)
 
     return number
+
+
+def seconds(least: float, most: float) -> Callable[[str], float]:
+    """Return an argparse type: seconds within these bounds, also a fraction."""
+
+    def number(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = -1.0
+        if not least <= found <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from {least:g} to {most:g}")
+        return found
+
+    return number
+
+
+def accepted_by(parser: str, *before: str) -> Callable[[str], str]:
+    """Return an argparse type: a text, as it is, that one of our functions takes.
+
+    Args:
+        parser: ``module:function`` or ``module:Class.method``, imported once there is a text. It raises PenstockError
+            for a text that means nothing.
+        before: What the function is given before the text.
+    """
+
+    def text_itself(text: str) -> str:
+        module, _, name = parser.partition(":")
+        try:
+            operator.attrgetter(name)(importlib.import_module(module))(*before, text)
+        except PenstockError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return text
+
+    return text_itself
+
+
+STREAM_NAME = accepted_by("penstock_common.stream.keys:checked_name", "stream")
+GROUP_NAME = accepted_by("penstock_common.stream.keys:checked_name", "group")
+IMPORT_NAME = accepted_by("penstock_producer.sources.names:split_name")
+SERVER_URL = accepted_by("penstock_common.stream.link.connection:check_url")
+POLICY = accepted_by("penstock_producer.keeping.policy:parse_policy")
+PAYLOAD = accepted_by("penstock_common.segments.plane:parse_payload")
+DURABILITY = accepted_by("penstock_common.stream.servers.durability:Durability.parse")
+EPOCH_NUMBER = whole_number(0)
+PORT = whole_number(0, 65535)
 
 
 def byte_size(text: str) -> int:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from penstock.cli import Parser, add_stream, url_of
+from penstock.cli import EPOCH_NUMBER, Parser, add_stream, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,9 @@ exit codes: 0 nothing is lost, twice or unexplained, 1 something is, or an error
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_stream(parser)
-    parser.add_argument("--epoch", type=int, metavar="N", help="only this one (default: all that are retained)")
+    parser.add_argument(
+        "--epoch", type=EPOCH_NUMBER, metavar="N", help="only this one (default: all that are retained)"
+    )
     parser.add_argument("--deep", action="store_true", help="fetch every payload and verify its checksum")
     parser.add_argument(
         "--repair", nargs=argparse.REMAINDER, metavar="SOURCE",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_action, url_of
+from penstock.cli import EPOCH_NUMBER, add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -45,13 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     retry = add_action(actions, "retry", "give dead letters to their groups again")
     drop = add_action(actions, "drop", "go on without what is dead or lost, or without one entry")
     for one in (listing, retry):
-        one.add_argument("--epoch", type=int, metavar="N", help="only of this epoch (default: all that are retained)")
+        one.add_argument(
+            "--epoch", type=EPOCH_NUMBER, metavar="N", help="only of this epoch (default: all that are retained)"
+        )
         one.add_argument("--group", help="only of this group (default: all)")
     for one in (show, drop):
-        one.add_argument("epoch", type=int, help="its number, as `penstock epochs list` shows it")
-    show.add_argument("entry", help="the entry's id, as `penstock bad list` shows it")
-    retry.add_argument("entry", nargs="?", help="only this entry")
-    drop.add_argument("entry", nargs="?", help="only this entry (default: all that is dead or lost)")
+        one.add_argument("epoch", type=EPOCH_NUMBER, help="its number, as `penstock epochs list` shows it")
+    show.add_argument("entry", type=_entry, help="the entry's id, as `penstock bad list` shows it")
+    retry.add_argument("entry", nargs="?", type=_entry, help="only this entry")
+    drop.add_argument("entry", nargs="?", type=_entry, help="only this entry (default: all that is dead or lost)")
     who = drop.add_mutually_exclusive_group(required=True)
     who.add_argument("--group", help="for this group")
     who.add_argument("--all-groups", action="store_true", help="for every group; forged entries are then deleted")
@@ -165,3 +168,9 @@ def _ago(since_ms: int) -> str:
 def _shown(text: str) -> str:
     """One line without control characters: a reason may quote what a forger wrote."""
     return "".join(c if c.isprintable() else " " for c in text)[:200]
+
+
+def _entry(text: str) -> str:
+    if not re.fullmatch(r"\d+-\d+", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no entry's id: they look like 1700000000000-0")
+    return text

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_json, add_url, url_of
+from penstock.cli import STREAM_NAME, WrongUsage, add_json, add_url, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -20,7 +20,7 @@ HELP = "remove a stream with all its epochs and groups"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("stream", nargs="?", help="its name; `penstock inspect` lists them")
+    parser.add_argument("stream", nargs="?", type=STREAM_NAME, help="its name; `penstock inspect` lists them")
     add_url(parser)
     add_json(parser)
     what = "instead of a stream: the folders of segments in DIR whose streams are not on this server any more"
@@ -76,7 +76,7 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.servers.suitability import readable_bytes
 
     if args.stream is not None:
-        raise PenstockError("give a stream or --segments DIR, not both: a stream's own segments go with it")
+        raise WrongUsage("give a stream or --segments DIR, not both: a stream's own segments go with it")
     if not Path(args.segments).is_dir():
         raise PenstockError(f"there is no folder {args.segments}: give the one that streams have in `payload`, as "
                             "`penstock inspect STREAM` shows it")  # fmt: skip

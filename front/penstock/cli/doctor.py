@@ -7,7 +7,7 @@ import shutil
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_json, add_url, typed, url_of
+from penstock.cli import STREAM_NAME, add_json, add_url, typed, url_of
 
 if TYPE_CHECKING:
     from penstock.checkup.findings import Finding
@@ -26,7 +26,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "ok": "green"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("stream", nargs="?", help="left out: all streams")
+    parser.add_argument("stream", nargs="?", type=STREAM_NAME, help="left out: all streams")
     parser.add_argument("--no-probe", action="store_true", help="do not measure throughput (32 MB on a scratch key)")
     parser.add_argument("--strict", action="store_true", help="warnings count as errors, for the exit code")
     parser.add_argument("--all", action="store_true", help="show also what is well")

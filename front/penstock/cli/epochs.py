@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_action, url_of
+from penstock.cli import EPOCH_NUMBER, POLICY, add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in texts.items():
         action = add_action(actions, name, text)
         if name == "retain":
-            action.add_argument("policy", metavar="POLICY", help="e.g. epochs:3")
+            action.add_argument("policy", type=POLICY, metavar="POLICY", help="e.g. epochs:3")
         elif name != "list":
-            action.add_argument("epoch", type=int, help="its number, as `penstock epochs list` shows it")
+            action.add_argument("epoch", type=EPOCH_NUMBER, help="its number, as `penstock epochs list` shows it")
         if name == "abandon":
             action.add_argument("--force", action="store_true", help="also an epoch that is complete")
     parser.epilog = (

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_stream, url_of
+from penstock.cli import EPOCH_NUMBER, add_stream, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -21,7 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stream(parser)
     parser.add_argument("directory", metavar="DIR", help="a new folder, or one with an earlier export of the stream")
     parser.add_argument(
-        "--epoch", type=int, action="append", metavar="N", help="this epoch; may be repeated (default: all produced)"
+        "--epoch",
+        type=EPOCH_NUMBER,
+        action="append",
+        metavar="N",
+        help="this epoch; may be repeated (default: all produced)",
     )
     parser.epilog = (
         "example:\n  penstock export train /data/train\n  penstock export train /data/train --epoch 3\n"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_url, url_of
+from penstock.cli import PORT, STREAM_NAME, add_url, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -25,10 +25,15 @@ LOOK_S = 2.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"0 takes a free one (default: {DEFAULT_PORT})")
+    parser.add_argument("--port", type=PORT, default=DEFAULT_PORT, help=f"0 takes a free one (default: {DEFAULT_PORT})")
     parser.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1; 0.0.0.0 for all")
     parser.add_argument(
-        "--stream", action="append", default=[], metavar="NAME", help="may be repeated (default: all, also new ones)"
+        "--stream",
+        action="append",
+        default=[],
+        type=STREAM_NAME,
+        metavar="NAME",
+        help="may be repeated (default: all, also new ones)",
     )
     add_url(parser)
     parser.epilog = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import add_action, url_of
+from penstock.cli import EPOCH_NUMBER, GROUP_NAME, add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -25,14 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drop = add_action(actions, "drop", "forget a group, what it has read, and its claim on data")
     reset = add_action(actions, "reset", "have a group read again from an epoch; it forgets what it has settled since")
     for parser_of_one in (declare, drop, reset):
-        parser_of_one.add_argument("name", help="the group")
+        parser_of_one.add_argument("name", type=GROUP_NAME, help="the group")
     declare.add_argument(
         "--ordered", action="store_true", help="for Loader(order='canonical'); a group stays what it was made as"
     )
     drop.add_argument(
         "--force", action="store_true", help="also under members that are reading; they stop with an error"
     )
-    reset.add_argument("epoch", help="a retained epoch, or 'earliest': the first that is still whole")
+    reset.add_argument("epoch", type=_epoch, help="a retained epoch, or 'earliest': the first that is still whole")
     parser.epilog = (
         "example:\n  penstock groups list train\n  penstock groups declare train resnet\n"
         "  penstock groups reset train resnet 2\n  penstock groups drop train resnet\n\n"
@@ -140,7 +140,7 @@ def _first_epoch(client: Client, args: argparse.Namespace) -> int:
     if args.epoch == "earliest":
         return whole
     there = retained_epochs(client, stream)
-    if not args.epoch.isdecimal() or int(args.epoch) not in there:
+    if int(args.epoch) not in there:
         named = ", ".join(map(str, there)) or "none"
         raise EpochNotFound(
             f"stream {stream.name!r} has no epoch {args.epoch}; retained epochs: {named}; 'earliest' is {whole}"
@@ -180,3 +180,7 @@ def _refuse_living(client: Client, args: argparse.Namespace, advice: str) -> Non
     if living := [m for m in there if m["seen_s"] * 1000 < ALIVE_MS]:
         named = ", ".join(f"{m['name']} (seen {m['seen_s']:.0f} s ago)" for m in living)
         raise GroupBusy(f"group {args.name!r} of {args.stream!r} is read by {named}: {advice}")
+
+
+def _epoch(text: str) -> str:
+    return text if text == "earliest" else str(EPOCH_NUMBER(text))

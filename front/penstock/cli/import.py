@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_json, add_url, byte_size, url_of
+from penstock.cli import EPOCH_NUMBER, PAYLOAD, POLICY, add_json, add_url, byte_size, url_of
 from penstock.cli.export import listed, shown
 
 if TYPE_CHECKING:
@@ -20,15 +20,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="what `penstock export` made")
     parser.add_argument("stream", help="a new stream, or one with the same spec")
     parser.add_argument(
-        "--epoch", type=int, action="append", metavar="N", help="this epoch; may be repeated (default: all)"
+        "--epoch", type=EPOCH_NUMBER, action="append", metavar="N", help="this epoch; may be repeated (default: all)"
     )
     parser.add_argument(
-        "--payload", metavar="WHERE", help="where a new stream keeps payloads: inline, or segments:/a/folder"
+        "--payload",
+        type=PAYLOAD,
+        metavar="WHERE",
+        help="where a new stream keeps payloads: inline, or segments:/a/folder",
     )
     parser.add_argument(
         "--budget", type=byte_size, metavar="SIZE", help="payload bytes the stream may hold (new: all of it fits)"
     )
-    parser.add_argument("--retention", metavar="POLICY", help="what is kept of settled epochs, e.g. epochs:1")
+    parser.add_argument(
+        "--retention", type=POLICY, metavar="POLICY", help="what is kept of settled epochs, e.g. epochs:1"
+    )
     add_url(parser)
     add_json(parser)
     parser.epilog = (

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import add_json, add_url, url_of
+from penstock.cli import STREAM_NAME, add_json, add_url, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -19,7 +19,7 @@ HELP = "show streams, or one stream's epochs, groups, lag and bytes"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("stream", nargs="?", help="left out: a table of all streams")
+    parser.add_argument("stream", nargs="?", type=STREAM_NAME, help="left out: a table of all streams")
     add_url(parser)
     add_json(parser)
     parser.epilog = (

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import Choices
+from penstock.cli import IMPORT_NAME, Choices, WrongUsage
 
 if TYPE_CHECKING:
     from penstock_producer.sources.config import SourceConfig
@@ -65,7 +65,7 @@ def kind_of_path(text: str) -> str | None:
 
 
 def import_name(parser: argparse.ArgumentParser) -> Callable[[str], str]:
-    """Return an argparse type that refuses paths before anything is started; the producer checks the rest."""
+    """Return an argparse type that refuses paths before anything is started."""
 
     def name(text: str) -> str:
         *before, _ = parser.prog.split()
@@ -74,7 +74,7 @@ def import_name(parser: argparse.ArgumentParser) -> Callable[[str], str]:
             raise argparse.ArgumentTypeError(
                 f"{text!r} is a path, expected an import name like mydata:train; to read the path type `{command}`"
             )
-        return text
+        return IMPORT_NAME(text)
 
     return name
 
@@ -96,7 +96,9 @@ def add_kinds(add: Add, name_help: str, count: Callable[[str], int]) -> list[arg
     torch.add_argument("--limit", type=count, metavar="N", help="end the pass after N items; not for a Dataset")
     add_endless(torch)
     for sub in (tar, arrays, torch):
-        sub.add_argument("--transform", metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])")
+        sub.add_argument(
+            "--transform", type=IMPORT_NAME, metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])"
+        )
     mix = add("mix", help="several sources as one, each with its share of every epoch")
     mix.add_argument(
         "--part", nargs=2, action="append", required=True, metavar=("WEIGHT", "SOURCE"),
@@ -108,7 +110,9 @@ def add_kinds(add: Add, name_help: str, count: Callable[[str], int]) -> list[arg
         "--option", action="append", default=[], metavar="NAME=VALUE", help="for the source; JSON, or else a text"
     )
     add_endless(source)
-    source.add_argument("--transform", metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])")
+    source.add_argument(
+        "--transform", type=IMPORT_NAME, metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])"
+    )
     return [tar, arrays, torch, mix, source]
 
 
@@ -146,7 +150,7 @@ def config_of(args: argparse.Namespace, parse: Callable[[list[str]], SourceConfi
         case "torch":
             return {"name": args.name, "limit": args.limit, "transform": args.transform, "endless": args.endless}
         case "mix":
-            parts = [{"weight": _weight(weight), "source": parse(shlex.split(words))} for weight, words in args.part]
+            parts = [{"weight": _weight(weight), "source": parse(_words(words))} for weight, words in args.part]
             return {"kind": "weighted", "parts": parts, "samples": args.samples}
         case "source":
             options = dict(_named(text, "--option") for text in args.option)
@@ -158,16 +162,15 @@ def config_of(args: argparse.Namespace, parse: Callable[[list[str]], SourceConfi
 
 def chosen(args: argparse.Namespace, config: SourceConfig) -> dict[str, SourceConfig]:
     """Part -> its source; one without a name where nothing is split."""
-    from penstock_common.errors import SourceError
     from penstock_producer.sources.config import parse_config, part_of
 
     if by := getattr(args, "balance", None):
         config = parse_config({"kind": "balanced", "source": config, "by": by, "samples": args.samples})
     elif getattr(args, "samples", None) and args.kind != "mix":
-        raise SourceError("--samples says how many a choice takes: it goes with --balance or with mix")
+        raise WrongUsage("--samples says how many a choice takes: it goes with --balance or with mix")
     if getattr(args, "split", None) is None:
         if getattr(args, "only", None):
-            raise SourceError(f"--only {args.only} names a part of --split, which is not given")
+            raise WrongUsage(f"--only {args.only} names a part of --split, which is not given")
         return {"": config}
     names = [args.only] if args.only else [name for name, _ in args.split]
     return {name: part_of(config, args.split, name, args.split_seed) for name in names}
@@ -210,21 +213,24 @@ def _stem(path: str) -> str:
 
 
 def _named(text: str, option: str) -> tuple[str, str]:
-    from penstock_common.errors import SourceError
-
     name, sign, value = text.partition("=")
     if not sign:
-        raise SourceError(f"{option} {text!r}: write NAME=VALUE")
+        raise WrongUsage(f"{option} {text!r}: write NAME=VALUE")
     return name, value
 
 
-def _weight(text: str) -> float:
-    from penstock_common.errors import SourceError
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise WrongUsage(f"--part {text!r}: {error}; quote the source once, as in 'images photos/'") from None
 
+
+def _weight(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise SourceError(
+        raise WrongUsage(
             f"--part {text!r}: write a weight and then a source, like --part 0.7 'images photos/'"
         ) from None
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import add_json, add_url, typed, url_of
+from penstock.cli import STREAM_NAME, add_json, add_url, seconds, typed, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -19,12 +19,19 @@ NAME = "monitor"
 HELP = "watch streams live: rates, lag, members, workers, the bottleneck"
 
 _SHORTEST_S = 0.1
+"""The server has its time for data, not for looks."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("stream", nargs="?", help="left out: all streams")
-    parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks (default: 1)")
+    parser.add_argument("stream", nargs="?", type=STREAM_NAME, help="left out: all streams")
+    parser.add_argument(
+        "--every",
+        type=seconds(_SHORTEST_S, 3600),
+        default=1.0,
+        metavar="SECONDS",
+        help="between two looks (default: 1)",
+    )
     parser.add_argument("--once", action="store_true", help="two looks, one screen, and end")
     add_url(parser)
     add_json(parser)
@@ -38,13 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until Ctrl-C, or once."""
-    from penstock_common.errors import PenstockError
     from penstock_common.stream.link.connection import connect
 
-    if args.every < _SHORTEST_S:
-        raise PenstockError(
-            f"--every {args.every:g}: at least {_SHORTEST_S} s, so that the server has its time for data"
-        )
     with connect(url_of(args)) as client:
         looks = _looks(client, args)
         if args.once:

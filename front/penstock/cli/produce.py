@@ -6,7 +6,7 @@ import argparse
 import signal
 from typing import TYPE_CHECKING
 
-from penstock.cli import Parser, add_json
+from penstock.cli import Parser, WrongUsage, add_json
 from penstock.cli.sources import add_sources, options_of, plans_of, worker_count, workers_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until all is produced. Ctrl-C and SIGTERM stop it; the same command started again goes on."""
     from penstock.cli.production import ProductionView, tell
-    from penstock_common.errors import PenstockError
     from penstock_producer.planning.productions import Productions
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.watch:
         return _watch(args, console, plans)
     if args.follow and args.no_workers:
-        raise PenstockError("--follow stays and watches; --no-workers ends at once: for workers elsewhere --workers 0")
+        raise WrongUsage("--follow stays and watches; --no-workers ends at once: for workers elsewhere --workers 0")
     workers = dict.fromkeys(plans, 0) if args.no_workers else workers_of(args)
     try:
         with Productions(plans, options_of(args), workers=workers, notify=console.notice) as productions:
@@ -79,16 +78,15 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _watch(args: argparse.Namespace, console: Console, plans: dict[str, ProductionPlan]) -> int:
     """Until Ctrl-C, SIGTERM, or so many epochs as --epochs says."""
     from penstock.cli.production import ProductionView
-    from penstock_common.errors import PenstockError
     from penstock_producer.planning.watch import Watch
     from penstock_producer.sources.config import ImagesConfig
 
     plan = next(iter(plans.values()))
     source = plan.source
     if len(plans) > 1 or not isinstance(source, ImagesConfig) or source.labels or source.path.lower().endswith(".zip"):
-        raise PenstockError("--watch takes one folder of images, labelled by its sub-folders or by --label")
+        raise WrongUsage("--watch takes one folder of images, labelled by its sub-folders or by --label")
     if args.follow or args.no_workers:
-        raise PenstockError("--watch goes neither with --follow nor with --no-workers; see --workers 0")
+        raise WrongUsage("--watch goes neither with --follow nor with --no-workers; see --workers 0")
     if args.max_bad is None:  # one bad file among three new ones is no reason to lose the others
         plan = plan.model_copy(update={"max_bad": "100%"})
     workers = worker_count(args)

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli import byte_size
+from penstock.cli import PORT, byte_size
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -17,12 +17,11 @@ HELP = "run a private redis-server in the foreground"
 
 DEFAULT_PORT = 6379
 """Where a Writer or Loader without a URL looks."""
-_MAX_PORT = 65535
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("--port", type=_port, help=f"0 takes a free one (default: {DEFAULT_PORT})")
+    parser.add_argument("--port", type=PORT, help=f"0 takes a free one (default: {DEFAULT_PORT})")
     parser.add_argument(
         "--maxmemory", type=byte_size, metavar="SIZE", help="0 for no limit (default: half of this host's)"
     )
@@ -96,9 +95,3 @@ def _running_url(folder: Path, port: int | None) -> str:
     found = f"only on port {others}" if running else f"none says so in {folder}"
     where = "" if port is None else f" on port {port}"
     raise ServerUnavailable(f"no `penstock server` of this user runs here{where} ({found}): start one")
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > _MAX_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port (0 to {_MAX_PORT})")
-    return int(text)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import add_stream, url_of, whole_number
+from penstock.cli import EPOCH_NUMBER, add_stream, seconds, url_of, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -30,7 +30,7 @@ _TILE = 24
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_stream(parser)
-    parser.add_argument("--epoch", type=int, metavar="N", help="default: the newest that has samples")
+    parser.add_argument("--epoch", type=EPOCH_NUMBER, metavar="N", help="default: the newest that has samples")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--id", type=_identity, action="append", metavar="E/S/O", help="this sample: epoch/shard/offset; repeatable"
@@ -46,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensor", metavar="NAME", help="what to draw (default: the first that is no single number)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write a PNG instead of printing")
     parser.add_argument(
-        "--interval", type=_seconds, default=LIVE_S, metavar="S", help="of --live: look every S seconds (default: 2)"
+        "--interval",
+        type=seconds(0.05, 3600),
+        default=LIVE_S,
+        metavar="S",
+        help="of --live: look every S seconds (default: 2)",
     )
     parser.add_argument("--updates", type=whole_number(1, 10_000), metavar="N", help="of --live: end after N pictures")
     parser.epilog = (
@@ -239,13 +243,3 @@ def _identity(text: str) -> Identity:
     if len(parts) != 3 or not all(part.isdecimal() for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is not epoch/shard/offset, like 3/7/20")
     return Identity(*map(int, parts))
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.05 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not seconds from 0.05 to 3600")
-    return seconds

@@ -10,8 +10,21 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import Parser, byte_size, whole_number
+from penstock.cli import (
+    DURABILITY,
+    IMPORT_NAME,
+    PAYLOAD,
+    POLICY,
+    SERVER_URL,
+    STREAM_NAME,
+    Parser,
+    WrongUsage,
+    byte_size,
+    of_usage,
+    whole_number,
+)
 from penstock.cli.kinds import EXAMPLES, Kinds, add_choice, add_endless, add_kinds, chosen, config_of, import_name
+from penstock_common.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock_producer.planning.plan import ProductionPlan
@@ -53,7 +66,9 @@ def add_sources(
     generator.add_argument("--limit", type=_COUNT, metavar="N", help="end the pass after N items")
     add_endless(generator)
     for sub in (images, dataset, generator):
-        sub.add_argument("--transform", metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])")
+        sub.add_argument(
+            "--transform", type=IMPORT_NAME, metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])"
+        )
     others = add_kinds(kinds.add_parser, _NAME, _COUNT)
     _add_pixels(others[0])
     indexed: list[argparse.ArgumentParser] = [images, dataset, keras, *others]
@@ -68,7 +83,9 @@ def add_sources(
 def _add_images(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="DIR", help="folder, or file ending in .zip")
     labels = parser.add_mutually_exclusive_group()
-    labels.add_argument("--label", metavar="MODULE:FUNCTION", help="label of a relative path (default: its folder)")
+    labels.add_argument(
+        "--label", type=IMPORT_NAME, metavar="MODULE:FUNCTION", help="label of a relative path (default: its folder)"
+    )
     labels.add_argument("--labels", metavar="FILE", help="labels in CSV, TSV, JSON or JSON lines, by relative path")
     parser.add_argument("--skip-unlabelled", action="store_true", help="leave out images that --labels does not name")
     parser.add_argument("--classes", type=_names, metavar="A,B,...", help="class names in id order (default: sorted)")
@@ -88,9 +105,14 @@ def _add_pixels(parser: argparse.ArgumentParser) -> None:
 
 def _add_production(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("production").add_argument
-    add("--stream", default=DEFAULT_STREAM, help="default: %(default)s")
+    add("--stream", type=STREAM_NAME, default=DEFAULT_STREAM, help="default: %(default)s")
     add("--epochs", type=_COUNT, help="default: 1")
-    add("--block-transform", metavar="MODULE:FUNCTION", help="applied to many samples at once: f(block[, rng])")
+    add(
+        "--block-transform",
+        type=IMPORT_NAME,
+        metavar="MODULE:FUNCTION",
+        help="applied to many samples at once: f(block[, rng])",
+    )
     add("--block-samples", type=_COUNT, default=64, metavar="N", help="so many at once (default: %(default)s)")
     add("--ahead", type=_COUNT, default=2, metavar="K", help="epochs in work at once (default: %(default)s)")
     add("--workers", type=_NOT_NEGATIVE, metavar="N", help="local processes (default: one per core; 0: only others)")
@@ -110,13 +132,24 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="bytes the stream may hold (default: 1gb, less on a small server)",
     )
-    add("--retention", metavar="POLICY", help="of settled epochs: budget (default), epochs:3, time:24h, bytes:500mb")
-    add("--durability", metavar="LEVEL", help="of writes: memory (default), fsync, replicas=2, fsync+replicas=2")
+    add(
+        "--retention",
+        type=POLICY,
+        metavar="POLICY",
+        help="of settled epochs: budget (default), epochs:3, time:24h, bytes:500mb",
+    )
+    add(
+        "--durability",
+        type=DURABILITY,
+        metavar="LEVEL",
+        help="of writes: memory (default), fsync, replicas=2, fsync+replicas=2",
+    )
     where = "where payloads of a new stream lie: inline (default), or segments:DIR, a folder that all readers see"
-    add("--payload", type=_payload, metavar="WHERE", help=where)
+    add("--payload", type=PAYLOAD, metavar="WHERE", help=where)
     add("--partitions", type=_COUNT, metavar="P", help="of a new stream (default: 1)")
     add(
         "--url",
+        type=SERVER_URL,
         help="the streams' server (default: PENSTOCK_URL, else your `penstock server`, else localhost:6379)",
     )
     add_queue(parser)
@@ -125,7 +158,9 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
 def add_queue(parser: argparse.ArgumentParser) -> None:
     """Where jobs are, and what their workers may hold."""
     parser.add_argument(
-        "--queue-url", help="the server that holds the jobs (default: PENSTOCK_QUEUE_URL, else the same)"
+        "--queue-url",
+        type=SERVER_URL,
+        help="the server that holds the jobs (default: PENSTOCK_QUEUE_URL, else the same)",
     )
     parser.add_argument("--queue", default="penstock", metavar="NAME", help="of jobs (default: %(default)s)")
     parser.add_argument(
@@ -138,7 +173,8 @@ def add_queue(parser: argparse.ArgumentParser) -> None:
 
 def plans_of(args: argparse.Namespace) -> dict[str, ProductionPlan]:
     """What the options ask for, by the part of a split; one without a name where nothing is split."""
-    return {part: _plan(args, part, source) for part, source in chosen(args, _source(args)).items()}
+    with of_usage():
+        return {part: _plan(args, part, source) for part, source in chosen(args, _source(args)).items()}
 
 
 def workers_of(args: argparse.Namespace) -> dict[str, int]:
@@ -193,11 +229,10 @@ def worker_count(args: argparse.Namespace) -> int:
 
 def source_of(args: argparse.Namespace) -> SourceConfig:
     """The one source that the options name."""
-    from penstock_common.errors import SourceError
-
-    sources = chosen(args, _source(args))
+    with of_usage():
+        sources = chosen(args, _source(args))
     if len(sources) > 1:
-        raise SourceError(f"--split gives {len(sources)} sources; say which one is meant: --only {next(iter(sources))}")
+        raise WrongUsage(f"--split gives {len(sources)} sources; say which one is meant: --only {next(iter(sources))}")
     return next(iter(sources.values()))
 
 
@@ -218,6 +253,8 @@ def _source(args: argparse.Namespace) -> SourceConfig:
     if args.kind == "images":
         names: tuple[str, ...] = ("path", "label", "labels", "classes", "mode", "transform")
         names += ("resize", "crop", "random_crop", "flip")
+        if args.skip_unlabelled and not args.labels:
+            raise WrongUsage("--skip-unlabelled says what is done with images that a table does not name: add --labels")
         config["unlabelled"] = "skip" if args.skip_unlabelled else "refuse"
     elif args.kind == "generator":
         names = ("name", "batched", "limit", "transform", "endless")
@@ -228,27 +265,14 @@ def _source(args: argparse.Namespace) -> SourceConfig:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    from penstock_common.errors import SourceError
-
     tensor, sign, name = text.partition("=")
     if not sign:
-        raise SourceError(f"--pair {text!r}: write TENSOR=module:attribute")
+        raise WrongUsage(f"--pair {text!r}: write TENSOR=module:attribute")
     return tensor, name
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
-
-
-def _payload(text: str) -> str:
-    from penstock_common.errors import BadPayload
-    from penstock_common.segments.plane import parse_payload
-
-    try:
-        parse_payload(text)
-    except BadPayload as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
 
 
 def _size(text: str) -> int | tuple[int, int]:
@@ -276,8 +300,14 @@ def _max_bad(text: str) -> str:
 
 
 def _spec(text: str) -> dict[str, Any]:
+    from penstock_common.format.spec import Spec
+
     try:
         found = json.loads(text)
-        return {str(name): (dtype, tuple(shape)) for name, (dtype, shape) in found.items()}
+        spec = {str(name): (dtype, tuple(shape)) for name, (dtype, shape) in found.items()}
+        Spec.of(spec)
+    except PenstockError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     except (ValueError, AttributeError, TypeError):
         raise argparse.ArgumentTypeError(f'{text!r} is not a spec like {{"x": ["uint8", [28, 28, 1]]}}') from None
+    return spec

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import add_stream, url_of, whole_number
+from penstock.cli import EPOCH_NUMBER, add_stream, url_of, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -22,7 +22,7 @@ _CLASSES_SHOWN = 12
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_stream(parser)
-    parser.add_argument("--epoch", type=int, metavar="N", help="default: the newest that has samples")
+    parser.add_argument("--epoch", type=EPOCH_NUMBER, metavar="N", help="default: the newest that has samples")
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--samples", type=whole_number(1), default=SAMPLES, metavar="N", help="drawn at random (default: 1000)"

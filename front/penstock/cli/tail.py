@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_stream, url_of
+from penstock.cli import add_stream, url_of, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -23,7 +23,9 @@ _LOOK_S = 0.5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_stream(parser)
-    parser.add_argument("-n", "--last", type=int, default=10, metavar="N", help="begin with so many (default: 10)")
+    parser.add_argument(
+        "-n", "--last", type=whole_number(0), default=10, metavar="N", help="begin with so many (default: 10)"
+    )
     parser.add_argument("--once", action="store_true", help="print those, and end")
     parser.epilog = (
         "example:\n  penstock tail train\n  penstock tail train -n 100 --once\n"

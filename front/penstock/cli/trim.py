@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_stream, byte_size, url_of
+from penstock.cli import add_stream, byte_size, url_of, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -24,7 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stream(parser)
     less = parser.add_mutually_exclusive_group()
     less.add_argument(
-        "--keep", type=int, metavar="EPOCHS", help="this once: only the newest so many settled epochs (0: none)"
+        "--keep",
+        type=whole_number(0),
+        metavar="EPOCHS",
+        help="this once: only the newest so many settled epochs (0: none)",
     )
     less.add_argument(
         "--bytes", type=byte_size, metavar="SIZE", help="this once: settled epochs up to so many bytes, as 500mb"
@@ -68,12 +71,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _policy(args: argparse.Namespace) -> Policy | None:
-    from penstock_common.errors import PenstockError
     from penstock_producer.keeping.policy import parse_policy
 
     if args.keep is not None:
-        if args.keep < 0:
-            raise PenstockError(f"--keep {args.keep}: a number of epochs, 0 or more")
         return parse_policy(f"epochs:{args.keep}")
     return None if args.bytes is None else parse_policy(f"bytes:{args.bytes}")
 

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from penstock.cli import WrongUsage, whole_number
 from penstock.cli.sources import add_queue, options_of
 
 if TYPE_CHECKING:
@@ -27,9 +28,13 @@ _TICK_S = 0.2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("--processes", type=int, metavar="N", help="default: one per core; with --auto, at first: 1")
+    parser.add_argument(
+        "--processes", type=whole_number(1), metavar="N", help="default: one per core; with --auto, at first: 1"
+    )
     parser.add_argument("--auto", action="store_true", help="as many as the trainers need, from 1 to --max")
-    parser.add_argument("--max", type=int, metavar="N", help="with --auto: at most so many (default: one per core)")
+    parser.add_argument(
+        "--max", type=whole_number(1), metavar="N", help="with --auto: at most so many (default: one per core)"
+    )
     parser.add_argument("--burst", action="store_true", help="end when the queue is empty")
     parser.add_argument(
         "--url",
@@ -62,15 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until Ctrl-C or SIGTERM; both let each worker end its sample and give its shard back."""
-    from penstock_common.errors import PenstockError, ServerUnavailable
+    from penstock_common.errors import ServerUnavailable
     from penstock_producer.planning.dispatch import Dispatcher
     from penstock_producer.working.autoscale import Autoscale
     from penstock_producer.working.fleet import LOST_SERVER, STOPPED, Fleet, advise
 
     if args.max and not args.auto:
-        raise PenstockError("--max goes with --auto; a fixed number of workers is --processes N")
+        raise WrongUsage("--max goes with --auto; a fixed number of workers is --processes N")
     if args.auto and args.burst:
-        raise PenstockError("--auto stays and follows the trainers, --burst ends with the queue: give one of them")
+        raise WrongUsage("--auto stays and follows the trainers, --burst ends with the queue: give one of them")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = dataclasses.replace(options_of(args), burst=args.burst, is_chatty=True, owner=os.getpid())
     options = dataclasses.replace(options, trust=_trust(args, options.queue_url))
@@ -118,7 +123,7 @@ def _trust(args: argparse.Namespace, queue_url: str) -> Trust:
 
     if args.allow_any:
         if args.allow or args.root:
-            raise PenstockError("--allow-any allows everything: give it, or --allow and --root")
+            raise WrongUsage("--allow-any allows everything: give it, or --allow and --root")
         return ANYTHING
     if args.allow or args.root:
         return Trust(tuple(args.allow), tuple(args.root))

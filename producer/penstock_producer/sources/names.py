@@ -63,14 +63,20 @@ def _require_own(name: str, found: object) -> None:
         )
 
 
-def resolve(name: str) -> Any:
-    """The object behind ``module:attribute`` (dots allowed on both sides); raises SourceError."""
+def split_name(name: str) -> tuple[str, str]:
+    """Return module and attribute of ``module:attribute`` without importing; raise SourceError for another form."""
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         raise SourceError(f"{name!r} is not an import name; write module:attribute, like augment:flip")
     if module_name.endswith(".py") or "/" in module_name:
         wanted = Path(module_name).with_suffix("").as_posix().replace("/", ".")
         raise SourceError(f"{name!r} names a file; write the module instead: {wanted}:{attribute}")
+    return module_name, attribute
+
+
+def resolve(name: str) -> Any:
+    """The object behind ``module:attribute`` (dots allowed on both sides); raises SourceError."""
+    module_name, attribute = split_name(name)
     if _allowed is not None:
         require_named(name, _allowed)
     found = _import(module_name)

@@ -130,6 +130,11 @@ def _client(url: str, timeout_s: float, client_name: str | None) -> ControlClien
     return cast(ControlClient, client)
 
 
+def check_url(url: str) -> None:
+    """Raise ServerUnavailable for a text that is no Redis URL; connects to nothing."""
+    _client(url, CONNECT_TIMEOUT_S, None).close()
+
+
 def _check_path(url: str) -> None:
     """redis-py reads database 0 out of a path that is no number, and silently writes there."""
     parts = urlsplit(url)
