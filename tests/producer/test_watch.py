@@ -66,6 +66,18 @@ def until(looks: Iterator[object], done: object) -> None:
         next(looks)
 
 
+def test_files_that_are_not_read_as_images_are_said_once(any_url: str, tmp_path: Path) -> None:
+    """A watch that waits for files it does not read waits for ever."""
+    for name in ("a.heic", "b.heic"):
+        (tmp_path / name).write_bytes(b"photo")
+    told: list[str] = []
+    with watching(any_url, tmp_path, told, workers=0) as watch:
+        looks = watch.run()
+        until(looks, lambda: told)
+        watch._new_files()
+    assert told == ["files ending in .heic are passed over: they are not read as images"]
+
+
 def test_a_file_is_whole_when_it_has_not_changed_for_a_while() -> None:
     """Half a picture is a bad sample for ever: whoever still writes must be waited for."""
     sightings = Sightings(whole_after_s=3.0)

@@ -32,6 +32,7 @@ from penstock_producer.planning.plan import EpochFailed, ProductionPlan, find_ep
 from penstock_producer.planning.progress import EpochProgress, Progress, Summary, bad_reasons, look
 from penstock_producer.planning.tasting import taste
 from penstock_producer.sources.blocks import seen_through
+from penstock_producer.sources.files import passed_over
 from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import BatchSource, Source
 from penstock_producer.working.fill import HOPELESS, Seed, bad_limit
@@ -102,6 +103,8 @@ class Production:
 
     def _prepare(self, plan: ProductionPlan, options: WorkerOptions, workers: int) -> None:
         self._source = open_source(plan.source)
+        if others := passed_over(self._source.info):
+            self._notify(others)
         self._config = pin(plan.source, self._source).model_dump(mode="json")
         self._fingerprint = plan_fingerprint(self._source.fingerprint, plan.shuffle, plan.block_transform)
         self._tasted = seen_through(self._source, plan.block_transform)

@@ -25,7 +25,7 @@ from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.planning.progress import Progress
 from penstock_producer.sources.config import ImagesConfig
-from penstock_producer.sources.files import File
+from penstock_producer.sources.files import File, shown
 from penstock_producer.sources.folder import images_below
 from penstock_producer.working.fleet import LOST_SERVER, STOPPED, Fleet
 from penstock_producer.working.oversight import Death
@@ -144,7 +144,9 @@ class Watch:
 
     def _new_files(self) -> list[str]:
         known = self._watched.epochs
-        there = images_below(self._config.path)
+        there, others = images_below(self._config.path)
+        for suffix in others:
+            self._tell_once(suffix, f"files ending in {shown(suffix)} are passed over: they are not read as images")
         self._folders = tuple(sorted({file.path.partition("/")[0] for file in there if "/" in file.path}))
         fresh = [file for file in there if file.path not in known and self._is_wanted(file.path)]
         return sorted(file.path for file in self._sightings.whole(time.monotonic(), fresh))

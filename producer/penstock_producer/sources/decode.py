@@ -6,6 +6,7 @@ The only user of Pillow here. Which file and which label is not known.
 from __future__ import annotations
 
 import io
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -20,9 +21,16 @@ from penstock_producer.sources.random_crop import Box, random_box
 
 with needed("PIL", "reading images"):
     from PIL import Image, UnidentifiedImageError
+    from PIL.IcoImagePlugin import IcoFile
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""The only decoders that are tried: a PostScript file named .jpg must not start Ghostscript."""
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000")
+"""The only decoders that are tried: a PostScript file named .jpg must not start Ghostscript.
+
+Icons are taken apart here.
+"""
+
+_ICON = b"\0\0\1\0"
+"""How an .ico begins."""
 
 _GAP = 2.0
 """JPEGs are decoded to at least twice the wanted size before the last resize; Pillow's own choice for thumbnails."""
@@ -93,7 +101,7 @@ class Decoder:
         ``rng`` is needed for random crops and flips. Raises SampleError naming ``key`` and the reason.
         """
         try:
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            with _opened(data) as image:
                 self._bound(image, key)
                 return data if self.mode == "encoded" else self._pixels(image, key, rng)
         except SampleError:
@@ -111,7 +119,7 @@ class Decoder:
     def measure(self, data: bytes, key: str) -> tuple[int, int, int]:
         """[H, W, C] of what `decode` would give, from the header alone."""
         try:
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            with _opened(data) as image:
                 self._bound(image, key)
                 width, height = _upright_size(image)
         except Exception as error:
@@ -178,6 +186,17 @@ class Decoder:
         if self.mode == "gray16":
             pixels = pixels.clip(0, 0xFFFF).astype(np.uint16)
         return pixels.reshape(image.height, image.width, self.channels)
+
+
+def _opened(data: bytes) -> Image.Image:
+    """Open an image file, of which only the header is read.
+
+    An icon is its largest picture. Pillow would decode it before its size is known: the icon's directory may lie.
+    """
+    if data.startswith(_ICON):
+        icon = IcoFile(io.BytesIO(data))
+        return icon.getimage(max(icon.sizes(), key=math.prod))
+    return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 def _pair(size: Size | None) -> tuple[int, int] | None:

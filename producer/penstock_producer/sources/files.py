@@ -9,13 +9,15 @@ import hashlib
 import json
 import os.path
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock_common.errors import SourceError
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+EXTENSIONS = (
+    ".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2", ".j2k", ".ico",
+)  # fmt: skip
 """Read, in any case; other files are passed over."""
 
 
@@ -33,6 +35,8 @@ class Files(Protocol):
     """A folder's or an archive's images, sorted by path; safe to read after a fork and from threads."""
 
     files: list[File]
+    passed_over: Counter[str]
+    """How many other files there are, by what their names end in."""
 
     def read(self, index: int) -> bytes:
         """The whole file; raises SampleError naming it."""
@@ -41,8 +45,8 @@ class Files(Protocol):
         """Give back what is open."""
 
 
-def choose(files: Iterable[File], where: str) -> list[File]:
-    """The images among these, sorted by path; raises SourceError saying what was found instead."""
+def sort_out(files: Iterable[File]) -> tuple[list[File], Counter[str]]:
+    """Return the images among these, sorted by path, and how many others there are by what their names end in."""
     chosen: list[File] = []
     others: Counter[str] = Counter()
     for file in files:
@@ -53,14 +57,34 @@ def choose(files: Iterable[File], where: str) -> list[File]:
             chosen.append(file)
         else:
             others[suffix or "no extension"] += 1
+    return sorted(chosen, key=lambda file: file.path), others
+
+
+def choose(files: Iterable[File], where: str) -> tuple[list[File], Counter[str]]:
+    """Return what `sort_out` does. Raises SourceError, saying what was found instead, where there are no images."""
+    chosen, others = sort_out(files)
     if not chosen:
-        found = ", ".join(f"{n} x {suffix}" for suffix, n in sorted(others.items(), key=_rank)[:4]) or "nothing"
-        raise SourceError(f"no images in {where}: found {found}; images are files ending in {' '.join(EXTENSIONS)}")
-    return sorted(chosen, key=lambda file: file.path)
+        raise SourceError(f"no images in {where}: found {_counted(others) or 'nothing'}; {_IMAGES}")
+    return chosen, others
 
 
-def _rank(counted: tuple[str, int]) -> tuple[int, str]:
-    return -counted[1], counted[0]
+def passed_over(info: Mapping[str, Any]) -> str | None:
+    """Return one line on the files that a source, by its info, passed over. None where there are none."""
+    others: Counter[str] = Counter()
+    for part in (info, *info.get("parts", ())):
+        others.update(part.get("passed_over", {}))
+    return f"{_counted(others)} passed over: {_IMAGES}" if others else None
+
+
+_IMAGES = f"images are files ending in {' '.join(EXTENSIONS)}"
+_SHOWN = 4
+"""So many endings are named, the commonest."""
+
+
+def _counted(others: Counter[str]) -> str:
+    ranked = sorted(others.items(), key=lambda counted: (-counted[1], counted[0]))
+    more = sum(n for _, n in ranked[_SHOWN:])
+    return ", ".join(f"{n} x {shown(suffix)}" for suffix, n in ranked[:_SHOWN]) + (f", {more} others" if more else "")
 
 
 def is_hidden(path: str) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.limits import MAX_FIELD_BYTES
 from penstock_producer.sources.bounds import require_inside
-from penstock_producer.sources.files import EXTENSIONS, File, choose, shown
+from penstock_producer.sources.files import File, choose, shown, sort_out
 
 
 class Folder:
@@ -20,7 +21,7 @@ class Folder:
         """``only`` these, by relative path, whether they are there or not."""
         self._root = _root(path)
         found = _walk(str(self._root), "", ()) if only is None else (_named(self._root, each) for each in only)
-        self.files = choose(found, path)
+        self.files, self.passed_over = choose(found, path)
 
     def read(self, index: int) -> bytes:
         """The whole file."""
@@ -41,10 +42,9 @@ class Folder:
         """Nothing is kept open."""
 
 
-def images_below(path: str) -> list[File]:
-    """The images that are there now, sorted by path; none is no error. Raises SourceError where there is no folder."""
-    found = _walk(str(_root(path)), "", ())
-    return [file for file in found if os.path.splitext(file.path)[1].lower() in EXTENSIONS]  # noqa: PTH122 - as choose
+def images_below(path: str) -> tuple[list[File], Counter[str]]:
+    """Return what `sort_out` does of a folder's files. Raises SourceError where there is no folder."""
+    return sort_out(_walk(str(_root(path)), "", ()))
 
 
 def _root(path: str) -> Path:

@@ -23,6 +23,9 @@ PROBES = 64
 MAX_LISTED = 10_000
 """Of up to so many images the stream's meta holds the file names: about half a megabyte."""
 
+MAX_ENDINGS = 100
+"""Endings of files passed over that the stream's meta counts, the commonest."""
+
 
 class Images:
     """Images by index, sorted by path."""
@@ -44,7 +47,8 @@ class Images:
         # of files that were named the names count: one that changes or goes is a bad sample, and not another source
         kept = self._kept if config.files is None else ()
         self.fingerprint = fingerprint(options, (self._files.files[index] for index in kept))
-        self.info: dict[str, Any] = {"source": "images", "classes": self._labels.classes}
+        others = {shown(suffix): count for suffix, count in self._files.passed_over.most_common(MAX_ENDINGS)}
+        self.info: dict[str, Any] = {"source": "images", "classes": self._labels.classes, "passed_over": others}
         if len(self._kept) <= MAX_LISTED and config.files is None:
             self.info["files"] = [self.key(index) for index in range(len(self))]
 

@@ -50,7 +50,7 @@ class Zip:
             raise SourceError(f"{path} is not a readable zip: {error}") from error
         root = _common_root([m.filename for m in members])
         found = {m.filename[len(root) :]: m for m in members}
-        self.files = choose(_listed(found), path)
+        self.files, self.passed_over = choose(_listed(found), path)
         self._members = [_member(found[file.path], path) for file in self.files]
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms
 
 from penstock_common.errors import SampleError
-from penstock_producer.sources.decode import Decoder
+from penstock_producer.sources.decode import FORMATS, Decoder
 from tests.producer.sources.conftest import gradient
 
 Pixels = NDArray[Any]
@@ -57,6 +57,11 @@ def png16(pixels: Pixels, colour_type: int) -> bytes:
         ("WEBP", {"quality": 100}, 12),
         ("JPEG", {"quality": 100, "subsampling": 0}, 4),
         ("JPEG", {"quality": 100, "subsampling": 0, "progressive": True}, 4),
+        ("AVIF", {"quality": 100, "subsampling": "4:4:4"}, 4),
+        ("JPEG2000", {}, 0),
+        ("JPEG2000", {"no_jp2": True}, 0),
+        ("ICO", {"sizes": [(96, 64)]}, 0),
+        ("ICO", {"sizes": [(96, 64)], "bitmap_format": "bmp"}, 0),
     ],
 )
 def test_every_format_gives_its_pixels(form: str, options: dict[str, Any], tolerance: int) -> None:
@@ -70,13 +75,39 @@ def test_every_format_gives_its_pixels(form: str, options: dict[str, Any], toler
     assert np.abs(found.astype(int) - pixels).max() <= tolerance
 
 
-@pytest.mark.parametrize("form", ["GIF", "WEBP", "TIFF"])
-def test_the_first_frame_of_many_counts(form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [("GIF", {}), ("WEBP", {"lossless": True}), ("TIFF", {}), ("PNG", {}), ("AVIF", {"quality": 100})],
+)
+def test_the_first_frame_of_many_counts(form: str, options: dict[str, Any]) -> None:
     """Animations and multi-page scans are one sample."""
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
-    options = {"lossless": True} if form == "WEBP" else {}
-    found = decoded(encoded(frames[0], form, save_all=True, append_images=frames[1:], **options))
-    assert found[1, 1].tolist() == [255, 0, 0]
+    data = encoded(frames[0], form, save_all=True, append_images=frames[1:], **options)
+    with Image.open(io.BytesIO(data)) as image:
+        assert getattr(image, "n_frames", 1) == 2
+    found = decoded(data)
+    assert np.abs(found[1, 1].astype(int) - [255, 0, 0]).max() <= 2
+
+
+def test_an_icon_is_its_largest_picture() -> None:
+    """An icon holds one picture in several sizes; the directory cannot name one above 256."""
+    large = Image.fromarray(np.repeat(np.repeat(gradient(), 16, 0), 16, 1))
+    data = encoded(large, "ICO", sizes=[(16, 16), (48, 32), (192, 128)])
+    assert decoded(data).shape == Decoder().measure(data, "") == (128, 192, 3)
+    picture = encoded(large.resize((640, 320)), "PNG")
+    entry = struct.pack("<BBBBHHII", 0, 0, 0, 0, 1, 32, len(picture), 22)
+    beyond = struct.pack("<HHH", 0, 1, 1) + entry + picture
+    assert decoded(beyond).shape == Decoder().measure(beyond, "") == (320, 640, 3)
+    with pytest.raises(SampleError, match="640 x 320 pixels; at most 70000 are decoded"):
+        decoded(beyond, max_pixels=70_000)
+
+
+def test_a_jpeg_2000_that_lies_about_its_size_is_refused() -> None:
+    """The size is judged before any memory is taken, so the pixels behind it must not be more."""
+    data = encoded(Image.new("L", (512, 512)), "JPEG2000")
+    at = data.index(b"ihdr") + 4
+    with pytest.raises(SampleError, match="cannot be decoded"):
+        decoded(data[:at] + struct.pack(">II", 8, 8) + data[at + 8 :])
 
 
 def test_photos_of_phones_that_hold_several_pictures_are_read() -> None:
@@ -86,7 +117,7 @@ def test_photos_of_phones_that_hold_several_pictures_are_read() -> None:
     assert decoded(data, resize=4).tolist() == np.full((4, 4, 3), 255).tolist()
 
 
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_applied(form: str, orientation: int) -> None:
     """Phones store pictures on their side and say so; a model must see them upright."""
@@ -104,9 +135,10 @@ def test_exif_orientation_is_applied(form: str, orientation: int) -> None:
     }
     exif = Image.Exif()
     exif[0x0112] = orientation
-    options: dict[str, Any] = {"quality": 100, "subsampling": 0} if form == "JPEG" else {"lossless": True}
-    if form in ("PNG", "TIFF"):
-        options = {}
+    options: dict[str, Any] = {
+        "JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True},
+        "AVIF": {"quality": 100, "subsampling": "4:4:4"},
+    }.get(form, {})  # fmt: skip
     data = encoded(Image.fromarray(np.ascontiguousarray(turn[orientation])), form, exif=exif, **options)
     found = decoded(data)
     assert found.shape == shown.shape
@@ -131,6 +163,10 @@ def test_transparent_pixels_are_laid_on_white() -> None:
     assert decoded(encoded(half, "PNG"))[0].tolist() == expected
     assert decoded(encoded(half, "WEBP", lossless=True, exact=True))[0].tolist() == expected
     assert decoded(encoded(half, "TIFF"))[0].tolist() == expected
+    assert decoded(encoded(half, "JPEG2000"))[0].tolist() == expected
+    for form, options in (("ICO", {"sizes": [(16, 16)]}), ("AVIF", {"quality": 100, "subsampling": "4:4:4"})):
+        clear = encoded(Image.new("RGBA", (16, 16), (255, 0, 0, 0)), form, **options)
+        assert np.unique(decoded(clear)).tolist() == [255]
     grey = encoded(half.convert("LA"), "PNG")
     assert decoded(grey, "gray")[0].tolist() == [[255], [127]]
     assert decoded(grey, "gray16")[0].tolist() == [[65535], [127 * 257]]
@@ -173,7 +209,7 @@ def test_cmyk_becomes_the_colours_it_prints(form: str) -> None:
         assert np.abs(found[4, 4].astype(int) - colour).max() <= 2
 
 
-@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "JPEG2000"])
 def test_sixteen_bit_grey_is_scaled_not_clipped(form: str) -> None:
     """Pillow's own conversion clips at 255, which turns X-rays white."""
     deep = np.array([[0, 128, 129, 257, 4000, 32768, 65535]], dtype=np.uint16)
@@ -265,7 +301,7 @@ def test_images_too_large_are_refused_before_they_are_decoded() -> None:
         decoded(encoded(Image.new("L", (8, 8)), "PNG"), max_pixels=63)
 
 
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
+@pytest.mark.parametrize("form", [*FORMATS, "ICO"])
 def test_a_file_cut_anywhere_names_the_sample_or_is_whole(form: str) -> None:
     """Half-copied files are the commonest damage: never another exception, never half-grey pixels."""
     pixels = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
@@ -284,7 +320,7 @@ def test_a_file_cut_anywhere_names_the_sample_or_is_whole(form: str) -> None:
 def test_flipped_bytes_never_raise_anything_else() -> None:
     """Decoders of damaged files raise nearly anything; a worker knows only SampleError."""
     rng = np.random.default_rng(1)
-    for form in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
+    for form in (*FORMATS, "ICO"):
         data = encoded(Image.fromarray(gradient()), form)
         for _ in range(40):
             broken = bytearray(data)

@@ -7,16 +7,21 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_producer.sources.config import ImagesConfig
+from penstock_producer.planning.plan import ProductionPlan
+from penstock_producer.planning.production import Production
+from penstock_producer.sources.config import ImagesConfig, parse_config
+from penstock_producer.sources.files import EXTENSIONS, passed_over
 from penstock_producer.sources.images import Images
 from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import Source
+from penstock_producer.working.worker import WorkerOptions
 from tests.contracts.source import SourceContract, digest, read
 
 
@@ -85,10 +90,48 @@ def test_a_zip_gives_what_the_folder_gives(folder: Path, zipped: Path) -> None:
 
 def test_files_that_are_no_images_or_hidden_are_passed_over(folder: Path) -> None:
     """Folders hold notes, thumbnails databases and the traces of editors."""
-    for name in ("notes.txt", "cat/.hidden.png", "dog/Thumbs.db", ".cache/x.png"):
+    for name in ("notes.txt", "cat/.hidden.png", "dog/Thumbs.db", ".cache/x.png", "cat/a.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("hello")
-    assert len(Images(ImagesConfig(path=str(folder)))) == 6
+    images = Images(ImagesConfig(path=str(folder)))
+    assert len(images) == 6
+    assert images.info["passed_over"] == {".txt": 2, ".db": 1}
+    assert passed_over(images.info) == (
+        "2 x .txt, 1 x .db passed over: images are files ending in " + " ".join(EXTENSIONS)
+    )
+
+
+def test_an_avif_a_jp2_and_an_ico_beside_a_jpg_are_all_read(tmp_path: Path) -> None:
+    """Cameras and the web write more formats every year; none may be missing in silence."""
+    for name in ("a.jpg", "b.avif", "c.jp2", "d.j2k", "e.ico", "F.AVIF"):
+        Image.new("RGB", (32, 32), (0, 200, 0)).save(tmp_path / name)
+    images = Images(ImagesConfig(path=str(tmp_path)))
+    assert list(map(images.key, range(len(images)))) == [
+        "F.AVIF",
+        "a.jpg",
+        "b.avif",
+        "c.jp2",
+        "d.j2k",
+        "e.ico",
+    ]
+    for index in range(6):
+        assert np.abs(read(images, index)["x"][16, 16].astype(int) - [0, 200, 0]).max() <= 4
+    assert passed_over(images.info) is None
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_production_counts_aloud_what_it_passes_over(any_url: str, folder: Path, is_mixed: bool) -> None:
+    """A class whose photos are all .heic would be missing from training without a word."""
+    for number in range(3):
+        (folder / f"cat/{number}.heic").write_bytes(b"photo")
+    config: Any = {"kind": "images", "path": str(folder)}
+    source: Any = {"kind": "weighted", "parts": [{"source": config, "weight": 1}] * 2} if is_mixed else config
+    plan = ProductionPlan(stream="train", source=parse_config(source))
+    said: list[str] = []
+    with Production(plan, WorkerOptions(url=any_url, queue_url=any_url), workers=0, notify=said.append):
+        pass
+    count = 6 if is_mixed else 3
+    assert [line for line in said if line.startswith(f"{count} x .heic passed over: images are files ending in .jpg")]
 
 
 def test_pipes_and_sockets_are_passed_over(folder: Path) -> None:
@@ -120,7 +163,7 @@ def test_links_are_followed_and_circles_end(folder: Path, tmp_path: Path) -> Non
         (tmp_path / "linked" / name).symlink_to(folder / "cat")
     (folder / "cat/deep/up").symlink_to(tmp_path / "linked")
     images = Images(ImagesConfig(path=str(tmp_path / "linked")))
-    assert [key for key in images.info["files"] if "up" not in key] == [
+    assert images.info["files"] == [
         f"{name}/{file}" for name in ("one", "two") for file in ("a.png", "b.bmp", "deep/c.png")
     ]
 
