@@ -135,11 +135,12 @@ def test_exif_orientation_is_applied(form: str, orientation: int) -> None:
     }
     exif = Image.Exif()
     exif[0x0112] = orientation
-    options: dict[str, Any] = {
+    options: dict[str, dict[str, Any]] = {
         "JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True},
         "AVIF": {"quality": 100, "subsampling": "4:4:4"},
-    }.get(form, {})  # fmt: skip
-    data = encoded(Image.fromarray(np.ascontiguousarray(turn[orientation])), form, exif=exif, **options)
+    }  # fmt: skip
+    stored = Image.fromarray(np.ascontiguousarray(turn[orientation]))
+    data = encoded(stored, form, exif=exif, **options.get(form, {}))
     found = decoded(data)
     assert found.shape == shown.shape
     assert np.abs(found.astype(int) - shown)[2:-2, 2:-2, :2].max() <= 16
