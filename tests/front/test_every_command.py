@@ -152,6 +152,7 @@ OFFERS_JSON = {prog for prog, leaf in LEAVES.items() if "--json" in leaf._option
 RUN_ELSEWHERE = {
     "penstock demo",  # tests/front/test_cli_demo.py
     *(prog for prog in OFFERS_JSON if prog.startswith("penstock produce ")),  # tests/front/test_cli_produce.py
+    *(prog for prog in OFFERS_JSON if prog.startswith("penstock bench ")),  # tests/front/test_cli_bench.py
     "penstock import",  # needs an export first: tests/journeys
     "penstock bad drop", "penstock bad retry",  # need what is bad: tests/front/test_cli_bad.py
 }  # fmt: skip

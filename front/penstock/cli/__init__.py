@@ -47,6 +47,9 @@ class Entry(NamedTuple):
 COMMANDS: dict[str, Entry] = {
     "demo": Entry("penstock.cli.demo", "see it all work: digits, workers, Redis, two models, an audit"),
     "run": Entry("penstock.cli.run", "start server, workers and a training command together"),
+    "bench": Entry(
+        "penstock.cli.bench", "measure your source through a DataLoader and through Penstock, and say which to use"
+    ),
     "produce": Entry("penstock.cli.produce", "make epochs of a source with worker processes"),
     "worker": Entry("penstock.cli.worker", "do the jobs of penstock produce, here or on another host"),
     "server": Entry("penstock.cli.server", "run a private redis-server in the foreground"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import (
@@ -75,9 +76,12 @@ def add_sources(
     for each in indexed:
         add_choice(each, _COUNT, is_mix=each.prog.endswith(" mix"))
     for each in [*indexed, generator]:
-        each.epilog = f"example:\n  {each.prog} {_EXAMPLES[each.prog.split()[-1]]}{tail}"
+        example = _EXAMPLES[each.prog.split()[-1]]
         if production:
             _add_production(each)
+        else:
+            example = example.replace(" --epochs 3", "")
+        each.epilog = f"example:\n  {each.prog} {example}{tail}"
 
 
 def _add_images(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +129,7 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     add(
         "--sample-limit", type=_seconds, default=300.0, metavar="S", help="longer ones hang (default: 300; 0: no limit)"
     )
-    add("--spec", type=_spec, metavar="JSON", help="""e.g. '{"x": ["uint8", [null, null, 3]]}'; null is a free size""")
+    add_spec(add)
     add(
         "--budget",
         type=byte_size,
@@ -153,6 +157,11 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
         help="the streams' server (default: PENSTOCK_URL, else your `penstock server`, else localhost:6379)",
     )
     add_queue(parser)
+
+
+def add_spec(add: Callable[..., argparse.Action]) -> None:
+    """Add what declares the tensors of a sample."""
+    add("--spec", type=_spec, metavar="JSON", help="""e.g. '{"x": ["uint8", [null, null, 3]]}'; null is a free size""")
 
 
 def add_queue(parser: argparse.ArgumentParser) -> None:

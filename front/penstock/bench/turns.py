@@ -1,0 +1,299 @@
+"""The processes of one turn: some trainers, each fed the same way, and with Penstock a producer beside them.
+
+All are forked from a process without threads, and end with it. A turn is timed from batch to batch, once every trainer
+has had its first ones: starts and imports are nobody's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+
+from penstock.bench.feeds import Feed, end_with, made, samples_in
+from penstock_common.errors import PenstockError, SampleError
+from penstock_common.stream.link.connection import connect
+from penstock_common.stream.removal.deletion import delete_stream
+from penstock_consumer.loader import Loader
+from penstock_producer.planning.plan import ProductionPlan
+from penstock_producer.planning.production import Production
+from penstock_producer.sources.config import SourceConfig, WeightedConfig, WeightedPart
+from penstock_producer.sources.protocol import AnySource
+from penstock_producer.working.fill import HOPELESS, TooManyBad
+from penstock_producer.working.worker import WorkerOptions
+
+STREAM = "bench"
+PATIENCE_S = 120.0
+"""How long a turn may go without a batch of some trainer."""
+END_S = 15.0
+"""How long the processes of a turn may take to end."""
+WARM_UP = 0.25
+"""The part of a turn that is not timed: caches and free pages are found, buffers fill."""
+_LOOK_S = 0.05
+_FORK = get_context("fork")
+
+
+@dataclass(frozen=True)
+class Taste:
+    """What one sample of the source is."""
+
+    seconds: float
+    """To make it, alone in one process."""
+    nbytes: float
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is the same in all turns."""
+
+    config: SourceConfig
+    source: AnySource
+    """What ``config`` describes, open; epochs of ``config`` may be longer."""
+    sample: Taste
+    url: str
+    spec: Mapping[str, Any] | None
+    batch: int
+    workers: int
+    budget_bytes: int
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to feed a trainer: by ``feed``, or by a stream whose payloads lie where ``payload`` says."""
+
+    name: str
+    feed: Feed | None = None
+    payload: str = ""
+
+
+class Turn:
+    """The processes, in a ``with`` block."""
+
+    def __init__(self, setup: Setup, side: Side, trainers: int) -> None:
+        self._setup, self._side = setup, side
+        self._cells = _FORK.Array("d", 2 * trainers)
+        """Of each trainer its samples, and when it had the latest of them."""
+        self._complaints = _FORK.SimpleQueue()
+        self._processes: list[BaseProcess] = []
+        for number in range(trainers):
+            self._start(self._train, number, max(1, setup.workers // trainers))
+        if side.feed is None:
+            self._start(self._produce)
+
+    def rate(self, seconds: float) -> float:
+        """Return the samples per second of all trainers. Takes ``seconds``, the start included, or a little longer.
+
+        Raises:
+            PenstockError: A process ended, or a trainer had no batch for two minutes.
+        """
+        began = time.monotonic()
+        self._await(lambda: all(self._look()[::2]))
+        left = max(seconds / 4, began + seconds - time.monotonic())
+        self._sleep(left * WARM_UP)
+        before = self._look()
+        self._sleep(left * (1 - WARM_UP))
+        self._await(lambda: all(now > then for now, then in zip(self._look()[1::2], before[1::2], strict=True)))
+        after = self._look()
+        gained = [now - then for now, then in zip(after, before, strict=True)]
+        return sum(samples / spent for samples, spent in zip(gained[::2], gained[1::2], strict=True))
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.terminate()
+        deadline = time.monotonic() + END_S
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        if self._side.feed is None:
+            with contextlib.suppress(PenstockError), connect(self._setup.url) as client:
+                delete_stream(client, STREAM)
+
+    def _look(self) -> list[float]:
+        with self._cells.get_lock():
+            return list(self._cells.get_obj())
+
+    def _sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self._await(lambda: time.monotonic() >= until, patience_s=seconds + PATIENCE_S)
+
+    def _await(self, is_true: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+        until = time.monotonic() + patience_s
+        while not is_true():
+            if (ended := next((each for each in self._processes if not each.is_alive()), None)) is not None:
+                why = f"a process ended with exit code {ended.exitcode}"
+                raise PenstockError(f"{self._side.name}: {why if self._complaints.empty() else self._complaints.get()}")
+            if time.monotonic() > until:
+                raise PenstockError(f"{self._side.name}: no batch of some trainer in {patience_s:.0f} s")
+            time.sleep(_LOOK_S)
+
+    # --- in the processes -----------------------------------------------------------------------------------------
+
+    def _start(self, work: Callable[..., None], *args: Any) -> None:
+        self._processes.append(_started(self._guarded, os.getpid(), work, *args))
+
+    def _guarded(self, owner: int, work: Callable[..., None], *args: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner hears it, and ends us
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        end_with(owner)
+        try:
+            work(*args)
+        except KeyboardInterrupt:
+            pass
+        except Exception as error:
+            self._complaints.put(_told(error))
+            raise SystemExit(1) from None
+
+    def _train(self, number: int, workers: int) -> None:
+        for samples in self._from_stream(number) if self._side.feed is None else self._from_feed(workers):
+            with self._cells.get_lock():
+                self._cells[2 * number] += samples
+                self._cells[2 * number + 1] = time.monotonic()
+
+    def _from_feed(self, workers: int) -> Iterator[int]:
+        """Ends between batches: torch's workers complain of one that is broken off."""
+        ended = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: ended.set())
+        assert self._side.feed is not None
+        for samples in self._side.feed(self._setup.source, self._setup.batch, workers):
+            yield samples
+            if ended.is_set():
+                return
+
+    def _from_stream(self, number: int) -> Iterator[int]:
+        setup, group = self._setup, f"trainer-{number}"
+        with Loader(STREAM, group=group, batch_size=setup.batch, url=setup.url, notify=_quiet) as loader:
+            while True:
+                for batch in loader:
+                    yield batch.size
+
+    def _produce(self) -> None:
+        setup = self._setup
+        plan = ProductionPlan(
+            stream=STREAM,
+            source=setup.config,
+            spec=setup.spec,
+            is_endless=True,
+            budget_bytes=setup.budget_bytes,
+            payload=self._side.payload,
+        )
+        options = WorkerOptions(url=setup.url, queue_url=setup.url, queue=STREAM)
+        with Production(plan, options, workers=setup.workers, notify=_quiet) as production:
+            for _ in production.run():
+                pass
+
+
+def measure(
+    setup: Setup,
+    sides: Sequence[Side],
+    trainers: Sequence[int],
+    seconds: float,
+    tell: Callable[[int, str], None],
+) -> dict[int, dict[str, list[float]]]:
+    """Run all turns, every other round backwards, and tell how many are done and what the latest found.
+
+    Returns:
+        Number of trainers -> name of side -> samples per second, of each round.
+    """
+    rates: dict[int, dict[str, list[float]]] = {count: {side.name: [] for side in sides} for count in trainers}
+    turns = [(count, side) for count in trainers for side in sides]
+    order = [turn for number in range(rounds_in(seconds)) for turn in (turns if number % 2 == 0 else turns[::-1])]
+    until = time.monotonic() + seconds
+    for done, (count, side) in enumerate(order):
+        share = (until - time.monotonic()) / (len(order) - done)
+        with Turn(setup, side, count) as turn:
+            rates[count][side.name].append(turn.rate(max(share, seconds / len(order) / 2)))
+        whom = "1 trainer" if count == 1 else f"{count} trainers"
+        tell(done + 1, f"{side.name}, {whom}: {rates[count][side.name][-1]:,.0f} samples/s")
+    return rates
+
+
+def rounds_in(seconds: float) -> int:
+    """Return how many rounds there are: turns that are too short tell nothing."""
+    return 3 if seconds >= 60 else 1
+
+
+def taste(source: AnySource, seconds: float) -> Taste:
+    """Make samples for some ``seconds``, in a process of its own.
+
+    Raises:
+        PenstockError: No sample can be made.
+    """
+    ours, theirs = _FORK.Pipe(duplex=False)
+    process = _started(_taste, theirs, source, seconds)
+    theirs.close()
+    try:
+        found = ours.recv()
+    except EOFError:
+        found = "the process that made the first samples died"
+    finally:
+        process.join()
+    if isinstance(found, str):
+        raise PenstockError(found)
+    return Taste(*found)
+
+
+def repeated(config: SourceConfig, source: AnySource, samples: int) -> SourceConfig:
+    """Return a source of epochs of at least ``samples``, so that no turn sees an epoch's end, where that can be."""
+    if source.unit != "sample" or len(source) >= samples:
+        return config
+    if isinstance(config, WeightedConfig):
+        return config.model_copy(update={"samples": samples})
+    return WeightedConfig(parts=(WeightedPart(source=config),), samples=samples)
+
+
+def _taste(pipe: Connection, source: AnySource, seconds: float) -> None:
+    try:
+        pipe.send(_costs(source, seconds))
+    except Exception as error:
+        pipe.send(_told(error))
+
+
+def _costs(source: AnySource, seconds: float) -> tuple[float, float]:
+    bad = 0
+
+    def complain(error: SampleError) -> None:
+        nonlocal bad
+        bad += 1
+        if bad >= HOPELESS:
+            raise TooManyBad(f"{bad} samples cannot be made; the last: {error}")
+
+    samples = made(source, complain)
+    first = next(samples)  # untimed: it pays for imports
+    count = samples_in(source, first)
+    nbytes = sum(len(value) if isinstance(value, bytes) else np.asarray(value).nbytes for value in first.values())
+    began, timed = time.perf_counter(), 0
+    while timed == 0 or time.perf_counter() - began < seconds:
+        timed += samples_in(source, next(samples))
+    return (time.perf_counter() - began) / timed, nbytes / max(1, count)
+
+
+def _started(work: Callable[..., None], *args: Any) -> BaseProcess:
+    process = _FORK.Process(target=work, args=args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: a library's, which are idle
+        process.start()
+    return process
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+
+
+def _quiet(_: str) -> None:
+    """What waits is told by the turn's result."""

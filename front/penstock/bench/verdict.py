@@ -1,0 +1,69 @@
+"""What the rates of all turns mean for the reader: which way of feeding to use, in one sentence. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+WORTH = 1.1
+"""Penstock is one more thing to run, and segments tie it to one host: each must gain a tenth to be proposed."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Of two sides' rates in neighbouring turns, over all rounds."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"{self.median:.2f}x"
+        return f"{self.median:.2f}x ({self.low:.2f}-{self.high:.2f})"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to use for so many trainers, and why."""
+
+    trainers: int
+    base: str
+    """The name of the side without Penstock."""
+    use: str
+    """The name of the side to use."""
+    ratios: Mapping[str, Ratio]
+    """Side -> its rate relative to ``base``, of all other sides."""
+    rounds: int
+    is_close: bool
+    """The rounds disagree, so another run might say otherwise."""
+
+    @property
+    def sentence(self) -> str:
+        """Says what to do, and after that why."""
+        one = self.trainers == 1
+        whom, base = ("1 trainer", f"a {self.base}") if one else (f"{self.trainers} trainers", f"one {self.base} each")
+        found = ", ".join(f"{side} {ratio}" for side, ratio in self.ratios.items())
+        doubt = ". The rounds disagree: repeat it on an idle machine, or with more --seconds" if self.is_close else ""
+        doubt = ". That was one short round: give it --seconds 120" if self.rounds == 1 else doubt
+        use = base if self.use == self.base else self.use
+        return f"{whom}: use {use}. Samples per second, relative to {base}: {found}{doubt}"
+
+
+def judge(rates: Mapping[str, Sequence[float]], trainers: int) -> Verdict:
+    """Return the verdict on the rates of each side, round by round; the first side is the one without Penstock."""
+    base, *others = rates
+    ratios = {side: _ratio(rates[side], rates[base]) for side in others}
+    use, least = base, Ratio(1.0, 1.0, 1.0)
+    is_close = False
+    for side, ratio in ratios.items():
+        is_close = is_close or ratio.low < least.median * WORTH <= ratio.high
+        if ratio.median >= least.median * WORTH:
+            use, least = side, ratio
+    return Verdict(trainers, base, use, ratios, len(rates[base]), is_close)
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    found = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return Ratio(statistics.median(found), min(found), max(found))

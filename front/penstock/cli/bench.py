@@ -1,0 +1,135 @@
+"""``penstock bench``: measures the reader's source through a DataLoader and through Penstock, and says which to use."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from penstock.cli import Parser, add_json, whole_number
+from penstock.cli.sources import add_sources, add_spec, source_of
+
+if TYPE_CHECKING:
+    from penstock.bench.turns import Setup, Side
+    from penstock.cli.console import Console
+
+NAME = "bench"
+HELP = "measure your source through a DataLoader and through Penstock, and say which to use"
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where segments are fastest
+BUDGET_BYTES = 64 << 20
+"""At least; small, so that what payloads are written to is soon in use a second time, as in a long training."""
+TASTE_S = 0.5
+SIDES = 3
+BATCHES = 4
+"""Of each trainer in a turn, at least; a larger ``--batch-size`` is cut."""
+
+
+class _Parser(Parser):
+    """A source's parser, with what only this command has."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(**settings)
+        add = self.add_argument
+        add("--batch-size", type=whole_number(1), default=64, metavar="N", help="default: %(default)s")
+        add("--trainers", type=whole_number(1), default=4, metavar="N", help="beside one (default: %(default)s)")
+        add("--workers", type=whole_number(1), metavar="N", help="processes that make samples (default: one per core)")
+        add("--seconds", type=whole_number(1), default=120, metavar="S", help="for all of it (default: %(default)s)")
+        add_spec(add)
+        add_json(self)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    add_sources(parser, _Parser, production=False)
+    parser.epilog = (
+        "example:\n  penstock bench images photos/ --resize 224x224 --transform augment:flip\n\n"
+        "It starts a server of its own. Trainers only take batches: what is compared is who feeds them faster."
+    )
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Measures for so many seconds, and ends with a verdict for each number of trainers."""
+    from penstock.bench.turns import measure, rounds_in
+    from penstock.bench.verdict import judge
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    counts = sorted({1, args.trainers})
+    with _setup(args, console) as setup, _sides(setup, console) as sides, console.progress() as shown:
+        bar = shown.add("bench", rounds_in(args.seconds) * len(counts) * len(sides), "turns")
+        rates = measure(setup, sides, counts, args.seconds, bar.update)
+    verdicts = [judge(rates[count], count) for count in counts]
+    if args.json:
+        found = {"batch_size": setup.batch, "workers": setup.workers, "sample": asdict(setup.sample)}
+        told = [{**asdict(one), "sentence": one.sentence, "samples_per_s": rates[one.trainers]} for one in verdicts]
+        console.json({**found, "verdicts": told})
+        return 0
+    rows = [(count, side, round(median(found))) for count in counts for side, found in rates[count].items()]
+    console.table(rows, ("trainers", "fed by", "samples/s"))
+    for verdict in verdicts:
+        console.line(verdict.sentence)
+    return 0
+
+
+@contextlib.contextmanager
+def _setup(args: argparse.Namespace, console: Console) -> Iterator[Setup]:
+    """The source, looked at, and a server of our own."""
+    from penstock.bench.turns import Setup, repeated, rounds_in, taste
+    from penstock_common.stream.servers.embedded import EmbeddedServer
+    from penstock_producer.sources.open import open_source
+
+    config = source_of(args)
+    source = open_source(config)
+    workers = args.workers or os.cpu_count() or 1
+    with contextlib.closing(source), EmbeddedServer() as server:
+        sample = taste(source, TASTE_S)
+        turn_s = args.seconds / (rounds_in(args.seconds) * SIDES * len({1, args.trainers}))
+        made = turn_s * workers / sample.seconds
+        batch = min(args.batch_size, max(1, int(made / args.trainers / BATCHES)))
+        console.notice(
+            f"a sample takes {1000 * sample.seconds:.3g} ms and {sample.nbytes:,.0f} bytes; workers {workers}, batches "
+            f"of {batch}, server {server.name} {server.version}; about {args.seconds} s"
+        )
+        if batch < args.batch_size:
+            console.notice(f"a batch of {args.batch_size} takes too long for turns of {turn_s:.1f} s: see --seconds")
+        yield Setup(
+            config=repeated(config, source, int(2 * made)),
+            source=source,
+            sample=sample,
+            spec=args.spec,
+            url=server.url,
+            batch=batch,
+            workers=workers,
+            budget_bytes=max(BUDGET_BYTES, int(8 * batch * sample.nbytes)),
+        )
+
+
+@contextlib.contextmanager
+def _sides(setup: Setup, console: Console) -> Iterator[list[Side]]:
+    """What is compared, the side without Penstock first."""
+    from penstock.bench.feeds import from_dataloader, from_pool, has_torch
+    from penstock.bench.turns import Side
+
+    if has_torch():
+        first = Side("DataLoader", from_dataloader)
+    else:
+        console.notice(
+            'torch is not installed, so a process pool stands for a DataLoader; pip install "penstock[torch]"'
+        )
+        first = Side("process pool", from_pool)
+    sides = [first, Side("Penstock inline", payload="inline")]
+    room = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    if room < 2 * setup.budget_bytes:
+        console.notice(f"no segments: {SHARED_MEMORY} has {room >> 20} MiB, and {setup.budget_bytes >> 19} are needed")
+        yield sides
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=SHARED_MEMORY) as folder:
+        yield [*sides, Side("Penstock with segments", payload=f"segments:{folder}")]
