@@ -29,10 +29,12 @@ from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.working.fleet import Fleet
 from penstock_producer.working.jobs import FUNCTION, ShardJob, open_queue
+from penstock_producer.working.oversight import Death
 from penstock_producer.working.record import META_BYTES, Unreadable, checked, inflated, readable_meta
 from penstock_producer.working.worker import QUEUE
 from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import PATIENCE_S, dataset, numbers_in, options_of
+from tests.producer.test_trust import TASK
 
 BOMB_BYTES = 256 << 20
 Attack = Callable[[Any, str], object]
@@ -388,3 +390,84 @@ def test_a_call_of_anything_but_named_arguments_is_refused(call: list[object]) -
     """An instance would be a method's object, and positional arguments would reach fields that nobody checks."""
     with pytest.raises(Unreadable, match="an object or positional arguments"):
         checked({"data": zlib.compress(json.dumps(call).encode())}, FUNCTION)
+
+
+# --- crowds -----------------------------------------------------------------------------------------------------------
+
+CROWD = 3_000
+
+
+@pytest.fixture
+def taken(any_url: str) -> Iterator[tuple[Dispatcher, str]]:
+    """A dispatcher, and the id of a job of its queue that a worker has taken."""
+    dispatcher = Dispatcher(any_url, QUEUE)
+    dispatcher.enqueue([TASK])
+    with redis.Redis.from_url(any_url) as client:
+        assert client.lpop("rq:queue:penstock") == TASK.job_id.encode()
+    try:
+        yield dispatcher, TASK.job_id
+    finally:
+        dispatcher.close()
+
+
+@contextmanager
+def few_round_trips(url: str) -> Iterator[None]:
+    """Fails where the server read more often than once for 25 members; a round trip is at least one read."""
+    with redis.Redis.from_url(url) as client:
+        before: Any = client.info("stats")
+        yield
+        after: Any = client.info("stats")
+    reads = after["total_reads_processed"] - before["total_reads_processed"]
+    assert reads < CROWD // 25
+
+
+@pytest.mark.parametrize("key", ["rq:wip:penstock", "rq:queue:penstock:intermediate"])
+def test_a_crowd_of_forged_members_hides_no_lost_job(any_url: str, taken: tuple[Dispatcher, str], key: str) -> None:
+    """Three round trips for each of 20,000 members held every worker and the producer up for more than a minute."""
+    dispatcher, job_id = taken
+    with redis.Redis.from_url(any_url) as client:
+        forged = [f"forged{n}" for n in range(CROWD)]
+        if key == "rq:wip:penstock":
+            members = [f"{each}:x" for each in forged] + [f"{job_id}:x{n}" for n in range(CROWD)]
+            client.zadd(key, {member: n for n, member in enumerate([*members, b"\xff", f"{job_id}:real"])})
+        else:
+            client.rpush(key, *forged, b"\xff", job_id)
+            client.set(f"{key}:first_seen:{job_id}", 1)
+        with few_round_trips(any_url):
+            dispatcher.clean()
+        assert client.lrange("rq:queue:penstock", 0, -1) == [job_id.encode()], "it is queued again, once"
+        assert not client.exists(key)
+        job = open_queue(client, QUEUE).fetch(job_id)
+    assert job is not None
+    assert job.meta.get("failures", 0) <= 1, "a crowd is one try that failed"
+
+
+def test_a_crowd_of_forged_members_does_not_hold_up_the_job_of_a_dead_worker(
+    any_url: str, taken: tuple[Dispatcher, str]
+) -> None:
+    """It goes back as soon as its worker is dead; a round trip for each member would come before."""
+    dispatcher, job_id = taken
+    with redis.Redis.from_url(any_url) as client:
+        forged = [f"forged{n}:x" for n in range(CROWD)] + [f"{job_id}:x{n}" for n in range(CROWD)]
+        client.zadd("rq:wip:penstock", dict.fromkeys([*forged, f"{job_id}:real"], 1000000000000.0))
+        client.hset(f"rq:execution:{job_id}:real", "worker_name", "dead")
+        client.set(f"rq:execution:{job_id}:x1", "no hash")
+        with few_round_trips(any_url):
+            dispatcher.return_jobs(Death("dead", "it died"))
+        assert client.lrange("rq:queue:penstock", 0, -1) == [job_id.encode()]
+        assert client.zscore("rq:wip:penstock", f"{job_id}:real") is None
+        assert dispatcher.running() == {job_id, *(each.partition(":")[0] for each in forged)}
+
+
+def test_a_crowd_of_forged_jobs_is_weeded_with_few_round_trips(any_url: str, taken: tuple[Dispatcher, str]) -> None:
+    """The producer looks at all that is queued once a worker of its own met a job of others."""
+    dispatcher, job_id = taken
+    with redis.Redis.from_url(any_url) as client:
+        client.rpush("rq:queue:penstock", *[f"forged{n}" for n in range(CROWD)], job_id)
+        client.hset(f"rq:job:{job_id}", "data", json.dumps([FUNCTION, None, [], {}]))
+        with few_round_trips(any_url):
+            dispatcher.weed([TASK])
+        assert client.lindex("rq:queue:penstock", 0) == job_id.encode()
+        job = open_queue(client, QUEUE).fetch(job_id)
+    assert job is not None
+    assert job.kwargs == TASK.model_dump(mode="json")

@@ -132,10 +132,8 @@ class Dispatcher:
         planned = {task.job_id: task for task in tasks}
         epochs = list({(task.stream_id, task.manifest_id) for task in planned.values()})
         changed: list[ShardTask] = []
-        for job_id in self._queue.asked(self._queue.get_job_ids, self._notify):
-            job = self._queue.fetch(job_id)
-            if job is None:
-                continue
+        for job in self._queue.fetch_all(self._queue.asked(self._queue.get_job_ids, self._notify)):
+            job_id = str(job.id)
             if job_id in planned:
                 if not _is_as_planned(job, planned[job_id]):
                     changed.append(planned[job_id])

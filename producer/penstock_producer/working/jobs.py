@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from rq import Queue
 from rq.exceptions import NoSuchJobError
+from rq.executions import Execution
 from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job, JobStatus, Retry, get_current_job
 from rq.registry import FailedJobRegistry, FinishedJobRegistry
@@ -53,6 +54,8 @@ SET_ASIDE: Final = ":set-aside"
 SET_ASIDE_TTL_S: Final = 86_400
 TRIES: Final = 3
 """How often what a key of another type prevented is tried again."""
+PAGE: Final = 1000
+"""Jobs that are read at once: anybody may list any number of them, and each request is a round trip."""
 ABANDONED: Final = "its worker was not heard of any more"
 """Why a job of a silent host goes back."""
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
@@ -329,6 +332,19 @@ class ShardQueue(Queue):
             if (pair := _pair_of(member)) is not None:
                 yield pair
 
+    def executions_of(self, worker: str) -> dict[str, list[Execution]]:
+        """Return job id -> executions, of the jobs that a worker has in hand."""
+        found: dict[str, list[Execution]] = {}
+        for page in _pages([Execution(each, job_id, self.connection) for job_id, each in self.started()]):
+            with self._server.pipeline(transaction=False) as pipe:
+                for execution in page:
+                    pipe.hget(execution.key, "worker_name")
+                names = map(_answer, pipe.execute(raise_on_error=False))
+            for execution, name in zip(page, names, strict=True):
+                if name == worker.encode():
+                    found.setdefault(execution.job_id, []).append(execution)
+        return found
+
     def failed_ids(self) -> list[str]:
         """Return the ids of the jobs that failed for good."""
         return list(filter(None, map(_job_id_of, self._server.zrange(self.failed_job_registry.key, 0, -1))))
@@ -341,6 +357,17 @@ class ShardQueue(Queue):
             return None
         assert isinstance(found, ShardJob)
         return found
+
+    def fetch_all(self, job_ids: Iterable[str]) -> Iterator[ShardJob]:
+        """Yield each of these jobs that is there and can be read, once, with few round trips."""
+        for page in _pages(list(dict.fromkeys(job_ids))):
+            with self._server.pipeline(transaction=False) as pipe:
+                for job_id in page:
+                    pipe.exists(Job.key_for(job_id))
+                there = [job_id for job_id, is_there in zip(page, pipe.execute(), strict=True) if is_there]
+            for job in ShardJob.fetch_many(there, connection=self.connection, serializer=JSONSerializer):
+                if isinstance(job, ShardJob):
+                    yield job
 
     def tidy(self) -> None:
         """Return jobs of workers that are silent, or died as they took one; forget what has expired."""
@@ -363,26 +390,30 @@ class ShardQueue(Queue):
 
     def _return_abandoned(self) -> None:
         key = self.started_job_registry.key
+        expired: dict[str, list[bytes]] = {}
         for member in self._server.zrangebyscore(key, 0, time.time()):
             pair = _pair_of(member)
-            job = None if pair is None else self.fetch(pair[0])
+            expired.setdefault("" if pair is None else pair[0], []).append(member)
+        for job in self.fetch_all(filter(None, expired)):
             with self._server.pipeline() as pipe:
-                pipe.zrem(key, member)
-                if job is not None:
-                    job.count_failure()
-                    return_or_fail(self, job, pipe, ABANDONED)
+                pipe.zrem(key, *expired.pop(str(job.id)))
+                job.count_failure()
+                return_or_fail(self, job, pipe, ABANDONED)
                 pipe.execute()
+        for page in _pages([member for members in expired.values() for member in members]):
+            self._server.zrem(key, *page)
 
     def _return_stuck(self) -> None:
         taken = IntermediateQueue(self.key, connection=self.connection)
         running = {job_id for job_id, _ in self.started()}
-        for entry in self._server.lrange(taken.key, 0, -1):
-            job_id = _job_id_of(entry)
-            if job_id in running:
-                continue
-            if job_id is None or self.fetch(job_id) is None:
-                self._server.lrem(taken.key, 1, entry)
-                continue
+        entries = [(_job_id_of(entry), entry) for entry in self._server.lrange(taken.key, 0, -1)]
+        waiting = {str(job.id) for job in self.fetch_all(each for each, _ in entries if each and each not in running)}
+        with self._server.pipeline(transaction=False) as pipe:
+            for job_id, entry in entries:
+                if job_id not in running and job_id not in waiting:
+                    pipe.lrem(taken.key, 1, entry)
+            pipe.execute()
+        for job_id in waiting:
             try:
                 is_stuck = not taken.set_first_seen(job_id) and taken.should_be_cleaned_up(job_id)
             except (ValueError, OverflowError, OSError, Refused) as error:
@@ -392,8 +423,8 @@ class ShardQueue(Queue):
                 continue
             if is_stuck:
                 with self._server.pipeline() as pipe:
-                    pipe.lrem(taken.key, 1, entry)
-                    pipe.lpush(self.key, entry)
+                    pipe.lrem(taken.key, 0, job_id)
+                    pipe.lpush(self.key, job_id)
                     pipe.delete(taken.get_first_seen_key(job_id))
                     pipe.execute()
 
@@ -464,6 +495,10 @@ def return_or_fail(queue: Queue, job: ShardJob, pipe: Any, reason: str) -> None:
         job.set_status(JobStatus.FAILED, pipeline=pipe)
         job.save(pipeline=pipe)
         queue.failed_job_registry.add(job, ttl=job.failure_ttl, exc_string=reason, pipeline=pipe)
+
+
+def _pages(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[at : at + PAGE] for at in range(0, len(items), PAGE))
 
 
 def _job_id_of(entry: bytes) -> str | None:

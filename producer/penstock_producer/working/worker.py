@@ -25,7 +25,6 @@ with needed("rq", "producing"):
     from rq import SimpleWorker
 
 from rq.exceptions import StopRequested
-from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty
@@ -415,20 +414,13 @@ def _watch_owner(owner: int) -> None:
         os._exit(EXIT_LOST)  # it waits for a server that most likely went with its owner; what is committed stands
 
 
-def return_jobs(queue: ShardQueue, death: Death) -> int:
-    """Puts what a dead worker was doing back to the front of the queue, at once; returns how many jobs."""
-    returned = 0
-    for job_id, execution_id in queue.started():
-        try:
-            execution = Execution.fetch(execution_id, job_id, queue.connection)
-        except (ValueError, KeyError, OverflowError, Refused):
-            continue  # it has expired, or somebody else wrote it
-        job = queue.fetch(job_id) if execution.worker_name == death.worker else None
-        if job is not None:
-            job.lose_worker(death)
-            with queue.connection.pipeline() as pipe:
+def return_jobs(queue: ShardQueue, death: Death) -> None:
+    """Puts what a dead worker was doing back to the front of the queue, at once."""
+    theirs = queue.executions_of(death.worker)
+    for job in queue.fetch_all(theirs):
+        job.lose_worker(death)
+        with queue.connection.pipeline() as pipe:
+            for execution in theirs[str(job.id)]:
                 execution.delete(job, pipe)
-                return_or_fail(queue, job, pipe, death.reason)
-                pipe.execute()
-            returned += 1
-    return returned
+            return_or_fail(queue, job, pipe, death.reason)
+            pipe.execute()
