@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import penstock
 from penstock_common.errors import PenstockError, WaitTimeout
+from tests.journeys.test_hostile_queue_beside import PATIENCE_S, running
+from tests.journeys.test_hostile_queue_beside import penstock as penstock_command
+from tests.producer.made import SAMPLES
 from tests.producer.reading import read_epoch
 
 
@@ -88,3 +92,19 @@ def _has_ended(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def test_the_same_command_in_two_terminals_makes_an_epoch_once_and_both_end_well(any_url: str, tmp_path: Path) -> None:
+    """One removed the jobs of a produced epoch while the other looked at them, and ended with a traceback of rq's."""
+    words = penstock_command(
+        "produce", "dataset", "tests.producer.made:numbers", "--transform", "tests.producer.made:with_pid", "--url",
+        any_url, "--workers", 1, "--shard-samples", 3,
+    )  # fmt: skip
+    said = [tmp_path / "first.txt", tmp_path / "second.txt"]
+    with running(words, tmp_path, said[0]) as first, running(words, tmp_path, said[1]) as second:
+        codes = [first.wait(PATIENCE_S), second.wait(PATIENCE_S)]
+    told = [each.read_text() for each in said]
+    assert codes == [0, 0], told
+    assert "Traceback" not in "".join(told)
+    samples = read_epoch(any_url).values()
+    assert sorted(int(sample["x"][0]) for sample in samples) == list(range(SAMPLES))

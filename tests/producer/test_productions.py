@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 import redis
 
 import penstock
+from penstock_common.errors import StreamConflict
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream
 from penstock_producer.planning.plan import EpochFailed, ProductionPlan
+from penstock_producer.planning.production import Production
 from penstock_producer.planning.productions import Productions
 from penstock_producer.sources.config import DatasetConfig
 from penstock_producer.working.worker import WorkerOptions
+from tests.producer.reading import read_epoch
 
 
 def plan(part: str, transform: str, **options: object) -> ProductionPlan:
@@ -53,3 +57,66 @@ def test_a_part_that_fails_ends_the_others(any_url: str) -> None:
         for part in plans:
             states = retained_epochs(client, load_stream(client, f"digits.{part}"))
             assert set(states.values()) == {"abandoned"}
+
+
+# --- two productions of one stream ------------------------------------------------------------------------------------
+
+
+def numbers(**options: object) -> ProductionPlan:
+    """The numbers in shards of a fixed size, so that nothing but its source and options tells a plan from another."""
+    source = DatasetConfig(name="tests.producer.made:numbers", transform="tests.producer.made:with_pid")
+    return ProductionPlan(stream="digits", **{"source": source, "shard_samples": 30} | options)  # type: ignore[arg-type]
+
+
+OTHERS: dict[str, dict[str, object]] = {
+    "source": {"source": DatasetConfig(name="tests.producer.made:numbers", transform="tests.producer.made:slowly")},
+    "seed": {"seed": 7},
+    "order": {"shuffle": False},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_production_refuses_an_epoch_that_another_began_with_other_samples(any_url: str, other: str) -> None:
+    """Both planned the same epoch, and each made some of its shards: a mixture that nobody had asked for."""
+    options = WorkerOptions(url=any_url, queue_url=any_url)
+    first = Production(numbers(), options, workers=1)
+    second = Production(numbers(**OTHERS[other]), options, workers=0)
+    with first:
+        looks = first.run()
+        next(looks)
+        with second, pytest.raises(StreamConflict) as caught:
+            next(second.run())
+        assert first.epochs == second.epochs == (0,)
+        list(looks)
+        assert first.summary().samples == 120
+    wanted = "its seed is 0, not 7" if other == "seed" else "its fingerprint (of the source and its order) is "
+    assert f"epoch 0 of 'digits' belongs to another production: {wanted}" in str(caught.value)
+    assert "give this one another stream name, or start both with the same source and options" in str(caught.value)
+    assert sorted(int(sample["x"][0]) for sample in read_epoch(any_url, stream_name="digits").values()) == list(
+        range(120)
+    )
+
+
+def test_a_production_refuses_an_epoch_that_a_feed_began(any_url: str) -> None:
+    """It would have given the feed's epoch an end, and ended the feed with it."""
+    with Production(numbers(), WorkerOptions(url=any_url, queue_url=any_url), workers=0) as production:
+        feed = penstock.Writer("digits", url=any_url)
+        feed.write({"x": np.zeros(4, np.int32), "pid": 1})
+        with pytest.raises(StreamConflict, match="its kind is feed, not epoch"):
+            next(production.run())
+        feed.close()
+
+
+def test_two_productions_of_one_source_share_its_epochs(any_url: str) -> None:
+    """The same command on two hosts is a way to have more workers."""
+    options = WorkerOptions(url=any_url, queue_url=any_url)
+    with Production(numbers(), options, workers=1) as first, Production(numbers(), options, workers=1) as second:
+        running = {production: production.run() for production in (first, second)}
+        while running:
+            for production in list(running):
+                if next(running[production], None) is None:
+                    del running[production]
+        assert first.summary().samples == second.summary().samples == 120
+    assert sorted(int(sample["x"][0]) for sample in read_epoch(any_url, stream_name="digits").values()) == list(
+        range(120)
+    )

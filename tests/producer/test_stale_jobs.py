@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+import pytest
 from redis import Redis
+from rq.job import JobStatus
 
 from penstock_common.stream.removal.release import release_epoch
 from penstock_producer.planning.dispatch import LOST_AFTER, Dispatcher
@@ -16,10 +18,10 @@ from penstock_producer.planning.production import Production
 from penstock_producer.working.fleet import Fleet
 from penstock_producer.working.jobs import ShardJob
 from penstock_producer.working.oversight import Death
-from penstock_producer.working.task import ShardTask
 from penstock_producer.working.worker import QUEUE
 from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import PATIENCE_S, dataset, numbers_in, options_of
+from tests.producer.test_trust import TASK
 
 Found = TypeVar("Found")
 
@@ -81,12 +83,9 @@ def test_what_fails_of_a_complete_epoch_does_not_end_the_production(any_url: str
 
 def test_a_lost_job_that_was_queued_again_is_lost_again_only_after_as_many_looks(any_url: str) -> None:
     """A worker has it in hand for a moment that no look sees: queued at each look, it would be run twice."""
-    task = ShardTask(
-        stream="t", stream_id="a", epoch=0, manifest_id="b", shard=0, source={}, fingerprint="c", seed=0
-    )  # fmt: skip
     dispatcher = Dispatcher(any_url, "penstock")
-    assert [dispatcher.requeue_lost([task], set()) for _ in range(2 * LOST_AFTER)] == [0, 1, 0, 1]
-    assert dispatcher.known() == {task.job_id}
+    assert [dispatcher.requeue_lost([TASK], set()) for _ in range(2 * LOST_AFTER)] == [0, 1, 0, 1]
+    assert dispatcher.known() == {TASK.job_id}
     dispatcher.close()
 
 
@@ -98,3 +97,23 @@ def test_a_death_that_is_no_fault_of_the_shard_counts_for_nothing() -> None:
     assert (job.meta, job.retries_left) == ({}, 2)
     job.lose_worker(Death("w", "killed"))
     assert (job.meta["deaths"], job.retries_left) == (1, 3)
+
+
+def test_two_producers_may_forget_one_job_at_once(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both see it finished; rq's own removal asks for its status once more, and raises where the other was faster."""
+    ours, theirs = Dispatcher(any_url, QUEUE), Dispatcher(any_url, QUEUE)
+    fetch = ours._queue.fetch
+
+    def fetched(job_id: str) -> ShardJob | None:
+        job = fetch(job_id)
+        assert theirs.forget([job_id])[0] == {job_id}
+        return job
+
+    ours.enqueue([TASK])
+    job = fetch(TASK.job_id)
+    assert job is not None
+    job.set_status(JobStatus.FINISHED)
+    monkeypatch.setattr(ours._queue, "fetch", fetched)
+    assert ours.forget([TASK.job_id])[0] == {TASK.job_id}
+    for dispatcher in (ours, theirs):
+        dispatcher.close()

@@ -16,6 +16,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import DamagedKey, EpochAbandoned, EpochNotFound, StreamConflict
 from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
+from penstock_common.printable import printable
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import (
     Arg,
@@ -244,8 +245,12 @@ def open_epoch(
 ) -> Manifest:
     """Opens the epoch (None = the next number) or finds it open; ``sizes`` also sizes it.
 
-    Every step may be repeated, so a producer that died in between is simply started again. Raises EpochAbandoned,
-    or StreamConflict where the epoch exists with other sizes, or where a new epoch's number is already in use.
+    Every step may be repeated, so a producer that died in between is simply started again. Producers that give a
+    ``fingerprint`` share an epoch only where kind, seed and fingerprint agree.
+
+    Raises:
+        EpochAbandoned: It takes no more samples.
+        StreamConflict: It exists with other sizes, of another source, or a new epoch's number is already in use.
     """
     keys = stream.keys
     if epoch is not None and not 0 <= epoch < MAX_NUMBER:
@@ -266,11 +271,25 @@ def open_epoch(
         raise _was_given_twice(stream, epoch, "another writer opened it")
     if manifest.state == ABANDONED:
         raise EpochAbandoned(f"epoch {epoch} of {stream.name!r} was abandoned: it takes no more samples")
+    if fingerprint and (why := _why_not_shared(manifest, kind, seed, fingerprint)):
+        raise StreamConflict(
+            f"epoch {epoch} of {stream.name!r} belongs to another production: {why}; give this one another stream "
+            "name, or start both with the same source and options"
+        )
     _register(client, stream, manifest, is_begun_here=manifest.id == manifest_id)
     announce(client, keys, OPEN, epoch)
     if sizes is not None:
         size_epoch(client, stream, manifest, sizes)
     return load_manifest(client, stream, epoch)
+
+
+def _why_not_shared(manifest: Manifest, kind: str, seed: int, fingerprint: str) -> str:
+    """Return how an epoch's plan differs from the caller's; "" where both are of one production."""
+    differ = (
+        ("kind", manifest.kind, kind), ("seed", manifest.seed, seed),
+        ("fingerprint (of the source and its order)", manifest.fingerprint, fingerprint),
+    )  # fmt: skip
+    return " and ".join(f"its {what} is {printable(str(its))}, not {ours}" for what, its, ours in differ if its != ours)
 
 
 class NumberTaken(StreamConflict):
