@@ -24,7 +24,7 @@ from penstock_common.stream.lua.groups import LEAVE
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_consumer.pipeline.batch import Lease
 from penstock_consumer.shared.holdings import Holdings
-from penstock_consumer.shared.keeper import ENDED_LOOK_S, Keeper
+from penstock_consumer.shared.keeper import LONGEST_LOOK_S, Keeper
 from penstock_consumer.shared.place import Place
 from tests.contracts.between import between
 from tests.contracts.feed import open_stream, produce
@@ -235,13 +235,13 @@ class TestEnded:
         process, entry = holder
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        scene.now_s += ENDED_LOOK_S
+        scene.now_s += LONGEST_LOOK_S
         scene.beat()
         assert ("g", "holds") in load_roster(scene.client, scene.partition).members
         assert scene.claimed() == []
         process.kill()
         process.wait()
-        scene.now_s += ENDED_LOOK_S
+        scene.now_s += LONGEST_LOOK_S
         scene.beat()
         assert [*load_roster(scene.client, scene.partition).members] == [("g", "m")]
         assert scene.claimed() == [entry]
@@ -255,7 +255,7 @@ class TestEnded:
         process.kill()
         process.wait()
         with between(f"{KEEPER}.list_held", LEAVE, lambda: self.join(scene, "2")):
-            scene.keeper.free_ended()
+            scene.keeper.look()
         assert load_roster(scene.client, scene.partition).incarnations["g", "holds"] == "2"
         assert scene.said == []
         assert scene.client.xpending(scene.partition.entries(0), "g")["consumers"][0]["name"] == b"holds"

@@ -39,7 +39,12 @@ def test_a_silence_of_more_than_a_third_of_a_lease_gives_everyone_a_new_lease(
             nonlocal now_s
             if now_s >= 20 and silences:
                 now_s += silences.pop()
+                age()
             return beat(*args, **options)
+
+        def age() -> None:
+            """Idle on the server for as long as by this clock."""
+            client.xclaim(entries, "g", "quiet", 0, [entry], idle=60_000 + int(now_s * 1000), justid=True)
 
         monkeypatch.setattr(keepers, "beat", answered)
 
@@ -47,8 +52,7 @@ def test_a_silence_of_more_than_a_third_of_a_lease_gives_everyone_a_new_lease(
             nonlocal now_s
             while now_s < until_s and not keeper.claims:
                 now_s += 1.0
-                # idle on the server for as long as by this clock
-                client.xclaim(entries, "g", "quiet", 0, [entry], idle=60_000 + int(now_s * 1000), justid=True)
+                age()
                 keeper._beat()
                 keeper._after_beat()
 

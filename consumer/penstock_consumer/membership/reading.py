@@ -193,7 +193,7 @@ class SharedReading(Reading):
         place.join(options.start)
         keeper = Keeper(client, who, place.holdings, options.lease_s, options.notify, witness=place.witness)
         _bear(client.patience, keeper.recover)
-        _bear(client.patience, keeper.free_ended)
+        _bear(client.patience, keeper.look)
         keeper.start()
         assert who.stream.spec is not None
         arena = options.arena(who.stream.spec)

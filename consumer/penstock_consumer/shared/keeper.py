@@ -17,7 +17,7 @@ from penstock_common.stream.groups.roster import Membership, beat, leave
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.losses import Witness
 from penstock_common.stream.manifest import ABANDONED
-from penstock_common.stream.removal.outlook import look_around
+from penstock_common.stream.removal.outlook import Outlook, look_around
 from penstock_common.waiting import Notify
 from penstock_consumer.membership.parts import said_of
 from penstock_consumer.membership.pulse import BEATS_PER_LEASE, Pulse
@@ -27,11 +27,11 @@ from penstock_consumer.shared.others import count_living
 from penstock_consumer.shared.reclaim import Key, Sighting, plan_reclaim
 
 LOOKS_PER_LEASE = 12
+LONGEST_LOOK_S = 2.0
+"""Between two looks at the latest: a member whose process has ended on this host is to be known within 5 s."""
 OVERDUE_BEATS = 2
 """An entry whose holder lives is renewed with every beat, and not even listed. With a look, what a dead member held is
 another's within a lease and a sixth of it."""
-ENDED_LOOK_S = 1.0
-"""Between two looks for members whose processes have ended on this host."""
 MANY_DELIVERIES = 5
 OUTAGES_PER_LEASE = 3
 """A server or process that stood still for longer than a third of a lease counts as an outage: the living keep two
@@ -76,7 +76,7 @@ class Keeper(Pulse):
         self.claims: deque[Claimed] = deque()
         self.members = 1
         """Of the group, those that live, when last looked."""
-        self._began_s = self._renewed_s = self._looked_s = self._freed_s = clock()
+        self._began_s = self._renewed_s = self._looked_s = clock()
 
     @property
     def is_fresh(self) -> bool:
@@ -93,7 +93,7 @@ class Keeper(Pulse):
         with self._lock:
             before = {p.number: held.ids(p.number) for p in self._who.stream.partitions}
             are_lost = is_all_settled()  # asked after that: what is acknowledged from now on was held before
-            mine = _located(list_held(self._client, self._open_keys(), self._who.group, self._who.member))
+            mine = _located(list_held(self._client, self._open_keys(self._look_around()), self._who.group, self._who.member))
             lost = [
                 (k, entry)
                 for k, entry in mine
@@ -117,11 +117,7 @@ class Keeper(Pulse):
 
     def _after_beat(self) -> None:
         self._forget_after_stall(self._began_s)
-        is_due = self._began_s - self._looked_s >= self._lease_s / LOOKS_PER_LEASE
-        if self._began_s - self._freed_s >= ENDED_LOOK_S:
-            self._freed_s = self._began_s
-            is_due |= self.free_ended()
-        if is_due:
+        if self._began_s - self._looked_s >= min(self._lease_s / LOOKS_PER_LEASE, LONGEST_LOOK_S):
             self._looked_s = self._began_s
             self.look()
 
@@ -146,11 +142,16 @@ class Keeper(Pulse):
                     )
 
     def look(self) -> None:
-        """One look at everything pending of the group; claims what may be claimed."""
+        """One look at everything pending of the group; claims what may be claimed.
+
+        Members whose processes have ended on this host are signed off first, so that what they held may be.
+        """
         with self._lock:
             began = self._clock()
             overdue_ms = int(self._lease_s * 1000 * OVERDUE_BEATS / BEATS_PER_LEASE)
-            keys = [key for key in self._open_keys() if key[1] <= self.horizon]
+            outlook = self._look_around()
+            self._sign_off_ended(outlook)
+            keys = [key for key in self._open_keys(outlook) if key[1] <= self.horizon]
             listed = _located(list_overdue(self._client, keys, self._who.group, overdue_ms))
             pending = [(key, entry) for key, entry in listed if not self._holdings.holds(*key)]
             self._forget_after_stall(began)
@@ -158,21 +159,12 @@ class Keeper(Pulse):
             self._claim([c for c in claims if c[1].member.startswith("~")], min_idle_ms=0)
             self._claim([c for c in claims if not c[1].member.startswith("~")], min_idle_ms=int(self._lease_s * 900))
 
-    def free_ended(self) -> bool:
-        """Sign off the group's members whose processes have ended on this host, so that what they held is free.
-
-        Returns:
-            True if there was one.
-        """
-        who, partitions = self._who, self._who.stream.partitions
-        outlook = look_around(self._client, who.stream, partitions[0])
-        ended = {m: inc for (g, m), inc in ended_members(outlook.roster, outlook.now_ms).items() if g == who.group}
-        if not ended:
-            return False
-        keys = [(partition, epoch) for partition in partitions for epoch in outlook.roster.epochs]
+    def _sign_off_ended(self, outlook: Outlook) -> None:
+        group = self._who.group
+        ended = {m: inc for (g, m), inc in ended_members(outlook.roster, outlook.now_ms).items() if g == group}
+        keys = [(partition, epoch) for partition in self._who.stream.partitions for epoch in outlook.roster.epochs]
         for member, incarnation in ended.items():
-            self._sign_off(replace(who, member=member, incarnation=incarnation), keys)
-        return True
+            self._sign_off(replace(self._who, member=member, incarnation=incarnation), keys)
 
     def _sign_off(self, ended: Membership, keys: list[Keys]) -> None:
         held: dict[int, dict[int, list[bytes]]] = {}
@@ -185,15 +177,19 @@ class Keeper(Pulse):
             count = sum(len(ids) for epochs in held.values() for ids in epochs.values())
             self._notify(f"member {ended.member!r} has ended on this host: its {count} entries are handed out again")
 
-    def _open_keys(self) -> list[Keys]:
-        """Where something of the group's open epochs may be pending, by the first partition: it hears of all first.
+    def _look_around(self) -> Outlook:
+        """Look at the first partition: it hears of all first."""
+        outlook = look_around(self._client, self._who.stream, self._who.stream.partitions[0])
+        self.members = count_living(outlook.roster, self._who.group)
+        return outlook
+
+    def _open_keys(self, outlook: Outlook) -> list[Keys]:
+        """Where something of the group's open epochs may be pending.
 
         An abandoned one takes no acknowledgements any more and owes nothing to anyone: what is pending of it may well
         be settled, and would be handed out again and again.
         """
-        outlook = look_around(self._client, self._who.stream, self._who.stream.partitions[0])
-        states, roster = outlook.states, outlook.roster
-        self.members = count_living(roster, self._who.group)
+        roster = outlook.roster
         record = roster.groups.get(self._who.group)
         epochs = [
             epoch
@@ -201,7 +197,7 @@ class Keeper(Pulse):
             if record is not None
             and epoch >= record.first
             and (self._who.group, epoch) not in roster.closed
-            and states.get(epoch) != ABANDONED
+            and outlook.states.get(epoch) != ABANDONED
         ]
         return [(partition, epoch) for partition in self._who.stream.partitions for epoch in epochs]
 
