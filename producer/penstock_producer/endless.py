@@ -26,7 +26,7 @@ from penstock_producer.planning.progress import EpochProgress, Progress, Summary
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource, Sample
 from penstock_producer.working.fill import Seed, Stopped, TooManyBad, Watch, named
-from penstock_producer.working.worker import WorkerOptions
+from penstock_producer.working.worker import ENDING, WorkerOptions
 from penstock_producer.writing.writer import Writer
 
 TELL_S = 0.2
@@ -46,7 +46,7 @@ class EndlessProduction:
         self._last = Fed()
         self._pipe, far = get_context("fork").Pipe(duplex=False)
         self._child = get_context("fork").Process(target=_feed, args=(plan, options.url, far))
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # until it is ready
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it is ready
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forks beside threads
@@ -188,9 +188,10 @@ class _Stop:
     def __init__(self) -> None:
         self.is_set = False
         self._may_interrupt = False
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is its owner's, who then sends SIGTERM
+        for of_terminal in (signal.SIGINT, signal.SIGHUP):  # its owner hears it, too, and then sends SIGTERM
+            signal.signal(of_terminal, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._handle)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self.is_set = True

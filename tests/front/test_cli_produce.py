@@ -22,6 +22,7 @@ from PIL import Image
 
 import penstock
 from penstock import __main__ as command_line
+from penstock.cli.ending import end_by_signals
 from penstock_common.local_servers import announced
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.producer.reading import read_epoch
@@ -112,9 +113,10 @@ def test_json_is_all_a_program_sees(any_url: str, photos: Path) -> None:
 def in_process(monkeypatch: pytest.MonkeyPatch, photos: Path) -> Iterator[Callable[[list[str]], int]]:
     """The command in this process, which is fast, in the pictures' parent folder."""
     monkeypatch.chdir(photos.parent)
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield command_line.main
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_queued_epochs_are_told_to_programs_as_json(
@@ -261,13 +263,65 @@ def test_sigterm_ends_workers_in_moments(any_url: str, tmp_path: Path) -> None:
         assert client.scard("rq:workers:penstock") == 0
 
 
-def test_sigterm_ends_commands_whose_server_stands_still(fresh_server: Any, tmp_path: Path) -> None:
-    """A host goes down, and its Redis first: each step of an end that waited for an answer would add up to minutes."""
+def slow_source(tmp_path: Path) -> tuple[str, ...]:
+    """A source that takes a hundred seconds, and the words that name it."""
     (tmp_path / "slow.py").write_text(
         "import time\n\ndef data():\n    return range(1000)\n\ndef step(n):\n    time.sleep(0.1)\n    return {'n': n}\n"
     )
+    return ("dataset", "slow:data", "--transform", "slow:step")
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP], ids=lambda end: end.name)
+def test_a_producer_that_is_ended_leaves_no_job_in_the_queue(any_url: str, tmp_path: Path, end: signal.Signals) -> None:
+    """Workers elsewhere would go on with what nobody waits for, and the next run would queue it again."""
+    producing = start("produce", *slow_source(tmp_path), "--workers", "1", "--url", any_url, cwd=tmp_path)
+    with redis.Redis.from_url(any_url) as client:
+        awaited(lambda: client.llen("rq:queue:penstock") and client.keys("*entries"))
+        os.kill(producing.pid, end)
+        code, _, err = ended(producing)
+        assert client.llen("rq:queue:penstock") == client.zcard("rq:wip:penstock") == 0
+    assert code == 130
+    assert err.endswith("stopped; what is committed stands, and the same command goes on from there\n"), err
+
+
+def test_a_producer_whose_terminal_is_closed_leaves_no_job_in_the_queue(any_url: str, tmp_path: Path) -> None:
+    """All of its processes hear of it, and whatever they print from then on is an error."""
+    near, far = os.openpty()
+    command = [sys.executable, "-m", "penstock", "produce", *slow_source(tmp_path), "--workers", "2", "--url", any_url]
+    begin = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY); os.execv(sys.argv[1], sys.argv[1:])"
+    producing = subprocess.Popen(
+        [sys.executable, "-c", begin, *command],
+        stdin=far, stdout=far, stderr=far, cwd=tmp_path, env={**os.environ, "PYTHONPATH": _PATHS},
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(far)
+    try:
+        with redis.Redis.from_url(any_url) as client:
+            awaited(lambda: client.llen("rq:queue:penstock") and client.keys("*entries"))
+            os.close(near)
+            assert producing.wait(30) == 130
+            assert client.llen("rq:queue:penstock") == client.zcard("rq:wip:penstock") == 0
+    finally:
+        producing.kill()
+        producing.wait()
+
+
+def test_nohup_keeps_a_command_alive() -> None:
+    """Whoever ignores SIGHUP wants a production to outlive the terminal."""
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGHUP)]
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        end_by_signals()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def test_sigterm_ends_commands_whose_server_stands_still(fresh_server: Any, tmp_path: Path) -> None:
+    """A host goes down, and its Redis first: each step of an end that waited for an answer would add up to minutes."""
     server = fresh_server()
-    asked = ("produce", "dataset", "slow:data", "--transform", "slow:step", "--workers", "0", "--url", server.url)
+    asked = ("produce", *slow_source(tmp_path), "--workers", "0", "--url", server.url)
     producing = start(*asked, cwd=tmp_path)
     worker = start("worker", "--processes", "3", "--allow", "slow", "--url", server.url, cwd=tmp_path)
     with redis.Redis.from_url(server.url) as client:

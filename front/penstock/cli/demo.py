@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli import add_json, whole_number
+from penstock.cli.ending import end_by_signals
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """0 if the audit is clean and both models learned; 1 if not; 130 when interrupted."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_by_signals()
     _require_extras()
     from penstock.demo.report import as_json, failures, tell
     from penstock.demo.session import Options, goal_applies, run_demo

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.cli import PORT, STREAM_NAME, add_url, url_of
+from penstock.cli.ending import end_by_signals
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     with needed("prometheus_client", "penstock exporter"):
         from prometheus_client import CollectorRegistry, start_http_server
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_by_signals()
     streams, registry = Streams(), CollectorRegistry()
     with connect(url_of(args)) as client:
         onlookers: dict[str, Onlooker] = {}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import signal
 from typing import TYPE_CHECKING
 
 from penstock.cli import Parser, WrongUsage, add_json
+from penstock.cli.ending import end_by_signals
 from penstock.cli.sources import add_sources, options_of, plans_of, worker_count, workers_of
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Until all is produced. Ctrl-C and SIGTERM stop it; the same command started again goes on."""
+    """Until all is produced. Ctrl-C, SIGTERM and SIGHUP stop it; the same command started again goes on."""
     from penstock.cli.production import ProductionView, tell
     from penstock_producer.planning.productions import Productions
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_by_signals()
     update = {"follow": args.follow, "is_endless": args.follow and args.epochs is None}
     plans = {part: plan.model_copy(update=update) for part, plan in plans_of(args).items()}
     if args.watch:
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _watch(args: argparse.Namespace, console: Console, plans: dict[str, ProductionPlan]) -> int:
-    """Until Ctrl-C, SIGTERM, or so many epochs as --epochs says."""
+    """Until Ctrl-C, SIGTERM, SIGHUP, or so many epochs as --epochs says."""
     from penstock.cli.production import ProductionView
     from penstock_producer.planning.watch import Watch
     from penstock_producer.sources.config import ImagesConfig

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
-import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import Parser
+from penstock.cli.ending import end_by_signals
 from penstock.cli.sources import add_sources, options_of, plans_of, workers_of
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """The command's own exit code; 1 if the production failed, and the command was ended for it."""
     from penstock_producer.planning.productions import Productions
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_by_signals()
     try:
         with _server(args, console) as options:
             plans = plans_of(args)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli import PORT, byte_size
+from penstock.cli.ending import end_by_signals
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Run until Ctrl-C or SIGTERM; both end it cleanly, with exit code 0."""
+    """Run until Ctrl-C, SIGTERM or SIGHUP; each ends it cleanly, with exit code 0."""
     from penstock_common.errors import ServerUnavailable
     from penstock_common.local_servers import announced
     from penstock_common.settings import Settings
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.print_url:
         console.line(_running_url(folder, args.port))
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_by_signals()
     try:
         with (
             EmbeddedServer(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import signal
 import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from penstock.cli import WrongUsage, whole_number
+from penstock.cli.ending import end_by_signals
 from penstock.cli.sources import add_queue, options_of
 
 if TYPE_CHECKING:
@@ -59,14 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Whoever can write to the queue can write jobs, and a job names code and files. So a worker does only what\n"
         "--allow and --root name. On your own `penstock server` it needs neither. On any other server it needs one of\n"
         "them, or --allow-any.\n\n"
-        "Ctrl-C or SIGTERM ends it: a worker may take 3 s for the sample it is making, what it has made is kept, and\n"
-        "others go on with its shard from there. One that has not ended after 10 s is killed, and loses nothing that\n"
-        "was committed. --auto follows what `penstock inspect` shows as wished; several hosts share it by their --max."
+        "Ctrl-C, SIGTERM or SIGHUP ends it: a worker may take 3 s for the sample it is making, what it has made is\n"
+        "kept, and others go on with its shard from there. One that has not ended after 10 s is killed, and loses\n"
+        "nothing that was committed. --auto follows what `penstock inspect` shows as wished; several hosts share it\n"
+        "by their --max."
     )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Until Ctrl-C or SIGTERM; both let each worker end its sample and give its shard back."""
+    """Until Ctrl-C, SIGTERM or SIGHUP; each lets each worker end its sample and give its shard back."""
     from penstock_common.errors import ServerUnavailable
     from penstock_producer.planning.dispatch import Dispatcher
     from penstock_producer.working.autoscale import Autoscale
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         raise WrongUsage("--max goes with --auto; a fixed number of workers is --processes N")
     if args.auto and args.burst:
         raise WrongUsage("--auto stays and follows the trainers, --burst ends with the queue: give one of them")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_by_signals()
     options = dataclasses.replace(options_of(args), burst=args.burst, is_chatty=True, owner=os.getpid())
     options = dataclasses.replace(options, trust=_trust(args, options.queue_url))
     # an address that is wrong shows before any worker starts

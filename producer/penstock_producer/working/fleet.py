@@ -19,7 +19,7 @@ from penstock_common.stream.link.failure import redacted
 from penstock_common.waiting import OUTAGE_S
 from penstock_producer.working.oversight import Death, Oversight, memory_part
 from penstock_producer.working.trust import Orders
-from penstock_producer.working.worker import EXIT_AWAY, EXIT_LOST, WorkerOptions, work
+from penstock_producer.working.worker import ENDING, EXIT_AWAY, EXIT_LOST, WorkerOptions, work
 
 TOO_SOON_S = 3.0
 """A worker that dies this soon after its start counts as not having started."""
@@ -184,7 +184,7 @@ class Fleet:
         process = context.Process(target=work, args=(options, oversight.making.cells, orders), daemon=True)
         if start == "spawn":
             resource_tracker.ensure_running()  # started below, it would unblock what we block
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # until it is ready
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it is ready
         try:
             with warnings.catch_warnings():
                 # Python 3.12 warns of forks beside threads; the child leaves the parent's locks and connections alone

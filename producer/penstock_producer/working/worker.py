@@ -71,6 +71,8 @@ EXIT_LOST, EXIT_AWAY = 75, 69
 """Exit codes (of sysexits.h): its server went away in the middle of a job; or did not come back in time."""
 STOP_GRACE_S = 3.0
 """After SIGTERM a sample may take so long; then it is cut short and made again by another worker."""
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+"""Signals that end a command; blocked while it forks, until the child has handlers of its own."""
 
 
 @dataclass(frozen=True)
@@ -394,8 +396,9 @@ def _cut_short(signum: int, frame: FrameType | None) -> None:
 
 def _forget_owners_handlers() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is its owner's, who then sends SIGTERM
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    for of_terminal in (signal.SIGINT, signal.SIGHUP):  # its owner hears it, too, and then sends SIGTERM
+        signal.signal(of_terminal, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
 def _teller(options: WorkerOptions) -> Notify:
