@@ -6,7 +6,8 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -401,3 +402,25 @@ def test_an_empty_string_is_no_dataset(any_server: EmbeddedServer) -> None:
 
     with pytest.raises(SourceError, match="penstock produce images DIR"):
         penstock.produce("photos/", url=any_server.url)
+
+
+def test_a_production_that_is_broken_off_while_it_queues_jobs_takes_them_back(
+    any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal comes at any moment, also between the queue's answer and the note of what is in it."""
+    enqueue = Dispatcher.enqueue
+
+    def interrupted(self: Dispatcher, tasks: Iterable[ShardTask]) -> None:
+        enqueue(self, tasks)
+        assert len(self.known()) == 3
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Dispatcher, "enqueue", interrupted)
+    plan = ProductionPlan(stream="train", source=dataset(), shard_samples=-(-SAMPLES // 3))
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Production(plan, options_of(any_url), workers=0) as production,
+    ):
+        list(production.run())
+    with closing(Dispatcher(any_url, QUEUE)) as dispatcher:
+        assert dispatcher.known() == set()

@@ -73,6 +73,8 @@ class Production:
         self._orders = orders or Orders()
         self._plan, self._notify, self._began = plan, notify, time.monotonic()
         self._live: dict[int, list[ShardTask]] = {}
+        self._opening: list[ShardTask] = []
+        """Of an epoch whose jobs are being queued: some may be in the queue already when this is broken off."""
         self._opened: dict[int, str] = {}
         """Epoch -> id of its manifest, of all that this run opened: another epoch may have the number later."""
         self._finished: list[EpochProgress] = []
@@ -294,9 +296,9 @@ class Production:
             self._opened[epoch] = manifest.id
             tasks = [self._task(manifest, shard) for shard in range(1 if sizes is None else len(sizes))]
             self._orders.give(tasks[0])
-            known = self._dispatcher.known()
+            known, self._opening = self._dispatcher.known(), tasks
             self._dispatcher.enqueue(t for t in tasks if t.shard not in manifest.done and t.job_id not in known)
-            self._live[epoch] = tasks
+            self._live[epoch], self._opening = tasks, []
             self._seen[epoch] = EpochProgress(epoch, manifest.state, manifest.samples)
             self._job_ids |= {task.job_id for task in tasks}
             self._todo.pop(0)
@@ -357,7 +359,7 @@ class Production:
         return found if found is not None and found.id == self._opened[epoch] else None
 
     def _live_jobs(self) -> list[str]:
-        return [task.job_id for tasks in self._live.values() for task in tasks]
+        return [task.job_id for tasks in (*self._live.values(), self._opening) for task in tasks]
 
     def _was_released(self, epoch: int) -> bool:
         """Whether trainers had read it all, and retention gave it up, before it was looked at again."""
