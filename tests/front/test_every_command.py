@@ -243,10 +243,64 @@ def test_bash_completes_commands_actions_options_and_values(line: str, capsys: p
     bash = shutil.which("bash")
     assert bash is not None
     done = subprocess.run(
-        [bash, "--norc", "-c", f"{script_of('bash', capsys)}\n{press}"], capture_output=True, text=True, check=True
+        [bash, "--norc", "-c", f"compopt() {{ :; }}\n{script_of('bash', capsys)}\n{press}"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found = {word for word in done.stdout.split() if word not in ("-h", "--help")}
     assert found == PRESSED[line]
+
+
+NO_FILES = [
+    "penstock ", "penstock groups ", "penstock groups ph", "penstock completion ", "penstock produce images p --mode ",
+]  # fmt: skip
+FILES = ["penstock produce images ", "penstock show train --out ", "penstock run images ph"]
+"""Typed in a folder that has `photos`; the third of the first is no beginning of an action."""
+PRESSES = {
+    "bash": """
+        for line in "$@"; do
+            COMP_WORDS=($line); [ "${line% }" = "$line" ] || COMP_WORDS+=('')
+            COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); offered=yes
+            compopt() { [ "$*" = "+o default" ] && offered=no; }
+            _penstock; echo $offered
+        done""",
+    "zsh": """
+        _describe() { return 1 }
+        _files() { offered=yes }
+        for line in "$@"; do
+            words=(${=line}); [ "${line% }" = "$line" ] || words+=('')
+            CURRENT=${#words}; offered=no; _penstock; echo $offered
+        done""",
+    "fish": """
+        for line in $argv
+            complete -C$line | grep -q photos && echo yes || echo no
+        end""",
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_no_file_is_offered_where_an_action_is_due(
+    shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A list of files hides the few words that are possible. A shell that is here says itself what it offers."""
+    script = script_of(shell, capsys)
+    for at, place in places().items():
+        if shell == "fish":
+            assert (f"-n '__penstock_at {at}' -f\n" in script) == bool(place.words)
+        else:
+            (line,) = re.findall(rf"^ *'{at}'\) .*", script, re.MULTILINE)
+            assert line.endswith(f"files={'no' if place.words else 'yes'} ;;")
+    if program := shutil.which(shell):
+        (tmp_path / "photos").mkdir()
+        (tmp_path / "script").write_text(
+            f"{'compdef() { :; }' if shell == 'zsh' else ''}\n{script}\n{PRESSES[shell]}\n"
+        )
+        bare = {"bash": "--norc", "zsh": "-f", "fish": "--no-config"}[shell]
+        done = subprocess.run(
+            [program, bare, "script", *NO_FILES, *FILES], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == ["no"] * len(NO_FILES) + ["yes"] * len(FILES), done.stderr
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -41,7 +41,7 @@ class Place:
     """What may stand after some words, such as ``penstock produce images``."""
 
     words: dict[str, str] = field(default_factory=dict)
-    """Sub-commands and choices of arguments, with their help."""
+    """Sub-commands and choices of arguments, with their help. Where there are some, no file is offered."""
     options: dict[str, str] = field(default_factory=dict)
     values: dict[str, list[str]] = field(default_factory=dict)
     """Option that takes a value -> the values it may have; none where it may be anything."""
@@ -91,16 +91,18 @@ def _deeper(found: dict[str, Place]) -> str:
 def _bash(found: dict[str, Place]) -> str:
     cases, values = [], []
     for at, place in found.items():
-        cases.append(f"        '{at}') words='{' '.join([*place.words, *place.options])}' ;;")
+        files = "no" if place.words else "yes"
+        cases.append(f"        '{at}') words='{' '.join([*place.words, *place.options])}' files={files} ;;")
         for option, choices in place.values.items():
-            values.append(f"        '{at} {option}') words='{' '.join(choices)}' ;;")
+            files = "no" if choices else "yes"
+            values.append(f"        '{at} {option}') words='{' '.join(choices)}' files={files} ;;")
     return _BASH.format(deeper=_deeper(found), cases="\n".join(cases), values="\n".join(values))
 
 
 _BASH = """\
 # bash completion for penstock
 _penstock() {{
-    local at=penstock words='' word i
+    local at=penstock words='' files=yes word i
     for ((i = 1; i < COMP_CWORD; i++)); do
         word="$at ${{COMP_WORDS[i]}}"
         case "$word" in
@@ -113,6 +115,7 @@ _penstock() {{
     case "$at ${{COMP_WORDS[COMP_CWORD-1]}}" in
 {values}
     esac
+    [ $files = yes ] || compopt +o default
     COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
 }}
 complete -o default -F _penstock penstock
@@ -124,16 +127,19 @@ def _zsh(found: dict[str, Place]) -> str:
     for at, place in found.items():
         every = {**place.words, **place.options}
         described = " ".join(_quoted(f"{_colons(word)}:{_colons(text)}") for word, text in every.items())
-        cases.append(f"        {_quoted(at)}) found=({described}) ;;")
+        files = "no" if place.words else "yes"
+        cases.append(f"        {_quoted(at)}) found=({described}) files={files} ;;")
         for option, choices in place.values.items():
-            values.append(f"        {_quoted(f'{at} {option}')}) found=({' '.join(map(_quoted, choices))}) ;;")
+            files = "no" if choices else "yes"
+            listed = " ".join(map(_quoted, choices))
+            values.append(f"        {_quoted(f'{at} {option}')}) found=({listed}) files={files} ;;")
     return _ZSH.format(deeper=_deeper(found), cases="\n".join(cases), values="\n".join(values))
 
 
 _ZSH = """\
 #compdef penstock
 _penstock() {{
-    local at=penstock word i
+    local at=penstock files=yes word i
     local -a found
     for ((i = 2; i < CURRENT; i++)); do
         word="$at ${{words[i]}}"
@@ -147,7 +153,7 @@ _penstock() {{
     case "$at ${{words[CURRENT-1]}}" in
 {values}
     esac
-    _describe penstock found || _files
+    _describe penstock found || [[ $files = no ]] || _files
 }}
 compdef _penstock penstock
 """
@@ -157,6 +163,8 @@ def _fish(found: dict[str, Place]) -> str:
     lines = []
     for at, place in found.items():
         when = f"complete -c penstock -n {_fish_quoted(f'__penstock_at {at}')}"
+        if place.words:
+            lines.append(f"{when} -f")
         lines += [f"{when} -a {_fish_quoted(word)}{_described(text)}" for word, text in place.words.items()]
         for option, text in place.options.items():
             name = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"
