@@ -37,8 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.epilog = (
         "example:\n  penstock monitor train\n  penstock monitor train --once --json | jq -r '.[].bottleneck.text'\n\n"
-        "Ctrl-C ends it. It changes nothing and reads no payload. Where stdout is no terminal it prints a line for\n"
-        "each look and stream; with --json each look is a line of JSON. docs/monitoring.md explains every number.\n\n"
+        "q or Ctrl-C ends it. It changes nothing and reads no payload. Where stdout is no terminal it prints a\n"
+        "line for each look and stream; with --json each look is a line of JSON. docs/monitoring.md explains every\n"
+        "number.\n\n"
         "exit codes: 0 ended, 1 no server, no such stream, or with --once a damaged one, 2 wrong usage"
     )
 

@@ -1,0 +1,86 @@
+"""Let one key end a command that draws on a terminal, and leave the terminal as it was, however the command ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TextIO
+
+QUIT_KEY = "q"
+_LFLAG, _CC = 3, 6
+_SHOW_CURSOR, _HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+_ENDS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def quit_key(out: TextIO, keyboard: TextIO | None = None) -> Iterator[bool]:
+    """Raise KeyboardInterrupt in the main thread when somebody presses ``q``, as for Ctrl-C, SIGTERM and SIGHUP.
+
+    The terminal itself sends the signal, so the key works also while the command waits for a server. Ctrl-Z gives the
+    terminal back until the command goes on.
+
+    Args:
+        out: The terminal that is drawn on.
+        keyboard: Where keys come from (default: stdin). One that is no terminal, or is another job's, is left alone.
+
+    Returns:
+        Whether the key works.
+    """
+    keyboard = keyboard or sys.stdin
+    if not _is_ours(keyboard):
+        yield False
+        return
+    terminal = keyboard.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def suspend(*_: object) -> None:
+        _leave(terminal, before, out)
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)  # it stops here, and goes on with SIGCONT
+        signal.signal(signal.SIGTSTP, suspend)
+        _take(terminal, before)
+        print(_HIDE_CURSOR, end="", file=out, flush=True)
+
+    handlers = {number: signal.getsignal(number) for number in (*_ENDS, signal.SIGTSTP)}
+    try:
+        for number in _ENDS:
+            signal.signal(number, _end)
+        signal.signal(signal.SIGTSTP, suspend)
+        _take(terminal, before)
+        yield True
+    finally:
+        _leave(terminal, before, out)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _is_ours(keyboard: TextIO | None) -> bool:
+    """Return whether it is a terminal in whose foreground this process runs: another job's must not be changed."""
+    try:
+        return keyboard is not None and os.tcgetpgrp(keyboard.fileno()) == os.getpgrp()
+    except (OSError, ValueError):  # no terminal, or closed
+        return False
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    for each in _ENDS:  # once is enough: a second one must not interrupt the way out
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _take(terminal: int, before: list[Any]) -> None:
+    """Show no key, wait for no Enter, and let the key send SIGQUIT."""
+    attributes = [*before[:_CC], [*before[_CC]]]
+    attributes[_LFLAG] = before[_LFLAG] & ~(termios.ECHO | termios.ICANON) | termios.ISIG
+    attributes[_CC][termios.VQUIT] = QUIT_KEY.encode()
+    termios.tcsetattr(terminal, termios.TCSADRAIN, attributes)
+
+
+def _leave(terminal: int, before: list[Any], out: TextIO) -> None:
+    termios.tcsetattr(terminal, termios.TCSAFLUSH, before)  # keys that nobody read are not the shell's
+    print(_SHOW_CURSOR, end="", file=out, flush=True)

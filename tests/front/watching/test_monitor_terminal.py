@@ -1,0 +1,142 @@
+"""`penstock monitor` on a terminal of 60 columns: what it shows there, and how it leaves the terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import penstock
+from penstock.cli.monitor_screen import drawn
+from penstock.cli.quit_key import quit_key
+from penstock_common.stream.servers.embedded import EmbeddedServer
+
+_ROOT = Path(penstock.__file__).parents[2]
+_PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front"))
+COLUMNS = 60
+
+RECORD: dict[str, Any] = {
+    "stream": "train", "held_bytes": 900 << 20, "budget_bytes": 1 << 30,
+    "in": {"samples_per_s": 12345.0, "bytes_per_s": 1.8e9, "entries_per_s": 3.0},
+    "epochs": [
+        {"epoch": 13, "state": "produced", "planned": 1281167, "committed": 1281167, "bad": 12,
+         "read": {"resnet": 1281167}},
+    ],
+    "groups": [
+        {"name": "resnet", "declared": False, "holds": True, "out": {"samples_per_s": 12345.0}, "lag_entries": 12345,
+         "lag_samples": 1234567, "lag_s": 1234.5, "pending_entries": 128, "redelivered_entries": 12, "bad_entries": 1,
+         "members": [{"name": "gpu-0", "seen_s": 61.2, "is_silent": True, "pending_entries": 64, "rate": 6000.0,
+                      "waits": 0.4}]},
+    ],
+    "workers": [{"host": "maker-1", "workers": 16, "samples_per_s": 12345.0, "busy": 0.91, "room": 0.05, "idle": 0.04}],
+    "server": {"used_bytes": 3 << 30, "limit_bytes": 4 << 30},
+    "bottleneck": {"cause": "trainers", "text": "producers wait for trainers", "remedy": ""},
+}  # fmt: skip
+
+
+def test_at_60_columns_every_name_and_number_is_whole() -> None:
+    """Half of a split screen is where a monitor stands: a group without its name helps nobody."""
+    terminal = Console(file=io.StringIO(), width=COLUMNS)
+    terminal.print(drawn([RECORD], COLUMNS))
+    lines = terminal.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) == COLUMNS
+    words = {word for line in lines for word in line.split()}
+    names = {"train", "epoch", "state", "produced", "bad", "group", "resnet", "member", "gpu-0", "silent", "maker-1"}
+    numbers = {"900", "13", "100%", "12,345/s", "1234567", "1234.5", "128", "64", "61", "40%", "91%", "5%", "4%", "16"}
+    assert names | numbers <= words
+
+
+# --- in a real terminal -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def monitor(url: str, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
+    """A monitor in the foreground of a terminal of its own; with both ends of the terminal."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    environment = {**os.environ, "PYTHONPATH": _PATHS, "TERM": "xterm"}
+    environment.pop("COLUMNS", None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "monitor", "--every", "0.1", "--url", url, *more],
+        stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - the child runs this line alone
+    )  # fmt: skip
+    try:
+        yield process, ours, its
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(its)
+
+
+def read_until(ours: int, is_enough: Callable[[str], bool]) -> str:
+    """What is written on the terminal, until that is enough."""
+    text = ""
+    till = time.monotonic() + 60
+    while not is_enough(text):
+        assert time.monotonic() < till, text
+        if select.select([ours], [], [], 0.02)[0]:
+            text += os.read(ours, 65536).decode()
+    return text
+
+
+ENDS: dict[str, Callable[[subprocess.Popen[bytes], int, EmbeddedServer], object]] = {
+    "q": lambda process, ours, server: os.write(ours, b"q"),
+    "Ctrl-C": lambda process, ours, server: os.write(ours, b"\x03"),
+    "SIGTERM": lambda process, ours, server: process.terminate(),
+    "the server's end": lambda process, ours, server: server.close(),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_however_it_ends_the_terminal_is_as_before(end: str, fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """A shell that shows no letter that is typed is closed in anger."""
+    server = fresh_server()
+    with monitor(server.url) as (process, ours, its):
+        before = termios.tcgetattr(its)
+        read_until(ours, lambda text: "q ends it" in text)
+        assert termios.tcgetattr(its) != before
+        ENDS[end](process, ours, server)
+        left = read_until(ours, lambda _: process.poll() is not None)
+        assert process.returncode == (1 if "server" in end else 0)
+        assert termios.tcgetattr(its) == before
+        left += read_until(ours, lambda text: "\x1b[?25h" in left + text)  # the cursor is seen again
+        assert "Traceback" not in left
+
+
+def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell that it leaves to must take lines again; back in the foreground the key works again."""
+    ours, its = pty.openpty()
+    before = termios.tcgetattr(its)
+    stopped: list[bool] = []
+    monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())  # this terminal is nobody's
+    monkeypatch.setattr(os, "kill", lambda pid, number: stopped.append(termios.tcgetattr(its) == before))
+    with os.fdopen(its, "w+b", buffering=0) as keyboard, io.TextIOWrapper(keyboard) as text:
+        with quit_key(io.StringIO(), text) as works:
+            taken = termios.tcgetattr(its)
+            signal.raise_signal(signal.SIGTSTP)
+            assert (works, stopped, termios.tcgetattr(its)) == (True, [True], taken)
+        assert termios.tcgetattr(its) == before
+    os.close(ours)
+
+
+def test_a_terminal_of_another_job_is_left_alone() -> None:
+    """In the background, changing it would stop the command; in a pipe there is none."""
+    with quit_key(io.StringIO(), io.StringIO()) as works:
+        assert not works
