@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os.path
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -85,6 +85,16 @@ def _counted(others: Counter[str]) -> str:
     ranked = sorted(others.items(), key=lambda counted: (-counted[1], counted[0]))
     more = sum(n for _, n in ranked[_SHOWN:])
     return ", ".join(f"{n} x {shown(suffix)}" for suffix, n in ranked[:_SHOWN]) + (f", {more} others" if more else "")
+
+
+def require_local(*paths: str | None) -> None:
+    """Raise SourceError for a path that is an address: object stores are not read."""
+    for path in paths:
+        if path is not None and "://" in path and not os.path.lexists(path):
+            raise SourceError(
+                f"{shown(path)} is an address, expected a path: object stores are not read yet. Copy or mount what is "
+                "there, or read it in a dataset of your own (SOURCE `dataset`)"
+            )
 
 
 def is_hidden(path: str) -> bool:

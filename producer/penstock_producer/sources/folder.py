@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.limits import MAX_FIELD_BYTES
 from penstock_producer.sources.bounds import require_inside
-from penstock_producer.sources.files import File, choose, shown, sort_out
+from penstock_producer.sources.files import File, choose, require_local, shown, sort_out
 
 
 class Folder:
@@ -48,6 +48,7 @@ def images_below(path: str) -> tuple[list[File], Counter[str]]:
 
 
 def _root(path: str) -> Path:
+    require_local(path)
     root = Path(path)
     if not root.is_dir():
         what = "a file that is no .zip" if root.exists() else "nothing"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from penstock_common.errors import SourceError
@@ -25,6 +26,7 @@ from penstock_producer.sources.config import (
     WeightedConfig,
 )
 from penstock_producer.sources.dataset import Dataset
+from penstock_producer.sources.files import require_local
 from penstock_producer.sources.generator import Factory, Generator, in_step
 from penstock_producer.sources.installed import open_installed
 from penstock_producer.sources.keras import KerasBatches, is_keras
@@ -57,7 +59,7 @@ def _open_plain(config: Any) -> AnySource:
         case TarConfig():
             return _tar(config)
         case ArraysConfig():
-            return _transformed(Arrays(config), config.transform)
+            return _arrays(config)
         case TorchConfig():
             return _torch(config)
         case DatasetConfig():
@@ -104,12 +106,19 @@ def _absolute(path: str) -> str:
 def _images(config: ImagesConfig) -> Source:
     from penstock_producer.sources.images import Images  # Pillow is an extra
 
+    require_local(config.path, config.labels)
     return _transformed(Images(config), config.transform)
+
+
+def _arrays(config: ArraysConfig) -> Source:
+    require_local(*config.archives, *chain.from_iterable(config.columns.values()))
+    return _transformed(Arrays(config), config.transform)
 
 
 def _tar(config: TarConfig) -> Source:
     from penstock_producer.sources.tar import Tars  # Pillow again
 
+    require_local(config.path)
     return _transformed(Tars(config), config.transform)
 
 

@@ -18,6 +18,7 @@ from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.sources.config import ImagesConfig, parse_config
 from penstock_producer.sources.files import EXTENSIONS, passed_over
+from penstock_producer.sources.folder import images_below
 from penstock_producer.sources.images import Images
 from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import Source
@@ -244,6 +245,35 @@ def test_an_empty_or_missing_folder_says_what_was_found(tmp_path: Path) -> None:
         Images(ImagesConfig(path=str(tmp_path)))
     with pytest.raises(SourceError, match=r"found a file that is no \.zip there"):
         Images(ImagesConfig(path=str(tmp_path / "a.txt")))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"kind": "images", "path": "s3://bucket/photos"},
+        {"kind": "images", "path": "gs://bucket/photos.zip"},
+        {"kind": "images", "path": ".", "labels": "s3://bucket/labels.csv"},
+        {"kind": "tar", "path": "s3://bucket/shards"},
+        {"kind": "arrays", "columns": {"x": ["s3://bucket/x.npy"]}},
+        {"kind": "arrays", "archives": ["s3://bucket/x.npz"]},
+    ],
+)
+def test_an_object_store_is_refused_in_words(config: dict[str, Any]) -> None:
+    """'Found nothing there' would send its owner to look for a typing error in the bucket's name."""
+    with pytest.raises(
+        SourceError, match=r"^(s3|gs)://bucket/.* is an address, expected a path: object stores are not"
+    ):
+        open_source(parse_config(config))
+    with pytest.raises(SourceError, match="is an address"):
+        images_below("s3://bucket/photos")
+
+
+def test_a_folder_whose_name_looks_like_an_address_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there is there, whatever it is called."""
+    (folder.parent / "s3:").mkdir()
+    folder.rename(folder.parent / "s3:/train")
+    monkeypatch.chdir(folder.parent)
+    assert len(Images(ImagesConfig(path="s3://train"))) == 6
 
 
 def test_images_beside_class_folders_are_refused(folder: Path) -> None:
