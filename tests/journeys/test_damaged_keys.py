@@ -370,6 +370,25 @@ def test_odd_bytes_in_a_key_end_no_command_in_a_traceback(
         bench.told_by(next(turn), capsys)
 
 
+@pytest.mark.parametrize(
+    ("name", "field", "value", "reader"),
+    [
+        ("meta", b"id", b"[]", "feed"),
+        ("pos", b"0", b"-1", "ordered"),
+        ("dead", b"x", b"null", "bad retry t --group g"),
+        ("dead", b"x", b"null", "bad drop t 0 --group g --reason x"),
+        ("dead", b"0:0-9", b"1e400", "bad drop t 0 --group g --reason x"),
+    ],
+)
+def test_an_odd_value_that_becomes_part_of_a_command_ends_nothing_in_a_traceback(
+    bench: Bench, name: str, field: bytes, value: bytes, reader: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server refuses what such a value makes of a command, in words that name neither key nor repair."""
+    make_odd(bench.client, bench.keys[name], field, value)
+    told = bench.told_by({"feed": feed, "ordered": ordered}.get(reader, reader), capsys)
+    assert is_about(told, bench.keys[name]) or name == "dead"
+
+
 SHOWING = [
     "inspect t", "audit t", "bad list t", "monitor t --once --every 0.1", "doctor t --no-probe", "groups list t",
     "epochs list t", "stat t --epoch 0",

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import DamagedKey, StreamConflict, StreamDeleted, StreamNotFound
+from penstock_common.format.header import STREAM_ID
 from penstock_common.format.spec import Spec
 from penstock_common.segments.plane import INLINE
 from penstock_common.stream.keys import (
@@ -98,6 +99,8 @@ def find_stream(client: Client, name: str) -> Stream | None:
     if b"id" not in reply:
         return None
     meta = decoded(reply)
+    if not STREAM_ID.match(meta["id"]):
+        raise ValueError(f"id is {meta['id']:.40}, expected 1 to 64 letters, digits or any of ._-")
     tags = json.loads(meta["tags"])
     if not tags or not all(isinstance(tag, str) for tag in tags):
         raise ValueError(f"tags are {meta['tags']:.40}, expected a list of one or more texts")

@@ -49,7 +49,10 @@ def known_positions(client: Client, stream: Stream, epoch: int, group: str) -> P
     """How far each rank is."""
     fields = decoded(client.hgetall(stream.partitions[0].positions(epoch, group)))
     ranks = {int(name): int(value) for name, value in fields.items() if name != FLOOR}
-    return Positions(int(fields.get(FLOOR, 0)), ranks)
+    floor = int(fields.get(FLOOR, 0))
+    if min([floor, *ranks, *ranks.values()]) < 0:
+        raise ValueError("a rank or a position is below 0")
+    return Positions(floor, ranks)
 
 
 def starts_of(manifest: Manifest, shards: range) -> dict[int, int]:

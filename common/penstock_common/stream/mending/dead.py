@@ -6,10 +6,14 @@ What an operator gave up stands there too: by entry id, or as ``shard:first-end`
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import Client
+
+_NAME = re.compile(rb"([0-9]{1,10}:)?[0-9]{1,18}-[0-9]{1,18}")
+"""Of a field. Commands send these names to the server as ids of entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ def skipped(client: Client, partition: PartitionKeys, epoch: int, group: str) ->
 
 
 def load_notes(client: Client, partition: PartitionKeys, epoch: int, group: str) -> dict[bytes, DeadNote]:
-    """Everything noted, by entry id or ``shard:first-end``."""
+    """Return everything noted, by entry id or, of what was given up, ``shard:first-end``; other fields are nobody's."""
     reply: dict[bytes, bytes] = client.hgetall(partition.dead(epoch, group))
-    return {name: read_note(value) for name, value in reply.items()}
+    notes = {name: read_note(value) for name, value in reply.items() if _NAME.fullmatch(name)}
+    return {name: note for name, note in notes.items() if b":" not in name or note.given_up}
