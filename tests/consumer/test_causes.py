@@ -192,9 +192,15 @@ def test_the_line_is_made_for_a_log() -> None:
     even = Stats(samples=10, bytes=10, elapsed_s=2.0, waited_s=1.0, producers_s=0.4, server_s=0.4, reader_s=0.2)
     assert str(even) == (
         "10 samples in 2.0 s, 5 samples/s, 5 B/s; waited 50 % of the time, "
-        "for producers 40 %, the server 40 %, the reader 20 %"
+        "for producers 40 %, the server 40 %, this process 20 %"
     )
-    assert str(Stats()) == "0 samples in 0 s, 0 samples/s, 0 B/s; waited 0 % of the time"
+
+
+def test_an_epoch_under_a_second_has_no_share_of_waiting() -> None:
+    """Waiting for 95 % of 0.05 s is the start of a connection, and sends a newcomer looking for a fault."""
+    short = Stats(samples=10, bytes=10, elapsed_s=0.05, waited_s=0.0475, reader_s=0.0475)
+    assert str(short) == "10 samples in 0.05 s, 200 samples/s, 200 B/s"
+    assert str(Stats()) == "0 samples in 0 s, 0 samples/s, 0 B/s"
 
 
 @pytest.mark.parametrize(("rate", "text"), [(999, "999 B/s"), (12_300, "12.3 kB/s"), (2.06e9, "2.06 GB/s")])

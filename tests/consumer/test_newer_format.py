@@ -23,7 +23,7 @@ NEWER: dict[str, dict[str, Any]] = {
     "compression": {"compression": "zstd"},
     "ref": {"ref": "segment-1"},
 }
-FOUND = {"v2": "wire format v2, this reader knows v1", "compression": "'compression'", "ref": "'ref'"}
+FOUND = {"v2": "wire format v2, this process knows v1", "compression": "'compression'", "ref": "'ref'"}
 
 
 def write(url: str, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> None:

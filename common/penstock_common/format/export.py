@@ -108,7 +108,7 @@ def parse_contents(data: bytes) -> Contents:
     if type(value) is not dict or value.get("format") != KIND:
         raise BadExport(f"{CONTENTS} is not that of an export")
     if value.get("v") != VERSION:
-        raise BadExport(f"{CONTENTS} has version {value.get('v')!r:.40}, this reader knows {VERSION}: update penstock")
+        raise BadExport(f"{CONTENTS} has version {value.get('v')!r:.40}, this process knows {VERSION}: update penstock")
     try:
         return _contents(value)
     except (KeyError, TypeError, ValueError) as error:

@@ -98,7 +98,7 @@ def parse_header(data: bytes | bytearray | memoryview, spec: Spec, *, takes_refs
     value = _object(data)
     version = _number(value, "v", 1, MAX_NUMBER)
     if version != VERSION:
-        raise UnsupportedVersion(f"entry of wire format v{version}, this reader knows v{VERSION}: update penstock")
+        raise UnsupportedVersion(f"entry of wire format v{version}, this process knows v{VERSION}: update penstock")
     for key in RESERVED:
         if key in value and not (takes_refs and key == "ref"):
             raise UnsupportedVersion(f"entry uses {key!r}, reserved in wire format v1: update penstock")

@@ -69,7 +69,7 @@ def info_bytes(first: bytes) -> int:
         raise BadSegment("the file does not begin like a segment")
     _, version, length, _ = _FILE.unpack_from(first)
     if version != VERSION:
-        raise BadSegment(f"a segment of version {version}, this reader knows {VERSION}: update penstock")
+        raise BadSegment(f"a segment of version {version}, this process knows {VERSION}: update penstock")
     if length > MAX_INFO_BYTES:
         raise BadSegment(f"the head has {length} bytes, at most {MAX_INFO_BYTES} are read")
     return aligned(_FILE.size + length, PAGE)

@@ -11,7 +11,10 @@ from typing import Any
 
 from penstock_consumer.pipeline.causes import MOSTLY, Cause, Spent, verdict
 
-NAMES: Mapping[Cause, str] = {"producers": "producers", "server": "the server", "reader": "the reader"}
+NAMES: Mapping[Cause, str] = {"producers": "producers", "server": "the server", "reader": "this process"}
+"""The causes as the line of an epoch spells them."""
+SHORT_S = 1.0
+"""A shorter epoch is mostly its own start: its line has no share of waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +79,10 @@ class Stats:
     def __str__(self) -> str:
         """One line."""
         rates = f"{self.samples_per_s:,.0f} samples/s, {readable_rate(self.bytes_per_s)}"
+        if self.elapsed_s < SHORT_S:
+            return f"{self.samples:,} samples in {self.elapsed_s:.2g} s, {rates}"
         waited = f"waited {self.wait_share:.0%} of the time".replace("%", " %")
-        lasted = f"{self.elapsed_s:.1f}" if self.elapsed_s >= 1 else f"{self.elapsed_s:.2g}"
-        return f"{self.samples:,} samples in {lasted} s, {rates}; {waited}{self._whom()}"
+        return f"{self.samples:,} samples in {self.elapsed_s:.1f} s, {rates}; {waited}{self._whom()}"
 
     def _whom(self) -> str:
         if (cause := self.cause) is None:

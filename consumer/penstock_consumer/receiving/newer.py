@@ -35,6 +35,6 @@ def refuse_newer(place: Place, partition: PartitionKeys, epoch: int, received: S
 def too_old(who: Membership, epoch: int, entry_id: bytes, error: BadEntry | None) -> UnsupportedVersion:
     """What a reader says that meets such an entry; it has taken nothing of it."""
     return UnsupportedVersion(
-        f"entry {entry_id.decode()} of epoch {epoch} of {who.stream.name!r} is too new for this reader: {error}, then "
+        f"entry {entry_id.decode()} of epoch {epoch} of {who.stream.name!r} is too new for this process: {error}, then "
         f"start again; it is kept for group {who.group!r}"
     )

@@ -123,7 +123,7 @@ def overdue(
 
 def _too_large(circle: Circle, budget_bytes: int, stream: str) -> TooLarge:
     return TooLarge(
-        f"the readers of {stream!r} have parts of batches in hand ({_shares(circle.held)}), none of which can be "
+        f"the members of {stream!r} have parts of batches in hand ({_shares(circle.held)}), none of which can be "
         f"filled, and they leave no room in a budget of {readable_bytes(budget_bytes)} for what would fill them: take "
         "smaller batches (or shuffle buffers), a smaller prefetch_bytes or fewer members, or a larger budget_bytes"
     )

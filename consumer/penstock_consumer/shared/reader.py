@@ -155,7 +155,7 @@ class EpochReader:
             return f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: {full}"
         if manifest.is_ended:  # so no producer is missing
             at = "is at work" if (doing := self.queue.meter.doing) == "reader" else f"waits for the {doing}"
-            return f"the rest of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: its reader {at}"
+            return f"the rest of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: this process {at}"
         return (
             f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s. Is a producer "
             f"running (`penstock inspect {name}`)? If none will: `penstock epochs close {name} {self.epoch}`"

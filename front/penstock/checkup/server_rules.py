@@ -171,7 +171,7 @@ def output_buffers(facts: ServerFacts) -> Finding:
     normal, replica = classes.get("normal", ["0"]), classes.get("slave", classes.get("replica", ["0"]))
     if normal[0] != "0":
         return Finding(
-            "output buffers", "warning", f"readers are cut off at {normal[0]} bytes of answers",
+            "output buffers", "warning", f"trainers are cut off at {normal[0]} bytes of answers",
             'redis-cli CONFIG SET client-output-buffer-limit "normal 0 0 0"',
         )  # fmt: skip
     if int(facts.info.get("connected_slaves", 0)) and 0 < int(replica[0]) < REPLICA_BUFFER_BYTES:
@@ -180,7 +180,7 @@ def output_buffers(facts: ServerFacts) -> Finding:
             f"a replica is cut off when it is {replica[0]} bytes behind, and copies all again",
             'redis-cli CONFIG SET client-output-buffer-limit "replica 4gb 2gb 60"',
         )  # fmt: skip
-    return ok("output buffers", "no limit for readers" if limits else "the server does not tell")
+    return ok("output buffers", "no limit for trainers" if limits else "the server does not tell")
 
 
 def query_buffer(facts: ServerFacts) -> Finding:

@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "instead of a stream: the folders of segments in DIR whose streams are not on this server any more"
     parser.add_argument("--segments", metavar="DIR", help=what)
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--force", action="store_true", help="also under readers and writers; they stop with an error")
+    parser.add_argument(
+        "--force", action="store_true", help="also under trainers and producers, which stop with an error"
+    )
     parser.epilog = (
         "example:\n  penstock delete train --yes\n  penstock delete --segments /dev/shm/penstock\n\n"
         "Nothing of it stays on the server, and nothing brings it back. A deletion that was interrupted is run again.\n"

@@ -148,7 +148,7 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
         metavar="LEVEL",
         help="of writes: memory (default), fsync, replicas=2, fsync+replicas=2",
     )
-    where = "where payloads of a new stream lie: inline (default), or segments:DIR, a folder that all readers see"
+    where = "where payloads of a new stream lie: inline (default), or segments:DIR, a folder that all trainers see"
     add("--payload", type=PAYLOAD, metavar="WHERE", help=where)
     add("--partitions", type=_COUNT, metavar="P", help="of a new stream (default: 1)")
     add(
