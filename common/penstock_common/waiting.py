@@ -55,11 +55,18 @@ class Wait:
         """How long this wait has lasted."""
         return self._clock() - self._began
 
-    def because(self, kind: str, reason: Callable[[], str], timeout_s: float | None = None) -> None:
+    def because(
+        self,
+        kind: str,
+        reason: Callable[[], str],
+        timeout_s: float | None = None,
+        *,
+        first_word_s: float = FIRST_WORD_S,
+    ) -> None:
         """Says why, if it is time to; raises WaitTimeout with the same reason.
 
         ``kind`` identifies the reason, ``reason`` spells it and is only called when it is needed. ``timeout_s``
-        replaces the wait's own.
+        replaces the wait's own. ``first_word_s`` is when the first word is due: 0 where the wait is probably a mistake.
         """
         limit = self._timeout_s if timeout_s is None else timeout_s
         if limit is not None and self.seconds >= limit:
@@ -67,7 +74,7 @@ class Wait:
             why = no_answer(self._server, silent_s) if silent_s else reason()
             raise WaitTimeout(f"gave up after {self.seconds:.0f} s: {why}")
         now = self._clock()
-        due = FIRST_WORD_S if self._told_at is None else REPEAT_S
+        due = first_word_s if self._told_at is None else REPEAT_S
         since = self._began if self._told_at is None else self._told_at
         changed = self._told_at is not None and kind != self._told and now - self._told_at >= FIRST_WORD_S
         if (now - since >= due or changed) and not self._is_server_late():

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
-from penstock_common.errors import GroupFinished
+from penstock_common.errors import GroupFinished, PenstockError
 from penstock_common.format.spec import Spec
+from penstock_common.hints import callable_of, explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.presence import new_incarnation
@@ -21,7 +22,7 @@ from penstock_common.stream.keys import checked_name
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import ABANDONED, find_manifest
-from penstock_common.stream.streams import Stream, await_event, find_stream, last_event
+from penstock_common.stream.streams import Stream, await_event, find_stream, last_event, load_stream
 from penstock_common.waiting import OUTAGE_S, Notify, Wait, to_stderr
 from penstock_consumer.counting.stats import Stats
 from penstock_consumer.counting.tally import Tally
@@ -58,6 +59,7 @@ class Loader(Verbs):
     on exactly where `state_dict` was taken. Such a batch is acknowledged with all that came before it.
     """
 
+    @explained
     def __init__(
         self,
         stream: str,
@@ -67,6 +69,8 @@ class Loader(Verbs):
         url: str | None = None,
         member: str | None = None,
         start: str | int = "resume",
+        create: bool = True,
+        wait: bool = True,
         acknowledge: Acknowledge = "on_next",
         order: Literal["canonical"] | None = None,
         rank: int = 0,
@@ -81,6 +85,10 @@ class Loader(Verbs):
     ) -> None:
         """``start`` is 'resume' (where the group stands), 'earliest' or an epoch, which make the group read again.
 
+        ``create=False`` refuses a group that is not there (GroupNotFound); else it is made, and announced where the
+        stream has others. ``wait=False`` refuses a stream that is not there (StreamNotFound); else it is waited for,
+        since a trainer may start before its producer.
+
         ``timeout_s`` bounds every wait (WaitTimeout); None waits, saying for what, except 60 s for a stream or first
         epoch that never comes. ``member`` names this process in the group; restarted under the same name it goes on
         with what it held. With ``views`` a batch that is one block of a segment is not copied, and read-only: see
@@ -91,9 +99,12 @@ class Loader(Verbs):
         first samples (the default for several ranks; in shared reading the batch's own), 'drop' leaves it out, 'keep'
         makes it smaller (the default otherwise). Raises OrderNeedsSizes (when the epoch is begun), GroupKindMismatch.
         """
+        batch_size, prefetch_bytes = whole("batch_size", batch_size), whole("prefetch_bytes", prefetch_bytes)
+        seconds("lease_s", lease_s)
+        if timeout_s is not None:
+            seconds("timeout_s", timeout_s)
+        callable_of("notify", notify, "print")
         ranked = rank_options(order, rank, world_size, batch_size, remainder, member)
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, expected at least 1")
         if start not in ("resume", "earliest") and (type(start) is not int or start < 0):
             raise ValueError(f"start is {start!r}, expected 'resume', 'earliest' or an epoch's number")
         settings = Settings.from_environment()
@@ -105,6 +116,7 @@ class Loader(Verbs):
         self._timeout_s, self._notify, self._url = timeout_s, notify, url or settings.url
         self._options = Options(
             start=start,
+            create=create,
             batch_size=batch_size,
             prefetch_bytes=prefetch_bytes,
             lease_s=lease_s,
@@ -125,7 +137,8 @@ class Loader(Verbs):
         self.tally = Tally()
         self._session = Session(self._client)
         self._closing = weakref.finalize(self, end_session, self._session)
-        if (found := find_stream(self._client, self.name)) is not None and found.spec is not None:
+        found = find_stream(self._client, self.name) if wait else load_stream(self._client, self.name)
+        if found is not None and found.spec is not None:
             self._join(found)
 
     # --- the stream ---
@@ -156,7 +169,10 @@ class Loader(Verbs):
         Waits for the first epoch. A TypeError where they are not known, as list() and others expect it.
         """
         if self._options.order is None:
-            raise TypeError("members of a group share its batches, so their number is not known: see loader.samples")
+            raise TypeError(
+                "the members of a group share its batches, so their number is not known: loader.samples counts the "
+                'samples of the epoch, and a Loader with order="canonical" has a length'
+            )
         reading = self._joined()
         assert isinstance(reading, OrderedReading)
         with suppress(GroupFinished):
@@ -167,6 +183,17 @@ class Loader(Verbs):
         if self._steps is None:
             raise TypeError("the epoch has no size yet, so the number of its batches is not known")
         return self._steps
+
+    def __bool__(self) -> bool:
+        """Return True: ``if loader:`` asks whether there is one, not how many batches it has."""
+        return True
+
+    def __repr__(self) -> str:
+        ordered = "" if self._options.order is None else f" of {self._options.order.world} in canonical order"
+        return (
+            f"<Loader of {self.name!r} at {self._client.where}: group {self.group!r}, member {self.member!r}{ordered}, "
+            f"batch_size {self.batch_size}>"
+        )
 
     def _joined(self) -> Reading:
         if self._reading is None:
@@ -195,6 +222,8 @@ class Loader(Verbs):
         return self.tally.counted(self._batches())
 
     def _batches(self) -> Iterator[Batch]:
+        if not self._closing.alive:
+            raise PenstockError(f"this loader of {self.name!r} is closed: make another, or read inside its `with`")
         reading = self._joined()
         self._settlement.asked_for_next()
         is_empty = True

@@ -58,7 +58,7 @@ class Mixture:
     """What `mix` returns. ``batch.source`` is the name of the loader it came from."""
 
     def __init__(self, loaders: Mapping[str, tuple[Loader, float]], seed: int, ends: str) -> None:
-        if not loaders or ends not in ("last", "first") or any(weight <= 0 for _, weight in loaders.values()):
+        if not _is_mixable(loaders) or ends not in ("last", "first"):
             raise ValueError("mix() takes {name: (loader, weight above 0), ...} and ends='last' or 'first'")
         self._loaders = {name: loader for name, (loader, _) in loaders.items()}
         self._weights = {name: weight for name, (_, weight) in loaders.items()}
@@ -125,6 +125,9 @@ class Mixture:
         """Whether the next batch has arrived."""
         order = choice(self._weights, self._seed, self._pulled)
         return any(self._loaders[name].is_ready for name in islice((n for n in order if n not in self._done), 1))
+
+    def __bool__(self) -> bool:
+        return True
 
     def __len__(self) -> int:
         """Batches of a pass in which every loader's epoch is read; a TypeError where one does not know its own."""
@@ -263,6 +266,18 @@ class Mixture:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: Any) -> None:
         for loader in self._loaders.values():
             loader.__exit__(kind, value, trace)
+
+
+def _is_mixable(loaders: object) -> bool:
+    pairs = list(loaders.values()) if isinstance(loaders, Mapping) else []
+    return bool(pairs) and all(
+        isinstance(pair, tuple)
+        and len(pair) == 2
+        and isinstance(pair[0], Loader)
+        and isinstance(pair[1], (int, float))
+        and pair[1] > 0
+        for pair in pairs
+    )
 
 
 class _Part:

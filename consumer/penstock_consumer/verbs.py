@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
+from penstock_common.hints import callable_of, explained
 from penstock_consumer.membership.reading import Options, Reading
 from penstock_consumer.pipeline.filter import Filter, Keep
 from penstock_consumer.pipeline.window import Window
@@ -22,6 +23,7 @@ class Verbs:
     _options: Options
     _reading: Reading | None
 
+    @explained
     def shuffle(self, *, samples: int | None = None, bytes: int | None = None, seed: int = 0) -> Self:
         """Draws each batch at random from a window of so many samples, or bytes of payload. Shared reading only.
 
@@ -46,6 +48,7 @@ class Verbs:
         In shared reading batches are filled up again from the next ones; in ordered reading they come out smaller, and
         ``world_size`` must be 1, since every rank has the same steps. What filters should be a function of the sample.
         """
+        callable_of("keep", keep, "lambda batch: batch['y'] != 3")
         order = self._options.order
         if order is not None and order.world > 1:
             raise ValueError(

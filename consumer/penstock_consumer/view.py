@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from penstock_common.hints import callable_of, whole
 from penstock_consumer.adapters.selection import chosen, nested, shaped
 from penstock_consumer.counting.stats import Stats
 from penstock_consumer.pipeline.batch import Batch
@@ -40,6 +41,7 @@ class View:
 
         What it gives replaces the tensors; a batch stays one, with its identities, while n rows stay n rows.
         """
+        callable_of("function", function, "lambda batch: {**batch, 'x': batch['x'] / 255}")
 
         def mapped(items: Iterator[Any]) -> Iterator[Any]:
             return (_remade(item, function(item)) for item in items)
@@ -63,6 +65,7 @@ class View:
 
     def collate(self, function: Callable[[Any], Any]) -> View:
         """Calls it with each element and gives whatever it returns."""
+        callable_of("function", function, "lambda batch: (batch['x'], batch['y'])")
         return self._then(lambda items: (function(item) for item in items), is_shown=False)
 
     def samples(self) -> View:
@@ -79,15 +82,13 @@ class View:
 
     def take(self, count: int) -> View:
         """At most so many elements a pass; what was not taken is not acknowledged, and comes in the next pass."""
-        if count < 1:
-            raise ValueError(f"take({count}): expected at least 1")
+        count = whole("count", count)
         known = None if self._count is None else min(self._count or count, count)
         return View(self._source, (*self._steps, lambda items: islice(items, count)), count=known)
 
     def skip(self, count: int) -> View:
         """Leaves out the first so many elements of each pass: they count as trained on."""
-        if count < 0:
-            raise ValueError(f"skip({count}): expected 0 or more")
+        count = whole("count", count, 0)
         return View(self._source, (*self._steps, lambda items: islice(items, count, None)), count=None)
 
     # --- the loader's ---
@@ -98,6 +99,9 @@ class View:
             items = step(items)
         around = self._source.tally.around
         return items if around in self._steps else around(items)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __len__(self) -> int:
         """Elements of a pass, where the loader knows its batches; else a TypeError."""

@@ -45,7 +45,10 @@ def __getattr__(name: str) -> object:
     elif name in _HOMES:
         value = getattr(import_module(_HOMES[name]), name)
     else:
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}")
+        from penstock_common.hints import did_you_mean
+
+        hint = did_you_mean(name, __all__)
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}{hint}")
     globals()[name] = value
     return value
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock_common.errors import PenstockError, WaitTimeout
+from penstock_common.hints import callable_of, explained, whole
 from penstock_common.settings import Settings
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.planning.plan import ProductionPlan
@@ -87,6 +88,7 @@ class Production:
                 forget(token)
 
 
+@explained
 def produce(
     dataset: Any,
     *,
@@ -117,6 +119,8 @@ def produce(
     is produced; else the production goes on in the background.
     """
     refuse_path(dataset)
+    workers, epochs = whole("workers", workers, 0), whole("epochs", epochs)
+    callable_of("notify", notify, "print")
     if workers < 1:
         raise PenstockError("workers=0: objects without an import name need local workers; give workers=1 or more")
     tokens = [register(dataset)]

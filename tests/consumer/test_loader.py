@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,8 +14,10 @@ from penstock_common.errors import (
     EpochNotFound,
     GroupBusy,
     GroupFinished,
+    GroupNotFound,
     WaitTimeout,
 )
+from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.streams import set_plan
 from penstock_consumer.loader import Loader
@@ -197,6 +199,38 @@ class TestDelivery:
 
 class TestStart:
     """Where a group begins."""
+
+    @pytest.mark.parametrize("order", [None, "canonical"])
+    def test_a_new_group_beside_others_is_announced(self, any_url: str, order: Literal["canonical"] | None) -> None:
+        """A misspelt group reads everything once more in silence, while the one that was meant holds data."""
+        produce(any_url, "t", 10)
+        said: dict[str, list[str]] = {"resnet": [], "resnt": [], "bert": []}
+        for group, lines in said.items():
+            with loader_of(any_url, group, order=order, notify=lines.append):
+                pass
+        with loader_of(any_url, "resnt", order=order, notify=said["resnt"].append):
+            pass  # the second time it is there
+        there = "(there are: resnet); it starts at epoch 0"
+        assert said == {
+            "resnet": [],  # the first one has nothing to be confused with
+            "resnt": [f"new group 'resnt' {there}. Did you mean 'resnet'?"],
+            "bert": ["new group 'bert' (there are: resnet, resnt); it starts at epoch 0"],
+        }
+
+    @pytest.mark.parametrize("order", [None, "canonical"])
+    def test_a_group_that_may_not_be_made_is_refused(
+        self, any_url: str, any_client: Client, order: Literal["canonical"] | None
+    ) -> None:
+        """A job that is meant to go on must not begin again under another name."""
+        produce(any_url, "t", 10)
+        with loader_of(any_url, "resnet", order=order):
+            pass
+        refused = pytest.raises(GroupNotFound, match=r"no group 'resnt'; groups there: resnet; did you mean 'resnet'\?")
+        with refused, loader_of(any_url, "resnt", order=order, create=False):
+            pass
+        assert list(load_roster(any_client, open_stream(any_client, "t").partitions[0]).groups) == ["resnet"]
+        with loader_of(any_url, "resnet", order=order, create=False) as loader:
+            assert sorted(numbers(loader)) == list(range(10))
 
     def test_a_group_may_read_everything_again(self, any_url: str) -> None:
         """A second experiment under the same name: with start, all that is retained comes again, and is owed again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import threading
 import time
@@ -26,7 +27,9 @@ from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.removal.release import release_epoch
 from penstock_common.stream.streams import set_plan
+from penstock_common.waiting import Wait
 from penstock_consumer.loader import Loader
+from penstock_consumer.membership.arrival import await_stream
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import (
     SAMPLE_BYTES,
@@ -75,6 +78,29 @@ class TestWaits:
             list(loader)
         assert 3.5 < time.monotonic() - began < 5
         assert "no stream 't'" in said[0]
+
+    def test_a_misspelt_stream_is_named_at_the_first_look(self, any_url: str, any_client: Client) -> None:
+        """A second is short enough to see the mistake before one looks elsewhere; waiting goes on all the same."""
+        produce(any_url, "train", 1)
+        said: list[str] = []
+
+        def hear(text: str) -> None:
+            said.append(text)
+            produce(any_url, "trian", 1)  # a producer that came late: nothing was misspelt
+
+        ticks = itertools.count(0, 0.1)  # three seconds, after which any wait says something, never pass
+        wait = Wait(hear, timeout_s=1, clock=lambda: next(ticks))
+        assert await_stream(any_client, "trian", wait).name == "trian"
+        assert said == ["waiting: no stream 'trian'; streams there: train; did you mean 'train'?"]
+
+    def test_who_does_not_wait_for_a_stream_is_told_at_once(self, any_url: str) -> None:
+        """A test, or a job of a batch queue, has no producer that may yet come; one that is there is read as ever."""
+        produce(any_url, "train", 10)
+        with pytest.raises(StreamNotFound, match=r"^no stream 't'; streams there: train"):
+            Loader("t", group="g", batch_size=8, url=any_url, wait=False)
+        produce(any_url, "t", 10)
+        with loader_of(any_url, wait=False) as loader:
+            assert sorted(numbers(loader)) == list(range(10))
 
     def test_no_producer_is_said(self, any_url: str) -> None:
         """The usual reason for a trainer that does not start."""

@@ -20,6 +20,7 @@ from penstock_common.errors import BadSpec, SpecMismatch, TooLarge
 from penstock_common.format.dtypes import BYTES, NAMES, dtype_name, item_size, numpy_dtype, wire_name
 from penstock_common.format.limits import MAX_FIELD_BYTES, MAX_NDIM, MAX_TENSORS
 from penstock_common.format.values import array_of, as_array, bytes_array
+from penstock_common.hints import an, not_a_sample, unknown_tensor
 
 META = "meta"
 SHAPES_SUFFIX = ".shapes"
@@ -31,8 +32,11 @@ SpecLike = Mapping[str, tuple[str, tuple[int | None, ...]]]
 def flattened(sample: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a sample whose nested dicts are tensors named ``a/b``: the same object where it has none.
 
-    An empty dict stays, so that it is refused as a value. Raises SpecMismatch where two tensors get one name.
+    An empty dict stays, so that it is refused as a value. Raises SpecMismatch where two tensors get one name, TypeError
+    for what is no dict.
     """
+    if not isinstance(sample, Mapping):
+        raise TypeError(not_a_sample(sample))
     if not any(isinstance(value, Mapping) for value in sample.values()):
         return sample
     found: dict[str, Any] = {}
@@ -117,9 +121,16 @@ class TensorSpec:
     def check(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         """Raises SpecMismatch unless a sample of this dtype (either byte order) and shape belongs to the tensor."""
         if wire_name(dtype) != self.dtype:
-            raise SpecMismatch(self.name, f"dtype {dtype}", f"dtype {self.dtype}")
+            raise SpecMismatch(self.name, f"dtype {dtype}", f"dtype {self.dtype}", self._remedy(dtype))
         if not self.admits(shape):
-            raise SpecMismatch(self.name, f"shape {shape}", f"shape {self.shape}")
+            raise SpecMismatch(
+                self.name, f"shape {shape}", f"shape {self.shape}", "a size that differs is None in the spec"
+            )
+
+    def _remedy(self, found: np.dtype[Any]) -> str:
+        if found.kind in "OUST":
+            return "a tensor holds numbers: number the classes, or give the spec dtype 'bytes'"
+        return f"convert it (`.astype({self.dtype!r})`)"
 
     def _bounded(self, array: NDArray[Any]) -> NDArray[Any]:
         if self.is_ragged and (size := self.extent(array.shape)) > MAX_FIELD_BYTES:
@@ -165,7 +176,7 @@ class Spec:
         for tensor in self.tensors:
             if tensor.name == name:
                 return tensor
-        raise KeyError(name)
+        raise KeyError(unknown_tensor(name, self.names))
 
     def as_json(self) -> dict[str, list[Any]]:
         """JSON form, as stored in the stream's meta."""
@@ -195,7 +206,8 @@ class Spec:
         """Raises SpecMismatch unless the sample has exactly this spec's tensors."""
         for name in self.names:
             if name not in sample:
-                raise SpecMismatch(name, "nothing", f"a tensor, the spec being {self}")
+                there = ", ".join(map(str, sample)) or "nothing"
+                raise SpecMismatch(name, "nothing", f"a tensor, the spec being {self}", f"the sample has {there}")
         for name in sample:
             if name not in self.names:
                 raise SpecMismatch(name, "a tensor", f"none of that name, the spec being {self}")
@@ -214,9 +226,9 @@ def _inferred(name: str, value: Any) -> TensorSpec:
     try:
         array = as_array(value)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise BadSpec(f"tensor {name!r}: a {type(value).__name__} is no array ({str(error)[:80]})") from None
+        raise BadSpec(f"tensor {name!r}: {an(value)} is no array ({str(error)[:80]}); make it one, or bytes") from None
     dtype = wire_name(array.dtype)
     if dtype is None:
         hint = "encode text to bytes" if array.dtype.kind == "U" else "make it a numeric array or bytes"
-        raise BadSpec(f"tensor {name!r}: a {type(value).__name__} ({array.dtype}) cannot travel; {hint}")
+        raise BadSpec(f"tensor {name!r}: {an(value)} ({array.dtype}) cannot travel; {hint}")
     return TensorSpec(name, dtype, array.shape)

@@ -28,15 +28,15 @@ class BadName(PenstockError, ValueError):
     """A stream, group or member name that cannot be part of a key."""
 
 
-def is_name(text: str) -> bool:
-    """Whether it may be part of a key."""
-    return _NAME.match(text) is not None
+def is_name(text: object) -> bool:
+    """Return whether it may be part of a key."""
+    return isinstance(text, str) and _NAME.match(text) is not None
 
 
 def checked_name(kind: str, name: str) -> str:
     """The name itself, if it may be part of a key; raises BadName."""
     if not is_name(name):
-        raise BadName(f"{kind} name {name!r}: use 1 to 100 letters, digits, '.', '_', '-', not starting with '_'")
+        raise BadName(f"{kind} name {name!r:.140}: use 1 to 100 letters, digits, '.', '_', '-', not starting with '_'")
     return name
 
 

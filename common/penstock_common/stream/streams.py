@@ -5,7 +5,6 @@ Epochs are ``manifest``'s, groups are ``roster``'s.
 
 from __future__ import annotations
 
-import difflib
 import json
 import secrets
 import time
@@ -19,6 +18,7 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import DamagedKey, StreamConflict, StreamDeleted, StreamNotFound
 from penstock_common.format.header import STREAM_ID
 from penstock_common.format.spec import Spec
+from penstock_common.hints import near
 from penstock_common.segments.plane import INLINE
 from penstock_common.stream.keys import (
     ANY_META,
@@ -130,9 +130,9 @@ def load_stream(client: Client, name: str) -> Stream:
 def absence(client: Client, name: str) -> str:
     """One sentence on a stream that is not there."""
     names = list_streams(client)
-    near = difflib.get_close_matches(name, names, 1)
+    meant = near(name, names)
     there = f"streams there: {', '.join(names[:10])}" if names else "the server has no streams yet"
-    hint = f"did you mean {near[0]!r}?" if near else "start a producer (`penstock produce`) or check name and URL"
+    hint = f"did you mean {meant!r}?" if meant else "start a producer (`penstock produce`) or check name and URL"
     return f"no stream {name!r}; {there}; {hint}"
 
 

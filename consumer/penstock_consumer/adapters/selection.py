@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock_common.format.spec import Spec
+from penstock_common.hints import did_you_mean
 
 Select = str | tuple[str, ...] | None
 """None: dicts of all tensors; a tuple of names: tuples; one name: the bare tensor.
@@ -22,7 +23,7 @@ def chosen(names: tuple[str, ...], select: Select) -> tuple[str, ...]:
     for wanted in (select,) if isinstance(select, str) else tuple(select):
         below = [wanted] if wanted in names else [name for name in names if name.startswith(f"{wanted}/")]
         if not below:
-            raise ValueError(f"select={select!r}: the stream has {', '.join(names)}")
+            raise ValueError(f"select={select!r}: the stream has {', '.join(names)}{did_you_mean(wanted, names)}")
         found += below
     if not found:
         raise ValueError(f"select={select!r}: the stream has {', '.join(names)}")

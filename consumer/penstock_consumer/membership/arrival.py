@@ -1,20 +1,27 @@
-"""Waiting until a stream exists and has a spec: before that there is nothing to join."""
+"""Waiting until a stream exists and has a spec, before which there is nothing to join; and the word on a new group."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock_common.errors import StreamNotFound, WaitTimeout
+from penstock_common.hints import near
 from penstock_common.stream.keys import StreamKeys
 from penstock_common.stream.link.commands import Client
-from penstock_common.stream.streams import Stream, absence, await_event, find_stream, last_event
-from penstock_common.waiting import Wait
+from penstock_common.stream.streams import Stream, absence, await_event, find_stream, last_event, list_streams
+from penstock_common.waiting import FIRST_WORD_S, Wait
 
 EVENT_MS = 1000
 """How long one wait for an event is: finite, since an event may be lost with the server's memory."""
 
 
 def await_stream(client: Client, name: str, wait: Wait) -> Stream:
-    """The stream, once it has a spec. Raises StreamNotFound, WaitTimeout."""
+    """Return the stream, once it has a spec. Of a name that is probably misspelt the wait says so at once.
+
+    Raises StreamNotFound, WaitTimeout.
+    """
     keys = StreamKeys(name)
+    first_word_s: float | None = None
     while True:
         event = last_event(client, keys)
         stream = find_stream(client, name)
@@ -22,9 +29,20 @@ def await_stream(client: Client, name: str, wait: Wait) -> Stream:
             return stream
         try:
             if stream is None:
-                wait.because("stream", lambda: absence(client, name))
+                if first_word_s is None:
+                    first_word_s = 0.0 if near(name, list_streams(client)) else FIRST_WORD_S
+                wait.because("stream", lambda: absence(client, name), first_word_s=first_word_s)
             else:
                 wait.because("spec", lambda: f"stream {name!r} has no sample yet: is a producer running?")
         except WaitTimeout as error:
             raise (StreamNotFound(str(error)) if stream is None else error) from None
         await_event(client, keys, event, EVENT_MS)
+
+
+def newcomer(group: str, others: Iterable[str], first: int) -> str:
+    """Return what to say of a group that was just made beside ``others``: its name may be misspelt."""
+    names = list(others)
+    meant = near(group, names)
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    question = f". Did you mean {meant!r}?" if meant else ""
+    return f"new group {group!r} (there are: {', '.join(names[:10])}{more}); it starts at epoch {first}{question}"

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 
 from penstock_common.errors import ServerUnavailable
 from penstock_common.format.spec import Spec
-from penstock_common.stream.groups.roster import Membership, Order
+from penstock_common.hints import whole
+from penstock_common.stream.groups.roster import Membership, Order, load_roster, unknown_group
 from penstock_common.stream.link.client import Patience
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.waiting import Notify, Outage, Wait
+from penstock_consumer.membership.arrival import newcomer
 from penstock_consumer.membership.parts import AnyKeeper, AnyPlace, AnyReader
 from penstock_consumer.membership.pulse import Pulse
 from penstock_consumer.ordered.canonical import Steps
@@ -54,6 +56,8 @@ class Options:
     """None where reading is shared."""
     remainder: str = "pad"
     """What becomes of a last step, in shared reading of a member's last batch, that the epoch does not fill."""
+    create: bool = True
+    """Whether a group that is not there is made."""
     views: bool = False
     """Whether a batch that is one block of a segment is handed out where it lies."""
     stages: list[StageMaker] = field(default_factory=list)
@@ -69,6 +73,7 @@ def rank_options(
     order: str | None, rank: int, world_size: int, batch_size: int, remainder: str | None, member: str | None
 ) -> Order | None:
     """What makes a rank, checked; None for shared reading, which has none of it."""
+    rank, world_size = whole("rank", rank, 0), whole("world_size", world_size)
     if order is None:
         if rank != 0 or world_size != 1:
             raise ValueError("rank and world_size belong to order='canonical'; members of a group share it")
@@ -77,9 +82,7 @@ def rank_options(
         return None
     if order != "canonical":
         raise ValueError(f"order is {order!r}, expected 'canonical' or None")
-    if world_size < 1:
-        raise ValueError(f"world_size is {world_size}, expected the number of ranks, 1 or more")
-    if not 0 <= rank < world_size:
+    if rank >= world_size:
         raise ValueError(f"rank is {rank} of world_size {world_size}, expected 0 to {world_size - 1}")
     if remainder not in (None, "pad", "drop", "keep") or (remainder == "keep" and world_size > 1):
         expected = "'pad' or 'drop'" if world_size > 1 else "'pad', 'drop' or 'keep'"
@@ -358,6 +361,14 @@ class OrderedReading(Reading):
 def open_reading(client: Client, who: Membership, options: Options) -> Reading:
     """Joins the group and keeps its member alive from now on: the one place where a loader's way of reading is chosen.
 
-    Raises GroupBusy, EpochsReleased, EpochNotFound, GroupKindMismatch.
+    A new group beside others is announced. Raises GroupBusy, EpochsReleased, EpochNotFound, GroupKindMismatch, and
+    GroupNotFound where it may not be made.
     """
-    return SharedReading(client, who, options) if who.order is None else OrderedReading(client, who, options)
+    groups = load_roster(client, who.stream.partitions[0]).groups
+    if not options.create and who.group not in groups:
+        raise unknown_group(who.stream.name, who.group, groups)
+    reading: SharedReading | OrderedReading
+    reading = SharedReading(client, who, options) if who.order is None else OrderedReading(client, who, options)
+    if groups and who.group not in groups:
+        options.notify(newcomer(who.group, groups, reading.place.first))
+    return reading

@@ -15,6 +15,7 @@ from penstock_common.errors import BadExport
 from penstock_common.format.header import Header
 from penstock_common.format.ref import Ref
 from penstock_common.format.spec import META, Spec
+from penstock_common.hints import explained
 from penstock_common.segments.exports import ExportFolder
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.segments.whole import whole_epoch
@@ -37,6 +38,7 @@ class Files(Passes):
     ``path`` is the folder that `penstock export` made. Raises BadExport where it is none, not whole, or damaged.
     """
 
+    @explained
     def __init__(
         self,
         path: str | Path,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from penstock_common.format.spec import Spec
+from penstock_common.hints import callable_of, whole
 from penstock_common.threads import join
 from penstock_common.waiting import Notify
 from penstock_consumer.counting.stats import Stats
@@ -40,8 +41,8 @@ class Passes:
     def __init__(
         self, batch_size: int, prefetch_bytes: int, shuffle: int | None, window: int | None, notify: Notify
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, expected at least 1")
+        batch_size, prefetch_bytes = whole("batch_size", batch_size), whole("prefetch_bytes", prefetch_bytes)
+        callable_of("notify", notify, "print")
         if shuffle is not None and (type(shuffle) is not int or shuffle < 0):
             raise ValueError(f"shuffle is {shuffle!r}, expected a seed, 0 or more, or None for canonical order")
         if window is not None and (shuffle is None or window < 1):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from penstock_common.errors import PenstockError, ReplayTruncated, ServerUnavailable
 from penstock_common.format.header import Header
 from penstock_common.format.spec import Spec
+from penstock_common.hints import explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.stream.entries import Record, fetch_command
 from penstock_common.stream.link.commands import Client
@@ -56,6 +57,7 @@ class Replay(Passes):
     already removed: never a gap.
     """
 
+    @explained
     def __init__(
         self,
         stream: str,
@@ -72,6 +74,8 @@ class Replay(Passes):
         notify: Notify = to_stderr,
     ) -> None:
         super().__init__(batch_size, prefetch_bytes, shuffle, window, notify)
+        epoch = whole("epoch", epoch, None)
+        seconds("lease_s", lease_s)
         settings = Settings.from_environment()
         self._client: Client = connect(url or settings.url, bears_outages=notify)
         self._fast = fast if fast is not None else (False if settings.plain_redis else None)

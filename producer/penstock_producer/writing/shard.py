@@ -14,6 +14,7 @@ from penstock_common.errors import PenstockError, ShardMismatch
 from penstock_common.format.block import Block, NoneLeft, check_rows, columns_in
 from penstock_common.format.limits import MAX_HOLES, MAX_SHARD_SAMPLES
 from penstock_common.format.spec import Spec, flattened
+from penstock_common.hints import not_a_sample
 from penstock_producer.writing.commit import Committer, ShardTaken
 from penstock_producer.writing.reserve import Reservation, require_fixed
 from penstock_producer.writing.rows import builder_of
@@ -62,6 +63,7 @@ class ShardWriter:
         self._limit = most if size is None else size
         self.is_over = committer.position >= self._limit
         """Whether no more samples may come."""
+        self._is_closed = False
         self._finish = finish
         self._clock = clock
         self._first = committer.position
@@ -99,6 +101,10 @@ class ShardWriter:
         except NoneLeft:
             self._make_way(1)
             is_full = self._builder.add(sample)
+        except TypeError:
+            if isinstance(sample, Mapping):
+                raise
+            raise TypeError(not_a_sample(sample, self.spec.names)) from None
         if is_full or self._clock() >= self._due:
             self.flush()
 
@@ -242,6 +248,7 @@ class ShardWriter:
             )
         self._finish(self.position)
         self._committer.finish()
+        self._is_closed, self._limit, self._builder.left = True, self.position, 0
 
     def close_as_committed(self) -> None:
         """Declares the shard complete with what is committed, for a writer that ends by an error; the rest is lost."""
@@ -263,6 +270,8 @@ class ShardWriter:
 
     def _refuse_more(self) -> None:
         self._require_free()
+        if self._is_closed:
+            raise ShardMismatch(f"shard {self._shard} is closed: open the next one, or write inside its `with`")
         raise ShardMismatch(f"shard {self._shard} is full: {self._limit} samples are planned, one more was written")
 
     def __enter__(self) -> ShardWriter:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from penstock_common.errors import PenstockError, ServerUnavailable, ShardMismatch
+from penstock_common.errors import PenstockError, ServerUnavailable, ShardMismatch, SpecMismatch
 from penstock_common.format.spec import Spec, SpecLike, flattened
+from penstock_common.hints import an, callable_of, explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.stream.feeds import finish_feed_shard, is_sealed, join_feed
 from penstock_common.stream.keys import checked_name
@@ -55,6 +56,7 @@ class Writer:
     BudgetRefused if the server cannot keep the stream's promises.
     """
 
+    @explained
     def __init__(
         self,
         stream: str,
@@ -83,6 +85,12 @@ class Writer:
         ``segments:/dev/shm/penstock``, any folder that all readers see. ``room_wait_s`` bounds the wait for room in a
         full budget (BudgetFull); None waits and says why.
         """
+        for name, value in (("partitions", partitions), ("budget_bytes", budget_bytes), ("block_bytes", block_bytes)):
+            if value is not None:
+                whole(name, value)
+        if room_wait_s is not None:
+            seconds("room_wait_s", room_wait_s)
+        callable_of("notify", notify, "print")
         settings = Settings.from_environment()
         self._client: Client = connect(url or settings.url, bears_outages=notify)
         self._fast = fast if fast is not None else (False if settings.plain_redis else None)
@@ -105,6 +113,7 @@ class Writer:
         self.should_stop: Callable[[], bool] = lambda: False
         """Asked while a shard opened from now on waits for room: true ends the wait with BudgetFull."""
         self._lasting = Lasting(self._client, self.stream, notify)
+        self._is_closed = False
         self._feed: ShardWriter | None = None
         self._feed_epoch = self._ended_bytes = 0
         self._feed_count = 0
@@ -118,6 +127,10 @@ class Writer:
         found = find_stream(self._client, name)
         return Durability() if found is None else Durability.parse(found.durability)
 
+    def __repr__(self) -> str:
+        spec = "spec not known yet" if self.stream.spec is None else f"{self.stream.spec}"
+        return f"<Writer of {self.stream.name!r} at {self._client.where}: {spec}>"
+
     def make_safe(self) -> None:
         """Returns once all that was written so far is as safe as the stream's durability says; see DurabilityLost."""
         make_safe(self._client, self.stream, Durability.parse(self.stream.durability), self._notify)
@@ -128,6 +141,9 @@ class Writer:
         self, number: int | None = None, *, seed: int = 0, sizes: Sequence[int] | None = None, fingerprint: str = ""
     ) -> EpochWriter:  # fmt: skip
         """Opens the next epoch, or number ``number`` whether it exists or not; ``sizes`` plans its shards."""
+        self._require_open()
+        number = None if number is None else whole("number", number, None)
+        sizes = None if sizes is None else _checked_sizes(sizes)
         manifest = open_epoch(self._client, self.stream, number, seed=seed, sizes=sizes, fingerprint=fingerprint)
         return EpochWriter(self, manifest, owns=number is None)
 
@@ -144,10 +160,11 @@ class Writer:
     def write_batch(self, rows: Mapping[str, Any]) -> None:
         """Adds n samples to the endless feed; see `EpochWriter.write_batch`."""
         rows = flattened(rows)
+        count = _count(rows)
         first = {name: values[0] for name, values in rows.items() if len(values)}
         if first:
             self._feeding(first).write_batch(rows)
-            self._feed_count += len(next(iter(rows.values())))
+            self._feed_count += count
 
     def quarantine(self, reason: str) -> None:
         """Records in the endless feed that the next sample could not be made; see `EpochWriter.quarantine`."""
@@ -170,6 +187,7 @@ class Writer:
         if self._feed is not None and self._is_stretch_over(self._feed):
             self._end_feed()
         if self._feed is None:
+            self._require_open()
             self.require_spec(sample)
             self._feed = self._shard_writer(self._take_slot(), None, SHARD_SAMPLES, take_another=self._take_another)
             self._stretch_bytes = self.stream.partition_budget * FEED_SHARE
@@ -210,6 +228,10 @@ class Writer:
             self._ended_bytes += self._feed.bytes_written
             self._feed = None
 
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise PenstockError(f"this writer of {self.stream.name!r} is closed: make another, or write in its `with`")
+
     # --- used by the parts ---
 
     def require_spec(self, sample: Mapping[str, Any] | Spec) -> Spec:
@@ -226,6 +248,9 @@ class Writer:
 
     def open_shard(self, manifest: Manifest, shard: int, most: int = SHARD_SAMPLES) -> ShardWriter:
         """The writer of one shard, at its progress; the stream must have a spec. ``most``: unless a size is planned."""
+        shard = whole("shard", shard, 0)
+        if manifest.sizes is not None and shard >= len(manifest.sizes):
+            raise ShardMismatch(f"epoch {manifest.epoch} is planned in {len(manifest.sizes)} shards, found {shard}")
         size = None if manifest.sizes is None else manifest.shard_size(shard)
         if manifest.sizes is None:
             reserve_shard(self._client, self.stream, manifest, shard)
@@ -269,6 +294,7 @@ class Writer:
     def close(self) -> None:
         """Ends the feed's epoch, if one was begun, and the connection."""
         self._end_feed()
+        self._is_closed = True
         self._client.patience.seconds = 0  # nobody waits for tidying
         with suppress(ServerUnavailable):
             self._lasting.witness.check()
@@ -297,6 +323,21 @@ def _end_somehow(feed: ShardWriter) -> None:
         feed.close_as_committed()
 
 
+def _checked_sizes(sizes: Sequence[int]) -> list[int]:
+    """Return them as ints, or raise TypeError or ValueError, before an epoch is opened for them."""
+    if not hasattr(sizes, "__len__"):
+        raise TypeError(f"sizes is {sizes!r:.40}, {an(sizes)}; expected the samples of each shard, sizes=[100, 100]")
+    return [whole("sizes", size, 0) for size in sizes]
+
+
+def _count(rows: Mapping[str, Any]) -> int:
+    """Return how many samples ``rows`` has; raises SpecMismatch where a value has no rows."""
+    for name, values in rows.items():
+        if not hasattr(values, "__len__"):
+            raise SpecMismatch(name, an(values), "n rows, an array [n, *shape]")
+    return len(next(iter(rows.values()), ()))
+
+
 MAX_STEP = 1 << 16
 """Samples of a feed that may come at once between two looks at its length."""
 
@@ -310,6 +351,12 @@ class EpochWriter:
         self._shard_limit = SHARD_SAMPLES if len(writer.stream.partitions) == 1 else SPREAD_SAMPLES
         """Samples of a shard that is not planned."""
         self._sizes: list[int] = []
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        sizes = self._manifest.sizes
+        plan = "of any size" if sizes is None else f"{sum(sizes)} samples in {len(sizes)} shards"
+        return f"<EpochWriter of epoch {self.number} of {self._writer.stream.name!r}: {plan}>"
 
     @property
     def number(self) -> int:
@@ -342,7 +389,7 @@ class EpochWriter:
     def write_batch(self, rows: Mapping[str, Any]) -> None:
         """Adds n samples: name -> ``[n, *shape]``; for ragged tensors and bytes a sequence of n."""
         rows = flattened(rows)
-        count = len(next(iter(rows.values()))) if rows else 0
+        count = _count(rows)
         start = 0
         while start < count:
             if self._current is None or self._current.is_over:
@@ -371,6 +418,8 @@ class EpochWriter:
         return self._next_shard({})
 
     def _next_shard(self, sample: Mapping[str, Any]) -> ShardWriter:
+        if self._is_closed:
+            raise PenstockError(f"epoch {self.number} is closed: writer.epoch() opens the next one")
         if self._manifest.sizes is not None:
             raise PenstockError(f"epoch {self.number} is planned in shards: write with .shard(n)")
         if self._writer.stream.spec is None:
@@ -396,6 +445,7 @@ class EpochWriter:
             self._end_shard()
             size_epoch(self._writer.client, self._writer.stream, self._manifest, self._written_sizes())
             self._writer.make_safe()
+        self._is_closed = True
 
     def _written_sizes(self) -> list[int]:
         """Of every shard up to the last; raises ShardMismatch where one written by number was not completed."""
@@ -410,6 +460,7 @@ class EpochWriter:
         if self._current is not None:
             self._current.abort()
             self._current = None
+        self._is_closed = True
         abandon_epoch(self._writer.client, self._writer.stream, self.number, self._manifest.id)
         self._writer.make_safe()
 

@@ -7,7 +7,7 @@ may be deleted is the producer's.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from penstock_common.errors import (
     MemberReplaced,
     PenstockError,
 )
+from penstock_common.hints import did_you_mean
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.link.commands import Arg, Client, decoded, is_script_error, readable, run_script
 from penstock_common.stream.lua.groups import (
@@ -397,6 +398,13 @@ def require_group(client: Client, stream: Stream, group: str) -> GroupRecord:
     """The group's record in the first partition; raises GroupNotFound naming those there are."""
     roster = load_roster(client, stream.partitions[0])
     if group not in roster.groups:
-        there = ", ".join(roster.groups) or "none"
-        raise GroupNotFound(f"stream {stream.name!r} has no group {group!r}; groups there: {there}")
+        raise unknown_group(stream.name, group, roster.groups)
     return roster.groups[group]
+
+
+def unknown_group(stream: str, group: str, groups: Iterable[str]) -> GroupNotFound:
+    """Return the error on a group that is not there, which names those that are."""
+    there = ", ".join(groups) or "none"
+    return GroupNotFound(
+        f"stream {stream!r} has no group {group!r}; groups there: {there}{did_you_mean(group, groups)}"
+    )

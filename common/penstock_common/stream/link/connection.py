@@ -107,6 +107,8 @@ def _greet(client: ControlClient) -> None:
 
 def _client(url: str, timeout_s: float, client_name: str | None) -> ControlClient:
     """The unconnected client; whatever is wrong with the URL shows here and not at the first command."""
+    if not isinstance(url, str):
+        raise ServerUnavailable(f"{url!r:.80} is no Redis URL: {_FORMS}")
     try:
         _check_path(url)
         client: Any = ControlClient.from_url(

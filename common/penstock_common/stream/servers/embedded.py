@@ -27,6 +27,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from penstock_common.errors import ServerUnavailable, ServerUnsuitable
+from penstock_common.hints import explained
 from penstock_common.segments.trust import User, walk, why_not_write
 from penstock_common.stream.servers import watcher as server_watcher
 from penstock_common.stream.servers.executables import Build, choose, find_servers, server_label
@@ -96,6 +97,7 @@ class EmbeddedServer:
         ServerUnavailable: The port is taken, or the server gives no answer.
     """
 
+    @explained
     def __init__(
         self,
         executable: Path | str | None = None,

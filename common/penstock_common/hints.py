@@ -1,0 +1,164 @@
+"""Hints on mistakes in Python calls: one table of what newcomers type from habit, and the messages made from it.
+
+Pure text: no server, no framework. The checks that find a mistake are where the mistake is made.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from numbers import Real
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+HABITS: Sequence[tuple[str, str, str]] = (
+    ("num_workers", "group", "the producer has the workers (`penstock produce --workers 4`); leave it out"),
+    ("workers", "group", "the producer has the workers (`penstock produce --workers 4`); leave it out"),
+    ("shuffle", "group", "producers shuffle each epoch already; loader.shuffle(samples=10_000) draws from a window"),
+    ("pin_memory", "batch_size", 'penstock.torch.prefetch_to_device(dataset, "cuda") pins and copies; leave it out'),
+    ("drop_last", "remainder", "write remainder='drop'"),
+    ("drop_last", "window", "its last batch may be smaller, and batch.size says how large it is; leave it out"),
+    ("group", "window", "it reads without a group; leave it out"),
+    ("epochs", "group", "each iteration is one epoch: `for _ in range(epochs): for batch in loader: ...`"),
+    ("collate_fn", "group", "write loader.view().collate(function)"),
+    ("transform", "group", "write loader.view().map(function), or have the producer do it (`--transform`)"),
+)
+"""(Argument of another library, argument by which a call is known that this is true of, what to do instead)."""
+
+NEEDED: Mapping[str, str] = {
+    "stream": "the stream's name, 'train' for example",
+    "group": "a name for this training, group='resnet' for example; each group gets every sample",
+    "batch_size": "samples in a batch, batch_size=64 for example",
+    "epoch": "the number of a retained epoch, epoch=0 for example (`penstock inspect` lists them)",
+    "path": "the folder that `penstock export` made",
+    "dataset": "an object with a length and items, or arrays",
+}
+"""Required argument -> what belongs there."""
+
+
+def near(name: object, names: Iterable[str]) -> str:
+    """Return the name of ``names`` that ``name`` is probably meant to be; '' if none is similar."""
+    found = difflib.get_close_matches(name, list(names), 1) if isinstance(name, str) else []
+    return found[0] if found else ""
+
+
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'?`` for the name that is similar, else ''."""
+    return f"; did you mean {found!r}?" if (found := near(name, names)) else ""
+
+
+def unknown_tensor(name: object, names: Iterable[str]) -> str:
+    """Return what to say of a tensor that a batch or a spec does not have."""
+    known = list(names)
+    hint = did_you_mean(name, known)
+    if not isinstance(name, str):
+        hint = "; tensors are found by name, rows within a tensor: batch[name][0], or loader.view().samples()"
+    return f"no tensor {name!r} here; there are: {', '.join(known)}{hint}"
+
+
+def not_a_sample(value: object, names: Iterable[str] = ("x", "y")) -> str:
+    """Return what to say of a sample, or rows, that are no dict."""
+    example = ", ".join(f"{name!r}: ..." for name in names)
+    return f"a sample is {an(value)}, expected a dict of tensors by name: {{{example}}}"
+
+
+def not_tuples(names: Iterable[str]) -> str:
+    """Return what to say to a loop that unpacks a batch."""
+    known = list(names)
+    verb = f"loader.view().select({', '.join(map(repr, known))})"
+    items = ", ".join(f"batch[{name!r}]" for name in known)
+    return f"a batch is a dict, not a tuple: `for x, y in {verb}` gives tuples; or take {items}"
+
+
+def whole(name: str, value: Any, least: int | None = 1) -> int:
+    """Return ``value`` as an int; with ``least`` None the caller knows the bounds.
+
+    Raises:
+        TypeError: It is no whole number: a text, a float, a bool.
+        ValueError: It is below ``least``.
+    """
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        advice = f": write {name}={value}" if isinstance(value, str) and value.isdecimal() else ""
+        raise TypeError(f"{name} is {value!r:.40}, {an(value)}; expected a whole number{advice}")
+    number = operator.index(value)
+    if least is not None and number < least:
+        raise ValueError(f"{name} is {number}, expected at least {least}")
+    return number
+
+
+def seconds(name: str, value: Any) -> None:
+    """Raise TypeError unless ``value`` is a number, ValueError unless it is 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} is {value!r:.40}, {an(value)}; expected seconds as a number")
+    if not float(value) >= 0:
+        raise ValueError(f"{name} is {value}, expected seconds, 0 or more")
+
+
+def callable_of(name: str, value: object, like: str) -> None:
+    """Raise TypeError, with an example of what it is ``like``, unless ``value`` can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} is {value!r:.40}, {an(value)}; expected a function such as {name}={like}")
+
+
+def an(value: object) -> str:
+    """Return ``a list``, ``an int``: what kind of thing it is."""
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def explained(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a public call so that arguments it does not take end in a TypeError that says what to write.
+
+    Example:
+        >>> @explained
+        ... def load(stream, *, batch_size): ...
+        >>> load("train", batchsize=64)
+        Traceback (most recent call last):
+        TypeError: load() has no argument 'batchsize'; did you mean 'batch_size'?
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # from inside: the arguments were taken
+            raise TypeError(_mistake(function, args, kwargs) or str(error)) from None
+
+    return call
+
+
+def _mistake(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return what is wrong with the arguments of a call; '' if they look right."""
+    parameters = dict(inspect.signature(function).parameters)
+    is_method = next(iter(parameters), "") == "self"
+    call = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+    if is_method:
+        del parameters["self"]
+    for name in kwargs:
+        if name not in parameters:
+            return f"{call}() has no argument {name!r}{_instead(name, parameters)}"
+    given = args[1:] if is_method else args
+    by_place = [p.name for p in parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    needed = [p.name for p in parameters.values() if p.default is p.empty]
+    example = f"{call}({', '.join(name if name in by_place else f'{name}=...' for name in needed or parameters)})"
+    if len(given) > len(by_place):
+        return f"{call}() takes {', '.join(by_place) or 'nothing'} by place and the rest by name: write {example}"
+    for name in needed:
+        if name not in kwargs and name not in by_place[: len(given)]:
+            return f"{call}() needs {name}: {NEEDED.get(name, 'see its help')}; write {example}"
+    return ""
+
+
+def _instead(name: str, parameters: Iterable[str]) -> str:
+    known = list(parameters)
+    for habit, scope, advice in HABITS:
+        if habit == name and scope in known:
+            return f": {advice}"
+    return did_you_mean(name, known) or f"; it takes {', '.join(known)}"
