@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from penstock_common.format.ragged import Ragged
 from penstock_common.format.spec import Spec
 from penstock_common.stream.groups.ledger import runs
 from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import Assembler, Batch, Lease, Span
+from penstock_consumer.pipeline.batch import UNKNOWN, Assembler, Batch, Lease, Span
 from penstock_consumer.shared.holdings import Holdings, plan_acknowledgement
 
 SPEC = Spec.of({"x": ("int64", (2,)), "r": ("int64", (None,))})
@@ -195,3 +196,47 @@ class TestHoldings:
         for number in range(100):
             holdings.remove(0, 1, [b"9-%d" % number])
         assert not holdings.is_settling(0, 1, b"1-0")
+
+
+class TestBatchAsADict:
+    """What Python and frameworks do with any dict."""
+
+    @staticmethod
+    def batch() -> Batch:
+        """Four samples of epoch 3."""
+        values = {"x": np.zeros((4, 2), np.float32), "y": np.arange(4), "r": ragged([1, 2, 3, 4])}
+        return Batch(values, 3, [Span(Lease(0, 3, 0, b"1-1", 4), 0, 4)])
+
+    def test_a_batch_is_rebuilt_from_its_tensors(self) -> None:
+        """Lightning, accelerate and others map a batch by calling its type on a dict."""
+        batch = self.batch()
+        again = type(batch)(dict(batch))
+        assert list(again) == ["x", "y", "r"]
+        assert again["x"] is batch["x"]
+        assert (again.size, again.epoch, list(again.identities())) == (4, UNKNOWN, [])
+        assert type(batch)({"y": np.float32(1)}).size == 0  # a mean over the batch has no rows
+
+    def test_a_copied_batch_keeps_its_identities(self) -> None:
+        """Pinning memory in torch copies what it can, so that the copy can still be acknowledged."""
+        batch = copy.copy(self.batch())
+        assert (batch.size, batch.epoch) == (4, 3)
+        assert next(batch.identities()) == (3, 0, 0)
+
+    def test_a_batch_says_what_it_is_in_one_line(self) -> None:
+        """In a notebook the arrays would fill the screen."""
+        assert repr(self.batch()) == "<Batch of 4 samples of epoch 3: x float32[4, 2], y int64[4], r Ragged>"
+        rebuilt = Batch({"y": np.arange(4), "z": None})
+        assert repr(rebuilt) == "<Batch of 4 samples: y int64[4], z NoneType>"
+
+    def test_a_batch_is_iterated_as_any_dict_but_not_unpacked(self) -> None:
+        """`x, y = batch` gives two names and no error, which shows three calls later inside the model."""
+        batch = self.batch()
+        assert [name.upper() for name in batch] == ["X", "Y", "R"]
+        assert (list(batch), sorted(batch), "x" in batch) == (["x", "y", "r"], ["r", "x", "y"], True)
+        assert {**batch}.keys() == dict(batch).keys() == batch.keys()
+        verb = r"loader\.view\(\)\.select\('x', 'y', 'r'\)"
+        with pytest.raises(TypeError, match=verb):
+            _, _, _ = batch
+        with pytest.raises(TypeError, match=verb):
+            for _, *_ in [batch]:
+                pass

@@ -6,7 +6,7 @@ What counts as proof that a step is done is ``settling``'s; which tensors are gi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -26,6 +26,22 @@ PREFETCH = 2
 
 Sharding = Any
 """A ``jax.sharding.Sharding`` or a device for all tensors, one for each by name, or None: JAX's default device."""
+
+
+def _flat(batch: Batch) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+    """Return a batch's tensors by name, in the order that JAX gives dicts, and their names.
+
+    Its identities are left out: as part of the structure they would have every step compiled anew.
+    """
+    names = tuple(sorted(batch.keys()))
+    return [(jax.tree_util.DictKey(name), batch[name]) for name in names], names
+
+
+def _whole(names: tuple[str, ...], values: Iterable[Any]) -> Batch:
+    return Batch(zip(names, values, strict=True))
+
+
+jax.tree_util.register_pytree_with_keys(Batch, _flat, _whole)
 
 
 def dataset(
@@ -84,6 +100,9 @@ class Dataset:
     def __len__(self) -> int:
         """Batches of an epoch, in ordered reading; a TypeError where it is not known."""
         return len(self._loader)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __iter__(self) -> Iterator[Any]:
         for _ in self._feed.passes(is_ordered=True, is_drained=True):

@@ -207,6 +207,9 @@ class Dataset(IterableDataset):
 class SizedDataset(Dataset):
     """Of an ordered group. Others must not even have a length: Keras asks whoever has ``__len__``, and gives up."""
 
+    def __bool__(self) -> bool:
+        return True
+
     def __len__(self) -> int:
         """Batches of an epoch; a TypeError while it is not known."""
         return len(self.loader)
@@ -244,6 +247,9 @@ class Acknowledging:
         """A pass prepared for a state that was asked for before the first batch."""
         self._has_begun = False
         """Whether worker processes were ever told what to read: from then on the DataLoader has a state of its own."""
+
+    def __bool__(self) -> bool:
+        return True
 
     def __len__(self) -> int:
         """As of what it was made of."""

@@ -49,6 +49,9 @@ class OnDevice:
     def __init__(self, source: Acknowledging, side: Side) -> None:
         self.source, self._side = source, side
 
+    def __bool__(self) -> bool:
+        return True
+
     def __len__(self) -> int:
         return len(self.source)
 

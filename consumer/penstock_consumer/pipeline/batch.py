@@ -5,10 +5,14 @@ Where bytes come from is the reader's; who is owed an acknowledgement travels al
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from opcode import opmap
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +21,11 @@ from penstock_common.format.block import Column
 from penstock_common.format.dtypes import BYTES, numpy_dtype
 from penstock_common.format.ragged import Ragged
 from penstock_common.format.spec import Spec
+from penstock_common.hints import not_tuples, unknown_tensor
 from penstock_consumer.pipeline.arena import Arena
+
+UNKNOWN = -1
+"""The epoch of a batch that was rebuilt from tensors alone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,14 +63,24 @@ class Span(NamedTuple):
 
 
 class Batch(dict[str, Any]):
-    """Samples by tensor: ``batch["x"]`` is ``[n, *shape]``, a ragged tensor is a `Ragged`. All of one epoch."""
+    """Samples by tensor: ``batch["x"]`` is ``[n, *shape]``, a ragged tensor is a `Ragged`. All of one epoch.
+
+    ``type(batch)(dict(batch))``, as frameworks rebuild what they map, gives a batch without identities: it has a size
+    and its tensors, and cannot be acknowledged.
+    """
 
     __slots__ = ("epoch", "is_alone", "is_dropped", "position", "rows", "source", "spans")
 
-    def __init__(self, values: dict[str, Any], epoch: int, spans: Sequence[Span], position: int = 0) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any] | Iterable[tuple[str, Any]],
+        epoch: int = UNKNOWN,
+        spans: Sequence[Span] = (),
+        position: int = 0,
+    ) -> None:
         super().__init__(values)
         self.epoch = epoch
-        """The epoch all samples are of."""
+        """The epoch all samples are of; `UNKNOWN` in one that was rebuilt."""
         self.spans = spans
         """Where the rows come from, in order; what an acknowledgement is made of."""
         self.position = position
@@ -76,9 +94,34 @@ class Batch(dict[str, Any]):
         self.source = ""
         """In a mixture, the name of the loader it comes from."""
 
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return super().__getitem__(name)
+        except (KeyError, TypeError):  # TypeError: a slice
+            raise KeyError(unknown_tensor(name, self.keys())) from None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = f": its tensors are items, batch[{name!r}]" if name in self else ""
+        raise AttributeError(f"a batch has no attribute {name!r}{hint}")
+
+    def __iter__(self) -> Iterator[str]:
+        """Tensor names. Raises TypeError for ``x, y = batch``, which would give two names instead of two arrays."""
+        if _is_unpacking(sys._getframe(1)):
+            raise TypeError(not_tuples(self.keys()))
+        return super().__iter__()
+
+    def __repr__(self) -> str:
+        tensors = ", ".join(f"{name} {_described(value)}" for name, value in self.items())
+        of = "" if self.epoch == UNKNOWN else f" of epoch {self.epoch}"
+        return f"<Batch of {self.size} samples{of}: {tensors}>"
+
     @property
     def size(self) -> int:
-        """Samples in the batch."""
+        """Samples in the batch; of one that was rebuilt, rows of its first tensor."""
+        if self.epoch == UNKNOWN:
+            with suppress(TypeError):  # one number for all of them
+                return len(next(iter(self.values()), ()))
+            return 0
         return sum([hi - lo for _, lo, hi in self.spans])
 
     @property
@@ -112,6 +155,21 @@ class Batch(dict[str, Any]):
             every = np.arange(self.rows) % size
             self.update({name: _take(value, every) for name, value in self.items() if len(value) < self.rows})
         return self
+
+
+_UNPACKING = frozenset({opmap["UNPACK_SEQUENCE"], opmap["UNPACK_EX"]})
+
+
+def _is_unpacking(frame: FrameType) -> bool:
+    """Return whether the line that runs takes its value apart: nothing else tells ``x, y = batch`` from a loop."""
+    return frame.f_code.co_code[frame.f_lasti] in _UNPACKING
+
+
+def _described(value: Any) -> str:
+    dtype = getattr(value, "dtype", None)
+    if isinstance(value, Ragged) or dtype is None:
+        return type(value).__name__
+    return f"{dtype}{list(value.shape)}"
 
 
 def _take(value: Any, rows: NDArray[np.int64]) -> Any:

@@ -15,7 +15,7 @@ from penstock_common.errors import ServerUnavailable, StateMismatch
 from penstock_common.waiting import Notify
 from penstock_consumer.membership.parts import Idleness
 from penstock_consumer.membership.reading import Reading
-from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.pipeline.batch import UNKNOWN, Batch
 from penstock_consumer.settling.handed import Handed, canonical
 from penstock_consumer.settling.overdue import ELSEWHERE_S, PATIENCE_S, overdue, remedy_of, warning
 
@@ -91,6 +91,11 @@ class Settlement:
             raise ValueError(
                 "with acknowledge='on_checkpoint' batches are acknowledged together, by loader.checkpointed() once a "
                 "checkpoint is durable; for single batches there is acknowledge='manual'"
+            )
+        if getattr(batch, "epoch", UNKNOWN) == UNKNOWN:
+            raise TypeError(
+                f"acknowledge() got a {type(batch).__name__} without identities, expected one that this loader gave: "
+                "keep that beside what you make of it"
             )
         if self._handed.drop(batch):
             self._settle([batch])

@@ -15,6 +15,7 @@ import pytest
 from penstock_common.errors import SpecMismatch, StateMismatch, WaitTimeout
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
+from penstock_consumer.pipeline.batch import Batch
 from penstock_producer.writing.writer import Writer
 from tests.contracts.adapter import (
     BATCH,
@@ -389,3 +390,21 @@ def test_processes_give_their_parts_of_one_global_array(any_url: str) -> None:
         assert int(total) == int(other_total) == sum(together)
         assert together == [n % SAMPLES for n in range(step * 2 * BATCH, (step + 1) * 2 * BATCH)]
     assert delivered(any_url) == [SAMPLES]
+
+
+def test_a_batch_is_a_pytree_that_is_compiled_once() -> None:
+    """`jax.tree.map` and `jit` take dicts; a structure with a batch's identities in it would compile every step."""
+    compiled = []
+
+    @jax.jit
+    def doubled(batch: Any) -> Any:
+        compiled.append(batch)
+        return jax.tree.map(lambda value: 2 * value, batch)
+
+    for epoch in range(3):
+        found = doubled(Batch({"y": np.full(4, epoch, np.int32), "x": np.ones((4, 2), np.float32)}, epoch))
+        assert isinstance(found, Batch)
+        assert (found.size, found["y"].tolist()) == (4, [2 * epoch] * 4)
+    assert len(compiled) == 1
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(found)]
+    assert paths == ["['x']", "['y']"]  # sorted, as of every dict

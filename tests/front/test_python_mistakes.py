@@ -1,0 +1,279 @@
+"""Mistakes of the first five minutes in Python: each ends in one line with what was found, why, and what to write."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock_common.errors import (
+    BadRetention,
+    BadSpec,
+    GroupNotFound,
+    PenstockError,
+    ServerUnavailable,
+    ShardMismatch,
+    SourceError,
+    SpecMismatch,
+    StateMismatch,
+    StreamConflict,
+    StreamNotFound,
+)
+from penstock_common.format.spec import Spec
+from penstock_common.stream.keys import BadName
+from penstock_consumer.pipeline.batch import Batch
+from tests.contracts.feed import SPEC, produce, sample
+
+X = np.zeros(4, np.float32)
+BATCH = Batch({"x": np.zeros((8, 4), np.float32), "y": np.arange(8)})
+
+
+def loader(*stream: Any, **changed: Any) -> Any:
+    """Made as in the README but for what is changed; the server is asked last of all, and there is none."""
+    return penstock.Loader(
+        *stream or ("train",), **{"group": "g", "batch_size": 8, "url": "redis://[::1]:1", **changed}
+    )
+
+
+def writer(**changed: Any) -> Any:
+    """The same on the other side."""
+    return penstock.Writer("train", **{"url": "redis://[::1]:1", **changed})
+
+
+def replay(**changed: Any) -> Any:
+    """The same of a kept epoch."""
+    return penstock.Replay("train", **{"epoch": 0, "batch_size": 8, "url": "redis://[::1]:1", **changed})
+
+
+def unpacked(batch: Any) -> Any:
+    """As `for x, y in loader` does."""
+    x, y = batch
+    return x, y
+
+
+OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    # arguments of other libraries
+    (lambda: loader(batchsize=8), TypeError, "no argument 'batchsize'; did you mean 'batch_size'?"),
+    (
+        lambda: loader(num_workers=4),
+        TypeError,
+        "no argument 'num_workers': the producer has the workers (`penstock produce",
+    ),
+    (lambda: loader(shuffle=True), TypeError, "producers shuffle each epoch already; loader.shuffle(samples=10_000)"),
+    (lambda: loader(pin_memory=True), TypeError, 'penstock.torch.prefetch_to_device(dataset, "cuda") pins and copies'),
+    (lambda: loader(drop_last=True), TypeError, "no argument 'drop_last': write remainder='drop'"),
+    (lambda: replay(drop_last=True), TypeError, "its last batch may be smaller, and batch.size says how large it is"),
+    (lambda: replay(group="g"), TypeError, "Replay() has no argument 'group': it reads without a group"),
+    (lambda: penstock.produce([1], num_workers=2), TypeError, "did you mean 'workers'?"),  # type: ignore[call-arg]
+    (lambda: writer(maxlen=5), TypeError, "Writer() has no argument 'maxlen'; it takes stream, url, spec, partitions"),
+    # arguments that lack, or are given by place
+    (lambda: penstock.Loader("train", batch_size=8), TypeError, "needs group: a name for this training"),  # type: ignore[call-arg]
+    (lambda: penstock.Loader("train", "g", 8), TypeError, "write Loader(stream, group=..., batch_size=...)"),  # type: ignore[call-arg]
+    # wrong types and values
+    (
+        lambda: loader(batch_size="64"),
+        TypeError,
+        "batch_size is '64', a str; expected a whole number: write batch_size=64",
+    ),
+    (lambda: loader(batch_size=8.0), TypeError, "batch_size is 8.0, a float; expected a whole number"),
+    (lambda: loader(batch_size=0), ValueError, "batch_size is 0, expected at least 1"),
+    (lambda: loader(timeout_s="5"), TypeError, "timeout_s is '5', a str; expected seconds as a number"),
+    (lambda: loader(notify=None), TypeError, "notify is None, a NoneType; expected a function such as notify=print"),
+    (lambda: loader(start="begin"), ValueError, "expected 'resume', 'earliest' or an epoch's number"),
+    (lambda: loader(order="random"), ValueError, "order is 'random', expected 'canonical' or None"),
+    (lambda: loader(rank=1, world_size=2), ValueError, "rank and world_size belong to order='canonical'"),
+    (lambda: loader(group=None), BadName, "group name None: use 1 to 100 letters"),
+    (lambda: loader("my photos"), BadName, "stream name 'my photos': use 1 to 100 letters"),
+    (lambda: writer(budget_bytes="1gb"), TypeError, "budget_bytes is '1gb', a str; expected a whole number"),
+    (lambda: replay(epoch="0"), TypeError, "epoch is '0', a str; expected a whole number: write epoch=0"),
+    (lambda: replay(shuffle=True), ValueError, "shuffle is True, expected a seed, 0 or more"),
+    # wrong specs and samples
+    (lambda: Spec.of(["x", "y"]), BadSpec, 'one looks like {"x": ("uint8", (224, 224, 3))'),  # type: ignore[arg-type]
+    (lambda: Spec.of({"x": ("float23", (4,))}), BadSpec, "dtype 'float23' cannot travel; one of bool, int8"),
+    (lambda: Spec.infer([1, 2, 3]), TypeError, "a sample is a list, expected a dict of tensors by name: {'x': ..."),  # type: ignore[arg-type]
+    (lambda: Spec.infer({"y": "cat"}), BadSpec, "a str (<U3) cannot travel; encode text to bytes"),
+    # no server, or no address
+    (loader, ServerUnavailable, "start one with `penstock server`, or set PENSTOCK_URL"),
+    (lambda: loader(url="localhost:6379"), ServerUnavailable, "is no Redis URL"),
+    (lambda: loader(url=6379), ServerUnavailable, "6379 is no Redis URL: write redis://host:6379/0"),
+    # batches, files, mixtures
+    (lambda: BATCH["image"], KeyError, "no tensor 'image' here; there are: x, y"),
+    (lambda: BATCH[0], KeyError, "tensors are found by name, rows within a tensor: batch[name][0]"),  # type: ignore[index]
+    (lambda: BATCH[:4], KeyError, "tensors are found by name"),  # type: ignore[index]
+    (lambda: BATCH.x, AttributeError, "its tensors are items, batch['x']"),
+    (lambda: unpacked(BATCH), TypeError, "`for x, y in loader.view().select('x', 'y')` gives tuples"),
+    (lambda: penstock.mix([1]), ValueError, "mix() takes {name: (loader, weight above 0), ...}"),  # type: ignore[arg-type]
+    (lambda: penstock.produce("photos/"), SourceError, "for a folder of images use `penstock produce images DIR`"),
+    (lambda: penstock.produce([1], epochs=0), ValueError, "epochs is 0, expected at least 1"),
+    (lambda: operator.attrgetter("loader")(penstock), AttributeError, "did you mean 'Loader'?"),
+    (lambda: penstock.Files(Path("/nowhere"), batch_size=8), PenstockError, "`penstock export STREAM DIR` makes one"),
+]
+
+
+@pytest.mark.parametrize(("attempt", "kind", "words"), OFFLINE, ids=[words[:40] for *_, words in OFFLINE])
+def test_a_mistake_is_explained_before_a_server_is_asked(
+    attempt: Callable[[], Any], kind: type[Exception], words: str
+) -> None:
+    """What Python says of it by itself names neither what belongs there nor where it is written."""
+    with pytest.raises(kind) as caught:
+        attempt()
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+class Session(NamedTuple):
+    """What a newcomer has in hand after the README: a stream, its loader, a batch of it."""
+
+    url: str
+    loader: Any
+    batch: Any
+    name: str
+    """Of a stream to be written."""
+
+    def writer(self, **changed: Any) -> Any:
+        """Of a stream of its own."""
+        return penstock.Writer(self.name, url=self.url, notify=lambda _: None, **{"spec": SPEC, **changed})
+
+    def writes(self, value: Any, verb: str = "write", **changed: Any) -> None:
+        """Writes it into an epoch."""
+        with self.writer(**changed) as other, other.epoch() as epoch:
+            getattr(epoch, verb)(value)
+
+    def feeds(self, value: Any) -> None:
+        """Writes it into the feed of a stream that has a spec."""
+        with self.writer() as other:
+            other.write(value)
+
+    def after(self, verb: str) -> None:
+        """Goes on with what was closed."""
+        with self.writer() as other:
+            with other.epoch() as epoch:
+                epoch.write(sample(0))
+            if verb == "epoch.write":
+                epoch.write(sample(1))
+        if verb == "write":
+            other.write(sample(1))
+        other.epoch()
+
+    def shard_after(self) -> None:
+        """Goes on with a shard that was closed."""
+        with self.writer() as other, other.epoch(0) as epoch:
+            with epoch.shard(0) as shard:
+                shard.write(sample(0))
+            shard.write(sample(1))
+
+    def planned(self, shard: int) -> None:
+        """Asks for a shard of an epoch of one."""
+        with self.writer() as other:
+            other.epoch(sizes=[5]).shard(shard)
+
+    def again(self, **changed: Any) -> Any:
+        """Another loader."""
+        return penstock.Loader("train", **{"group": "h", "batch_size": 8, "url": self.url, "timeout_s": 5, **changed})
+
+    def closed(self) -> None:
+        """Reads from a loader that was closed."""
+        with self.again(notify=lambda _: None) as other:
+            pass
+        list(other)
+
+
+ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
+    # wrong names
+    (lambda s: s.again(create=False), GroupNotFound, "no group 'h'; groups there: g"),
+    (lambda s: penstock.Replay("tain", epoch=0, batch_size=8, url=s.url), StreamNotFound, "did you mean 'train'?"),
+    (lambda s: list(s.loader.view().select("z")), ValueError, "select='z': the stream has x, y"),
+    # samples
+    (
+        lambda s: s.writes([1, 2, 3]),
+        TypeError,
+        "a sample is a list, expected a dict of tensors by name: {'x': ..., 'y'",
+    ),
+    (lambda s: s.writes([1, 2, 3], spec=None), TypeError, "expected a dict of tensors by name"),
+    (lambda s: s.feeds((X, 1)), TypeError, "a sample is a tuple, expected a dict of tensors by name"),
+    (lambda s: s.feeds(None), TypeError, "a sample is a NoneType, expected a dict of tensors by name"),
+    (lambda s: s.writes([1, 2], "write_batch"), TypeError, "expected a dict of tensors by name"),
+    (lambda s: s.writes({"x": X, "y": 1}, "write_batch"), SpecMismatch, "found an int, expected n rows"),
+    (
+        lambda s: s.writes({"x": np.zeros(4), "y": 1}),
+        SpecMismatch,
+        "expected dtype float32; convert it (`.astype('float32')`)",
+    ),
+    (
+        lambda s: s.writes({"x": np.zeros(5, np.float32), "y": 1}),
+        SpecMismatch,
+        "a size that differs is None in the spec",
+    ),
+    (lambda s: s.writes({"image": X, "y": 1}), SpecMismatch, "tensor 'x': found nothing, expected a tensor"),
+    (lambda s: s.writes({"x": X, "y": "cat"}), SpecMismatch, "number the classes"),
+    # streams
+    (
+        lambda s: penstock.Writer("train", url=s.url, spec={"x": ("int8", ())}),
+        StreamConflict,
+        "use another stream name",
+    ),
+    (lambda s: s.writer(retention="forever"), BadRetention, "is not one of: budget (keep all until room is needed)"),
+    # the order of calls
+    (lambda s: s.after("epoch.write"), PenstockError, "epoch 0 is closed: writer.epoch() opens the next one"),
+    (lambda s: s.after("write"), PenstockError, "is closed: make another, or write in its `with`"),
+    (lambda s: s.after("epoch"), PenstockError, "is closed: make another, or write in its `with`"),
+    (Session.shard_after, ShardMismatch, "shard 0 is closed"),
+    (Session.closed, PenstockError, "this loader of 'train' is closed: make another"),
+    (lambda s: s.planned(9), ShardMismatch, "epoch 0 is planned in 1 shards, found 9"),
+    (lambda s: s.writer().epoch(sizes=100), TypeError, "expected the samples of each shard, sizes=[100, 100]"),
+    (lambda s: s.writer().epoch("0"), TypeError, "number is '0', a str; expected a whole number: write number=0"),
+    (lambda s: s.loader.shuffle(samples=9), ValueError, "it comes before its first batch"),
+    (lambda s: s.loader.shuffle(9), TypeError, "write shuffle(samples=..., bytes=..., seed=...)"),
+    (lambda s: s.loader.view().map(None), TypeError, "expected a function such as function=lambda batch"),
+    (lambda s: s.loader.view().take("3"), TypeError, "count is '3', a str; expected a whole number"),
+    (lambda s: s.loader.checkpointed(), ValueError, "belongs to acknowledge='on_checkpoint'"),
+    (lambda s: s.loader.acknowledge({"x": X}), TypeError, "expected one that this loader gave"),
+    (lambda s: s.loader.acknowledge(Batch(dict(s.batch))), TypeError, "expected one that this loader gave"),
+    (lambda s: s.loader.load_state_dict({}), StateMismatch, "pass what state_dict() returned"),
+    (lambda s: len(s.loader), TypeError, 'a Loader with order="canonical" has a length'),
+    (lambda s: [x for x, y in s.loader], TypeError, "`for x, y in loader.view().select('x', 'y')` gives tuples"),
+    (lambda s: s.loader.spec["z"], KeyError, "no tensor 'z' here; there are: x, y"),
+]
+
+
+def test_a_mistake_with_a_server_is_explained_too(any_url: str) -> None:
+    """The same, of what is found out only while one works."""
+    produce(any_url, "train", 40)
+    wrong: list[str] = []
+    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as first:
+        session = Session(any_url, first, next(iter(first)), "")
+        for number, (attempt, kind, words) in enumerate(ONLINE):
+            try:
+                found: object = attempt(session._replace(name=f"other{number}"))
+            except Exception as error:
+                if isinstance(error, kind) and words in str(error) and "\n" not in str(error):
+                    continue
+                found = error
+            wrong.append(f"{number}: {found!r}, expected {kind.__name__} with {words!r}")
+    assert wrong == []
+
+
+def test_what_one_has_in_hand_says_what_it_is_in_one_line(any_url: str) -> None:
+    """The first thing typed in a notebook is the name of the variable; `if loader:` is the second."""
+    produce(any_url, "train", 40)
+    quiet = {"url": any_url, "notify": lambda _: None}
+    at = f"at redis://127.0.0.1:{any_url.rpartition(':')[2]}"
+    with penstock.Loader("train", group="g", batch_size=8, member="m", **quiet) as shared:  # type: ignore[arg-type]
+        assert repr(shared) == f"<Loader of 'train' {at}: group 'g', member 'm', batch_size 8>"
+        assert all([shared, shared.view(), penstock.mix({"a": (shared, 1.0)})])
+    with penstock.Loader("train", group="o", batch_size=8, order="canonical", world_size=2, **quiet) as rank:  # type: ignore[arg-type]
+        assert (
+            repr(rank) == f"<Loader of 'train' {at}: group 'o', member 'rank-0' of 2 in canonical order, batch_size 8>"
+        )
+        assert rank
+    with penstock.Writer("new", **quiet) as new:  # type: ignore[arg-type]
+        assert repr(new) == f"<Writer of 'new' {at}: spec not known yet>"
+    with penstock.Writer("train", **quiet) as old, old.epoch() as epoch:  # type: ignore[arg-type]
+        assert repr(old) == f"<Writer of 'train' {at}: x: float32[4], y: int64>"
+        assert repr(epoch) == "<EpochWriter of epoch 1 of 'train': of any size>"
+        assert repr(old.epoch(7, sizes=[3, 2])) == "<EpochWriter of epoch 7 of 'train': 5 samples in 2 shards>"
