@@ -5,8 +5,6 @@ Pure text: no server, no framework. The checks that find a mistake are where the
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
@@ -43,8 +41,13 @@ NEEDED: Mapping[str, str] = {
 
 def near(name: object, names: Iterable[str]) -> str:
     """Return the name of ``names`` that ``name`` is probably meant to be; '' if none is similar."""
-    found = difflib.get_close_matches(name, list(names), 1) if isinstance(name, str) else []
-    return found[0] if found else ""
+    if not isinstance(name, str):
+        return ""
+    import difflib  # only where something is wrong
+
+    known = {one.casefold(): one for one in names}
+    found = difflib.get_close_matches(name.casefold(), known, 1)
+    return known[found[0]] if found else ""
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:
@@ -136,6 +139,8 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
 
 def _mistake(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Return what is wrong with the arguments of a call; '' if they look right."""
+    import inspect  # only where something is wrong
+
     parameters = dict(inspect.signature(function).parameters)
     is_method = next(iter(parameters), "") == "self"
     call = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]

@@ -103,6 +103,7 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: loader(url=6379), ServerUnavailable, "6379 is no Redis URL: write redis://host:6379/0"),
     # batches, files, mixtures
     (lambda: BATCH["image"], KeyError, "no tensor 'image' here; there are: x, y"),
+    (lambda: BATCH["X"], KeyError, "no tensor 'X' here; there are: x, y; did you mean 'x'?"),
     (lambda: BATCH[0], KeyError, "tensors are found by name, rows within a tensor: batch[name][0]"),  # type: ignore[index]
     (lambda: BATCH[:4], KeyError, "tensors are found by name"),  # type: ignore[index]
     (lambda: BATCH.x, AttributeError, "its tensors are items, batch['x']"),
@@ -215,7 +216,7 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
     (
         lambda s: penstock.Writer("train", url=s.url, spec={"x": ("int8", ())}),
         StreamConflict,
-        "use another stream name",
+        "holds samples of another spec",
     ),
     (lambda s: s.writer(retention="forever"), BadRetention, "is not one of: budget (keep all until room is needed)"),
     # the order of calls
