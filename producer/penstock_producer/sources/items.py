@@ -25,7 +25,7 @@ def as_sample(item: Any, key: str) -> Sample:
     A dict passes, a named tuple gives its fields, a tuple (x, y, w), anything else ``x``. A dict inside gives tensors
     below its name, such as ``y/boxes``.
     """
-    named = _named(item, key)
+    named = by_name(item, key)
     if not named:
         raise SampleError(f"{key}: an empty sample; expected at least one tensor")
     return {str(name): _value(name, value, key) for name, value in flat(named, key).items()}
@@ -39,7 +39,8 @@ def flat(named: Mapping[Any, Any], key: str) -> Mapping[Any, Any]:
         raise SampleError(f"{key}: {error}") from None
 
 
-def _named(item: Any, key: str) -> Mapping[Any, Any]:
+def by_name(item: Any, key: str) -> Mapping[Any, Any]:
+    """Return an item's parts by name. Raises SampleError for a tuple that is too long."""
     if isinstance(item, Mapping):
         return item
     if isinstance(item, tuple):

@@ -11,11 +11,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from penstock_common.errors import SourceError
+from penstock_common.errors import SampleError, SourceError
 from penstock_common.extras import needed
 from penstock_common.format.values import as_array
 from penstock_producer.sources.dataset import Dataset
 from penstock_producer.sources.generator import Factory, Generator
+from penstock_producer.sources.items import by_name, flat
+from penstock_producer.sources.protocol import Sample
 from penstock_producer.sources.transform import Transform
 
 with needed("torch", "reading torch datasets"):
@@ -81,6 +83,23 @@ class Batches(Generator):
         is_batched = found.batch_size is not None or found.batch_sampler is not None
         super().__init__(_passes(found), name, transform, batched=is_batched, limit=limit)
         self.info = {"source": "torch", "name": name}
+
+    def make(self, item: Any, position: int, rng: np.random.Generator) -> Sample:
+        """Return a batch, whose tensors have the names they have in the Dataset's items, or the sample of an item."""
+        if self.batched and self._transform is None:
+            item = _by_name(item, self.key(position))
+        return super().make(item, position, rng)
+
+
+def _by_name(batch: Any, key: str) -> Mapping[Any, Any]:
+    parts = by_name(tuple(batch) if isinstance(batch, list) else batch, key)
+    for name, part in parts.items():
+        if isinstance(part, list | tuple) and part and isinstance(part[0], Mapping):
+            raise SampleError(
+                f"{key}: {name!r} is a {type(part).__name__} of dicts, expected one dict of stacked tensors: "
+                "give the Dataset itself instead of its DataLoader"
+            )
+    return flat(parts, key)
 
 
 def _passes(found: Iterable[Any]) -> Factory:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from penstock_common.errors import SourceError
+from penstock_common.errors import SampleError, SourceError
 from penstock_consumer.adapters.torch import dataset
 from penstock_consumer.loader import Loader
 from penstock_producer.sources.config import LocalConfig, TorchConfig
@@ -186,6 +186,13 @@ def test_a_transform_may_return_bfloat16_tensors() -> None:
     assert batch_tensors((half,), "data[0]")["x"].dtype.name == "bfloat16"
 
 
+class Point(NamedTuple):
+    """An item with names of its own."""
+
+    row: int
+    column: int
+
+
 class Detection(Dataset):
     """Items as torchvision's detection models take them: an image, and a dict of a varying number of boxes."""
 
@@ -215,6 +222,27 @@ def test_the_detection_form_of_torchvision_comes_back_as_it_was(any_url: str) ->
         assert torch.equal(targets["boxes"][index], wanted["boxes"])
         assert torch.equal(targets["labels"][index], wanted["labels"])
         assert targets["image_id"][index] == wanted["image_id"]
+
+
+def test_a_data_loaders_batches_have_the_names_of_its_datasets_items() -> None:
+    """Whoever goes over from one to the other finds the tensors that the trainer reads."""
+    items = [(torch.ones(2), {"boxes": torch.full((4,), n), "about": {"id": n}}) for n in range(3)]
+    source = opened(LocalConfig(token=register(DataLoader(items, batch_size=2))))
+    batches = [source.make(item, n, sample_rng(0, 0, 0, n)) for n, item in enumerate(source)]
+    assert [list(batch) for batch in batches] == [["x", "y/boxes", "y/about/id"]] * 2
+    assert [batch["y/about/id"].tolist() for batch in batches] == [[0, 1], [2]]
+    named = opened(LocalConfig(token=register(DataLoader([{"y": {"id": n}} for n in range(2)], batch_size=2))))
+    assert [named.make(item, 0, sample_rng(0, 0, 0, 0))["y/id"].tolist() for item in named] == [[0, 1]]
+    points = opened(LocalConfig(token=register(DataLoader([Point(n, -n) for n in range(2)], batch_size=2))))
+    assert [list(points.make(item, 0, sample_rng(0, 0, 0, 0))) for item in points] == [["row", "column"]]
+
+
+def test_batches_whose_samples_lie_apart_are_refused_in_words() -> None:
+    """The collate function of torchvision's detection examples makes no batch of tensors."""
+    loader = DataLoader(Detection(), batch_size=2, collate_fn=lambda batch: tuple(zip(*batch, strict=True)))
+    source = opened(LocalConfig(token=register(loader)))
+    with pytest.raises(SampleError, match=r"\[0\]: .* give the Dataset itself instead of its DataLoader"):
+        source.make(next(iter(source)), 0, sample_rng(0, 0, 0, 0))
 
 
 def test_what_is_not_torchs_is_refused(user_module: UserModule) -> None:
