@@ -166,3 +166,25 @@ def test_a_trainer_tells_how_fast_it_would_be_if_it_never_waited(any_url: str, o
         assert told == [pytest.approx(40, rel=0.25)]
     with connect(any_url) as client:
         assert not load_paces(client, load_stream(client, "train")).trainers
+
+
+def test_shares_of_the_last_ten_seconds_forget_what_was_before(any_url: str, stream: Stream) -> None:
+    """The monitor judges by them: what two seconds show is chance, and what half a minute shows may be over."""
+    now = [0.0]
+    pace = Pace("busy", clock=lambda: now[0])
+
+    def spend(seconds: int, kind: str) -> dict[str, float]:
+        """Go on so for a while, and say so every two seconds; what was said last."""
+        pace.enter(kind)
+        for _ in range(seconds // 2):
+            now[0] += 2.0
+            teller.tell(pace)
+        return load_paces(client, stream).workers["one"].lately
+
+    with connect(any_url) as client:
+        teller = Teller(client, stream, worker_field("one"), clock=lambda: now[0])
+        assert spend(4, "busy") == {"busy": 1.0}
+        assert spend(4, "room") == {"busy": 0.5, "room": 0.5}
+        assert spend(4, "room") == {"busy": 0.2, "room": 0.8}
+        assert spend(2, "room") == {"busy": 0.0, "room": 1.0}
+        assert spend(2, "busy") == {"busy": 0.2, "room": 0.8}

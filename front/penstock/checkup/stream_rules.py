@@ -14,7 +14,7 @@ from penstock_common.stream.watching.glance import Glance
 
 LONG_WAIT_S = 30.0
 """One lease: a worker's job that waits longer makes place for another."""
-SLOW = ("producers", "no workers", "jobs", "reading", "memory")
+SLOW = ("slow group", "producers", "no workers", "jobs", "reading", "memory")
 """Causes that other rules here say nothing of."""
 
 

@@ -12,6 +12,8 @@ WAITS = 0.1
 """A training loop that waits less of its time than this is not held up; a tenth is what overlap cannot hide."""
 IDLE = 0.5
 """Workers that have no job for more of their time than this are not what is slow."""
+FULL = 0.5
+"""Workers that wait for room for more of their time than this are not what is slow either."""
 READY_S = 1.0
 """A group that has so many seconds of its own pace before it does not wait for producers."""
 TIGHT_SHARE, FULL_SHARE = 0.1, 0.75
@@ -25,8 +27,8 @@ ALLOWED = "--allow MODULE --root DIR"
 """Without these, which nobody here can know, a worker starts on its user's own server only."""
 
 Cause = Literal[
-    "memory", "folder", "dead member", "absent group", "unacknowledged", "trainers", "reading", "no workers", "jobs",
-    "producers", "nothing made", "no trainers", "balanced", "done", "unknown",
+    "memory", "folder", "dead member", "absent group", "unacknowledged", "slow group", "trainers", "reading",
+    "no workers", "jobs", "producers", "nothing made", "no trainers", "balanced", "done", "unknown",
 ]  # fmt: skip
 
 
@@ -40,7 +42,7 @@ class Trainers:
     holds: bool
     """Whether what it has not read is kept for it."""
     waits: float | None
-    """What part of their time its training loops wait for batches; None while nobody has said."""
+    """What part of the last ten seconds its training loops waited for batches; None while nobody has said."""
     lag_samples: int
     lag_bytes: int
     pending: int
@@ -50,8 +52,6 @@ class Trainers:
     is_ordered: bool = False
     missing: tuple[int, ...] = ()
     """Of an ordered group that is behind: ranks that nobody has heard of for so long that they were forgotten."""
-    waits_now: float | None = None
-    """The same as ``waits``, of the last seconds only."""
     silent: tuple[tuple[str, float | None, int], ...] = ()
     """(member, seconds since it was seen, entries it holds) of those that are dead for all that is known."""
 
@@ -80,7 +80,9 @@ class Situation:
     wished: int | None = None
     """Workers that the fastest group would keep busy."""
     idle: float = 0.0
-    """What part of their time the workers have no job."""
+    """What part of the last ten seconds the workers had no job."""
+    room: float = 0.0
+    """And waited for room. A wait of less than half a second is not among those that are ``waiting`` now."""
     is_all_made: bool = False
     """Every planned epoch is produced."""
     is_making: bool = False
@@ -109,6 +111,7 @@ def judge(now: Situation) -> Verdict:
         _dead_member,
         _absent_group,
         _unacknowledged,
+        _slow_group,
         _slow_trainers,
         _starving,
         _nothing_made,
@@ -209,7 +212,7 @@ def _entries(count: int) -> str:
 
 def _absent_group(now: Situation) -> Verdict | None:
     absent = [each for each in now.trainers if each.holds and not each.living and each.lag_samples]
-    if not now.waiting or not absent:
+    if not _is_full(now) or not absent:
         return None
     most = max(absent, key=lambda each: each.lag_bytes)
     return Verdict(
@@ -222,10 +225,10 @@ def _absent_group(now: Situation) -> Verdict | None:
 
 def _unacknowledged(now: Situation) -> Verdict | None:
     """Both sides wait: what fills the budget was given out, and is neither acknowledged nor worked on."""
-    if not now.waiting or not _holding(now):
+    if not _is_full(now) or not _holding(now):
         return None
     slowest = _slowest(now)
-    if not slowest.pending or (slowest.waits_now or 0.0) < 0.5:
+    if not slowest.pending or (slowest.waits or 0.0) < 0.5:
         return None
     return Verdict(
         "unacknowledged",
@@ -243,9 +246,40 @@ def _slowest(now: Situation) -> Trainers:
     return max(_holding(now), key=lambda each: (each.lag_bytes, each.pending))
 
 
+def _is_full(now: Situation) -> bool:
+    """Return True if producers wait for room, rather than trainers for producers."""
+    return now.waiting > 0 or now.room > FULL
+
+
+def _slow_group(now: Situation) -> Verdict | None:
+    """One group holds what another one waits for: nothing new is made before the slower one has read the old."""
+    if not _is_full(now) or not _holding(now):
+        return None
+    slowest = _slowest(now)
+    waiting = [each for each in _starved(now) if each.group != slowest.group]
+    if not waiting:
+        return None
+    most = max(waiting, key=lambda each: each.waits or 0.0)
+    return Verdict(
+        "slow group",
+        f"{_waiting(most)} for group {slowest.group}, which is slower: the budget is full of what it has yet to read, "
+        f"and producers wait for room{_part(now.room)}. A larger budget evens out a while (penstock produce --budget). "
+        f"A group that stays slower needs a stream of its own (--stream), or is dropped: penstock groups drop "
+        f"{now.stream} {slowest.group}",
+    )
+
+
+def _waiting(group: Trainers) -> str:
+    return f"trainers of {group.group} wait{_part(group.waits or 0.0)}"
+
+
+def _part(share: float) -> str:
+    return f" {share:.0%} of their time".replace("%", " %") if share else ""
+
+
 def _slow_trainers(now: Situation) -> Verdict | None:
     living = _holding(now)
-    if not now.waiting or not living:
+    if not _is_full(now) or not living:
         return None
     slowest = _slowest(now)
     also = f", of {len(living)} groups the one furthest behind" if len(living) > 1 else ""
@@ -262,11 +296,8 @@ def _starving(now: Situation) -> Verdict | None:
     if not waiting or now.is_all_made:
         return None
     most = max(waiting, key=lambda each: each.waits or 0.0)
-    part = f"trainers of {most.group} wait {most.waits or 0.0:.0%} of their time".replace("%", " %")
+    part = _waiting(most)
     if most.lag_samples > READY_S * (most.demand or 0.0):
-        if most.waits_now is not None and most.waits_now <= WAITS:
-            return Verdict("balanced", f"{part.replace(' wait ', ' waited ')} lately, and have what they need now: "
-                           f"{most.lag_samples} samples lie ready")  # fmt: skip
         return Verdict(
             "reading",
             f"{part} though {most.lag_samples} samples lie ready: their host, its network or its checksums are what is "

@@ -91,8 +91,8 @@ def _group(now: Glance, group: GroupGlance, before: GroupGlance | None, seconds:
 
 
 def waits(told: Told | None) -> float | None:
-    """What part of its time a training loop waits for batches; None while it has not said."""
-    return round(1.0 - told.shares.get("training", 0.0), 3) if told is not None and told.shares else None
+    """Return what part of the last ten seconds a training loop waited for batches; None while it has not said."""
+    return round(1.0 - told.lately.get("training", 0.0), 3) if told is not None and told.lately else None
 
 
 def hosts(now: Glance) -> list[dict[str, Any]]:
@@ -134,12 +134,19 @@ def situation(now: Glance, worker_rate: float | None, wished: int | None) -> Sit
         workers=load.workers,
         worker_rate=worker_rate,
         wished=wished,
-        idle=load.idle,
+        idle=_share(now, "idle"),
+        room=_share(now, "room"),
         is_all_made=_is_all_made(now),
         is_making=any(epoch.state in ("open", "sized") for epoch in now.epochs),
         has_epochs=any(epoch.state != "abandoned" for epoch in now.epochs),
         trainers=tuple(_trainers(now, group) for group in now.groups),
     )
+
+
+def _share(now: Glance, kind: str) -> float:
+    """Return what part of the last ten seconds went into this kind of waiting, as the workers' mean."""
+    told = [one.lately for one in now.paces.workers.values() if one.lately]
+    return sum(each.get(kind, 0.0) for each in told) / len(told) if told else 0.0
 
 
 def _is_all_made(now: Glance) -> bool:
@@ -150,7 +157,6 @@ def _is_all_made(now: Glance) -> bool:
 def _trainers(now: Glance, group: GroupGlance) -> Trainers:
     mine = [told for (name, _), told in now.paces.trainers.items() if name == group.name]
     waiting = [part for told in mine if (part := waits(told)) is not None]
-    lately = [1.0 - told.now.get("training", 0.0) for told in mine if told.now]
     is_ordered = group.kind == ORDERED
     there = {member.name for member in group.members}
     silent = [
@@ -163,7 +169,6 @@ def _trainers(now: Glance, group: GroupGlance) -> Trainers:
         living=sum(not is_silent(one) and not one.name.startswith("~") for one in group.members),
         holds=group.holds,
         waits=sum(waiting) / len(waiting) if waiting else None,
-        waits_now=sum(lately) / len(lately) if lately else None,
         lag_samples=group.lag_samples,
         lag_bytes=group.lag_bytes,
         pending=group.pending_entries,

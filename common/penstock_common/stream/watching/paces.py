@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from penstock_common.stream.streams import Stream
 
 TELL_S = 2.0
 """How often each says how fast it is."""
+LATELY_S = 10.0
+"""What holds a stream up is judged by the shares of this time: the last two seconds of a full budget may be quiet."""
 SILENT_MS = 10_000
 """Who has said nothing for so long counts no more."""
 SWEEP_S = 60.0
@@ -40,7 +43,13 @@ class Told:
     samples: int = 0
     """Made, or trained on, in all."""
     now: dict[str, float] = field(default_factory=dict)
-    """The shares of the seconds since it last spoke: what is over shows here at once, in ``shares`` after a while."""
+    """The shares of the last ten seconds alone."""
+
+    @property
+    def lately(self) -> dict[str, float]:
+        """Where its time went in the last ten seconds; as of late, where it does not say that."""
+        return self.now or self.shares
+
     seen_ms: int = 0
     """Server time at which it spoke."""
 
@@ -88,20 +97,25 @@ class Teller:
     def __init__(self, client: Client, stream: Stream, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self.stream, self._name, self._clock = client, stream, name, clock
         self._told_s = self._swept_s = float("-inf")
-        self._spent_s: Mapping[str, float] = {}
+        self._spent_s = deque[tuple[float, Mapping[str, float]]]([(clock(), {})])
+        """(when, seconds spent on what by then): the newest that is as old as `LATELY_S`, and all since."""
 
     def tell(self, pace: Pace) -> None:
         """Says how fast it is, if that is due."""
         if self._clock() - self._told_s >= TELL_S:
             look = pace.look()
             shares = {kind: round(share, 3) for kind, share in look.shares.items()}
-            now = self._shares_since(look.spent_s)
+            now = self._shares_lately(look.spent_s)
             self.say({"rate": look.rate and round(look.rate, 4), "shares": shares, "now": now, "samples": look.samples})
 
-    def _shares_since(self, spent_s: Mapping[str, float]) -> dict[str, float]:
-        """What part of the time since it last spoke went into what."""
-        lately = {kind: seconds - self._spent_s.get(kind, 0.0) for kind, seconds in spent_s.items()}
-        self._spent_s, total = spent_s, sum(lately.values())
+    def _shares_lately(self, spent_s: Mapping[str, float]) -> dict[str, float]:
+        """Return what part of the last ten seconds went into what."""
+        now, past = self._clock(), self._spent_s
+        past.append((now, spent_s))
+        while past[1][0] <= now - LATELY_S:
+            past.popleft()
+        lately = {kind: seconds - past[0][1].get(kind, 0.0) for kind, seconds in spent_s.items()}
+        total = sum(lately.values())
         return {kind: round(seconds / total, 3) for kind, seconds in lately.items()} if total > 0 else {}
 
     def say(self, value: Mapping[str, Any]) -> None:
