@@ -88,5 +88,10 @@ def _end_reading(client: Client, reading: Reading, join_s: float, patience_s: fl
 
 def default_member() -> str:
     """Host and process: two processes of a host are two members; a restarted container is the same one."""
+    return f"{host_prefix()}{getpid()}"
+
+
+def host_prefix() -> str:
+    """Return what the default names of this host's members begin with."""
     host = re.sub(r"[^A-Za-z0-9.-]", "-", gethostname())[:80] or "host"
-    return f"{host}-{getpid()}"
+    return f"{host}-"

@@ -60,6 +60,7 @@ COMMANDS: dict[str, Entry] = {
     "tail": Entry("penstock.cli.tail", "follow what is written to a stream: a line for each entry, no payloads"),
     "exporter": Entry("penstock.cli.exporter", "serve metrics of streams for Prometheus"),
     "doctor": Entry("penstock.cli.doctor", "check server and streams as an expert would, and say what mends it"),
+    "health": Entry("penstock.cli.health", "say whether a worker or a trainer of this host gave a sign of life lately"),
     "audit": Entry("penstock.cli.audit", "compare planned, written and trained on; name what is lost or twice"),
     "bad": Entry("penstock.cli.bad", "list, show, retry or drop bad samples and dead letters"),
     "groups": Entry("penstock.cli.groups", "list a stream's groups; declare, reset or drop one"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -262,6 +263,20 @@ class Dispatcher:
         key = WORKERS_BY_QUEUE_KEY % self._queue.name
         names: set[Any] = self._queue.asked(lambda: self._client.smembers(key), self._notify)
         return sum(OWN_NAME.fullmatch(name.decode("utf-8", "replace")) is not None for name in names)
+
+    def heard_of(self, host: str) -> list[float]:
+        """Return how many seconds ago each worker of this ``host`` told the queue that it lives."""
+        key, own = WORKERS_BY_QUEUE_KEY % self._queue.name, f"{Worker.redis_worker_namespace_prefix}{host}.".encode()
+        names: set[Any] = self._queue.asked(lambda: self._client.smembers(key), self._notify)
+        mine = [name for name in names if name.startswith(own)]
+        beats: list[Any] = self._queue.asked(
+            lambda: [self._client.hget(name, "last_heartbeat") for name in mine], self._notify
+        )
+        ages, now = [], datetime.now(UTC)
+        for beat in beats:
+            with suppress(ValueError, TypeError, AttributeError):  # no time with a zone, or no such worker any more
+                ages.append((now - datetime.fromisoformat(beat.decode())).total_seconds())
+        return ages
 
     def cancel(self, job_ids: Iterable[str]) -> None:
         """Takes jobs out of the queue, with what it knows of them; running ones go on."""

@@ -1,0 +1,87 @@
+"""``penstock health``: whether a worker or a trainer of this host gave a sign of life lately; for containers."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import socket
+from typing import TYPE_CHECKING
+
+from penstock.cli import GROUP_NAME, SERVER_URL, STREAM_NAME, add_url, seconds, url_of
+
+if TYPE_CHECKING:
+    from penstock.cli.console import Console
+
+NAME = "health"
+HELP = "say whether a worker or a trainer of this host gave a sign of life lately"
+
+WITHIN_S = 15.0
+"""Workers give a sign every 3 s, and members every 2 s. A worker's job goes to another after so long."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="WHAT")
+    text = "any worker process of this host"
+    worker = actions.add_parser("worker", help=text, description=text)
+    worker.add_argument(
+        "--queue-url", type=SERVER_URL, help="the server that holds the jobs (default: PENSTOCK_QUEUE_URL, else --url)"
+    )
+    worker.add_argument("--queue", default="penstock", metavar="NAME", help="of jobs (default: %(default)s)")
+    text = "any member of a group that runs on this host, or the one that --member names"
+    trainer = actions.add_parser("trainer", help=text, description=text)
+    trainer.add_argument("stream", type=STREAM_NAME, help="its name; `penstock inspect` lists them")
+    trainer.add_argument("--group", type=GROUP_NAME, required=True, metavar="NAME", help="the trainer's group")
+    trainer.add_argument("--member", metavar="NAME", help="of a Loader(member=...), or rank-0 of order='canonical'")
+    for one in (worker, trainer):
+        add_url(one)
+        one.add_argument(
+            "--within", type=seconds(1, 3600), default=WITHIN_S, metavar="S", help="how lately (default: %(default)g s)"
+        )
+    parser.epilog = (
+        "example:\n  penstock health worker\n  penstock health trainer train --group resnet\n\n"
+        "For the health check of a container: a process that is stopped, or cut off from its server, gives no sign.\n\n"
+        "exit codes: 0 there was a sign, 1 there was none, or no server answers, 2 wrong usage"
+    )
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Says when the last sign came. Raises PenstockError where it is too long ago."""
+    from penstock_common.errors import PenstockError
+
+    ages, what = (_worker_ages if args.action == "worker" else _member_ages)(args)
+    if not ages:
+        raise PenstockError(f"there is no {what}; expected a sign of life in the last {args.within:g} s")
+    told = f"the last sign of life of a {what} came {max(0.0, min(ages)):.1f} s ago"
+    if min(ages) > args.within:
+        raise PenstockError(f"{told}; expected one in the last {args.within:g} s")
+    console.line(told)
+    return 0
+
+
+def _worker_ages(args: argparse.Namespace) -> tuple[list[float], str]:
+    from penstock_common.settings import Settings
+    from penstock_producer.planning.dispatch import Dispatcher
+
+    host = socket.gethostname()
+    dispatcher = Dispatcher(args.queue_url or Settings.from_environment().named_queue_url or url_of(args), args.queue)
+    try:
+        return dispatcher.heard_of(host), f"worker of host {host!r} on queue {args.queue!r}"
+    finally:
+        dispatcher.close()
+
+
+def _member_ages(args: argparse.Namespace) -> tuple[list[float], str]:
+    from penstock_common.stream.groups.roster import load_roster, server_ms
+    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.streams import load_stream
+    from penstock_consumer.membership.session import host_prefix
+
+    own = re.compile(re.escape(args.member) if args.member else re.escape(host_prefix()) + r"\d+")
+    with connect(url_of(args)) as client:
+        roster, now = load_roster(client, load_stream(client, args.stream).partitions[0]), server_ms(client)
+    members = [
+        seen for (group, member), seen in roster.members.items() if group == args.group and own.fullmatch(member)
+    ]
+    which = repr(args.member) if args.member else f"of host {socket.gethostname()!r}"
+    return [(now - seen) / 1000 for seen in members], f"member {which} in group {args.group!r} of {args.stream!r}"
