@@ -101,7 +101,12 @@ class Stack:
     def up(self) -> None:
         """Starts every service when what it depends on is as far as it asks for."""
         for name in self._in_order():
-            for needed, how in self.services[name].get("depends_on", {}).items():
+            needs = self.services[name].get("depends_on", {})
+            if any(self._checks(needed) == "CMD" for needed in needs):  # all that are checked inside run now
+                for each in self.started:
+                    if self._checks(each) == "CMD":
+                        self.await_health(each)
+            for needed, how in needs.items():
                 self._await(needed, how["condition"])
             count = self.scale.get(name, 1)
             self.started[name] = [self._start(name, number) for number in range(count)]
@@ -136,6 +141,11 @@ class Stack:
             ordered += ready
         return ordered
 
+    def _checks(self, name: str) -> str | None:
+        """Return ``CMD-SHELL`` for the healthcheck of a server, ``CMD`` for one of ours, None without one."""
+        kind: str | None = self.services[name].get("healthcheck", {}).get("test", [None])[0]
+        return kind
+
     def _await(self, name: str, condition: str) -> None:
         if condition == "service_completed_successfully":
             code = self.wait(name)
@@ -147,18 +157,30 @@ class Stack:
 
     def await_health(self, name: str) -> None:
         """Returns when the service's own healthcheck is content."""
-        kind, command = self.services[name]["healthcheck"]["test"]
-        assert kind == "CMD-SHELL"
-        command = command.replace(SECRETS, str(self._given_secrets(name, self.home / f"{name}-0")))
-        beside = self.executable.with_name("redis-cli")
-        command = command.replace("redis-cli", f"{beside if beside.exists() else 'redis-cli'} -p {self.ports[name]}")
-        deadline = time.monotonic() + HEALTH_S
-        while subprocess.run(command, shell=True, capture_output=True, check=False).returncode:
-            is_up = all(running.process.poll() is None for running in self.started[name])
+        kind, *command = self.services[name]["healthcheck"]["test"]
+        patience_s = HEALTH_S if kind == "CMD-SHELL" else PATIENCE_S
+        deadline = time.monotonic() + patience_s
+        while (self._ask_server if kind == "CMD-SHELL" else self._ask_inside)(name, command):
+            is_up = all(running.process.poll() in (None, 0) for running in self.started[name])
+            if kind == "CMD" and all(running.process.poll() == 0 for running in self.started[name]):
+                return  # it was faster than the check
             is_late = time.monotonic() > deadline
             assert is_up, f"{name} ended: {self.output(name)}"
-            assert not is_late, f"{name} is not healthy after {HEALTH_S:.0f} s: {self.output(name)}"
+            assert not is_late, f"{name} is not healthy after {patience_s:.0f} s: {self.output(name)}"
             time.sleep(0.05)
+
+    def _ask_server(self, name: str, test: list[str]) -> int:
+        command = test[0].replace(SECRETS, str(self._given_secrets(name, self.home / f"{name}-0")))
+        beside = self.executable.with_name("redis-cli")
+        command = command.replace("redis-cli", f"{beside if beside.exists() else 'redis-cli'} -p {self.ports[name]}")
+        return subprocess.run(command, shell=True, capture_output=True, check=False).returncode
+
+    def _ask_inside(self, name: str, test: list[str]) -> int:
+        program, *arguments = test
+        workdir = self.home / f"{name}-0"
+        command = [str(Path(sys.executable).with_name(program)), *arguments]
+        environment = self._environment(self.services[name], workdir)
+        return subprocess.run(command, cwd=workdir, env=environment, capture_output=True, check=False).returncode
 
     def _start(self, name: str, number: int) -> Running:
         service = self.services[name]

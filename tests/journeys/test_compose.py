@@ -5,17 +5,22 @@ What needs an engine (images, networks, restarts) is not tested; docs/compose.md
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
+import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 import redis
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from penstock import Writer
+from penstock.cli import Parser, load_command
 from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT, find_servers, server_label
 from tests.journeys.compose_services import (
     ROOT,
@@ -66,6 +71,63 @@ def test_what_services_depend_on_can_tell_its_state() -> None:
                 assert services[needed].get("restart", "no").partition(":")[0] in ("no", "on-failure"), needed
 
 
+def test_no_service_has_more_rights_or_resources_than_it_needs() -> None:
+    """A stolen or runaway process stays in its container, with its memory and cores."""
+    services = load_services()
+    monitoring = yaml.safe_load((ROOT / "compose.monitoring.yaml").read_text())["services"]
+    for name, service in {**services, **monitoring}.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["mem_limit"], name
+        assert service["cpus"], name
+        assert service.get("read_only") is True or name == "grafana", name
+    for name in SERVERS:  # the image's script would begin as root, and needs capabilities to end that
+        assert services[name]["user"] == "999:999"
+    assert services["redis"]["mem_limit"] == "3g"  # maxmemory, and half as much again
+
+
+def test_workers_and_trainers_have_a_health_check_that_can_be_typed() -> None:
+    """What a container's engine cannot run it reports as unhealthy; the journey below runs each of them."""
+    checks = {name: service["healthcheck"]["test"] for name, service in load_services().items() if name not in SERVERS
+              if "healthcheck" in service}  # fmt: skip
+    assert set(checks) == {"worker", "trainer-a", "trainer-b"}
+    for name, (kind, program, command, *arguments) in checks.items():
+        assert (kind, program, command) == ("CMD", "penstock", "health")
+        args = parsed(command, arguments)
+        if name != "worker":
+            assert f"--group={args.group}" in load_services()[name]["command"]
+            assert args.stream == "digits"
+
+
+def test_segments_lie_in_one_shared_memory_of_all_who_write_and_read_them() -> None:
+    """A container has 64 MB of its own at /dev/shm, in which no other finds a file."""
+    services = load_services({"PENSTOCK_PAYLOAD": "segments:/dev/shm/penstock", "PENSTOCK_SHM_SIZE": "8gb"})
+    assert (services["redis"]["ipc"], services["redis"]["shm_size"]) == ("shareable", "8gb")
+    for name in ("producer", "worker", "trainer-a", "trainer-b", "audit"):
+        assert services[name]["ipc"] == "service:redis", name
+    program, command, *arguments = services["producer"]["command"]
+    assert program == "penstock"
+    assert parsed(command, arguments).payload == "segments:/dev/shm/penstock"
+    assert parsed(command, load_services()["producer"]["command"][2:]).payload == "inline"
+
+
+def test_a_worker_runs_the_transform_of_the_producer_and_reads_its_folder_and_no_other() -> None:
+    """Whoever can write to the queue can write jobs."""
+    services = load_services()
+    produced = parsed("produce", services["producer"]["command"][2:])
+    worker = parsed("worker", services["worker"]["command"][2:])
+    assert worker.allow == [produced.transform.partition(":")[0]]
+    assert all(Path(produced.path).is_relative_to(root) for root in worker.root)
+    assert not worker.allow_any
+
+
+def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
+    """The arguments of a command of ours, as it understands them."""
+    parser = Parser(f"penstock {command}")
+    load_command(command).add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
 def test_volumes_that_are_used_are_declared() -> None:
     """An undeclared volume is an error only when the stack is started."""
     declared = set(yaml.safe_load((ROOT / "compose.yaml").read_text())["volumes"])
@@ -100,6 +162,24 @@ def test_an_image_installs_its_role_only(dockerfile: str) -> None:
     targets = dict(re.findall(r"^FROM role AS (\w+)\n(.*?)(?=^FROM |\Z)", dockerfile, re.MULTILINE | re.DOTALL))
     extras = {name: re.findall(r"\.whl\)\[([\w,]+)\]", text) for name, text in targets.items()}
     assert extras == {"producer": ["producer"], "trainer": ["tensorflow"], "exporter": ["metrics"], "data": []}
+
+
+def test_the_packages_of_every_image_are_pinned_to_versions_that_penstock_takes(dockerfile: str) -> None:
+    """The same source makes the same images, today and in a year."""
+    _, *lines = (ROOT / "docker" / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    needed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    needed += [line for role in ("producer", "tensorflow", "metrics") for line in extras[role]]
+    needed += re.findall(r'"([a-z-]+>=[\d.]+)"', dockerfile)
+    assert len(needed) > 8
+    for one in map(Requirement, needed):
+        assert one.specifier.contains(pinned[canonicalize_name(one.name)]), one
+    installs = re.findall(r"^.*python -m pip .*$", dockerfile, re.MULTILINE)
+    assert len(installs) == 5
+    for line in installs:
+        assert "--constraint /constraints.txt" in line or "PIP_CONSTRAINT=/constraints.txt" in line, line
 
 
 def test_the_builder_is_sent_all_that_is_copied_and_nothing_else(dockerfile: str) -> None:
