@@ -73,7 +73,7 @@ def rank_options(
     order: str | None, rank: int, world_size: int, batch_size: int, remainder: str | None, member: str | None
 ) -> Order | None:
     """What makes a rank, checked; None for shared reading, which has none of it."""
-    rank, world_size = whole("rank", rank, 0), whole("world_size", world_size)
+    rank, world_size = whole("rank", rank, None), whole("world_size", world_size, None)
     if order is None:
         if rank != 0 or world_size != 1:
             raise ValueError("rank and world_size belong to order='canonical'; members of a group share it")
@@ -82,7 +82,9 @@ def rank_options(
         return None
     if order != "canonical":
         raise ValueError(f"order is {order!r}, expected 'canonical' or None")
-    if rank >= world_size:
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}, expected the number of ranks, 1 or more")
+    if not 0 <= rank < world_size:
         raise ValueError(f"rank is {rank} of world_size {world_size}, expected 0 to {world_size - 1}")
     if remainder not in (None, "pad", "drop", "keep") or (remainder == "keep" and world_size > 1):
         expected = "'pad' or 'drop'" if world_size > 1 else "'pad', 'drop' or 'keep'"
