@@ -17,7 +17,7 @@ from penstock_common.pace import Pace
 from penstock_common.stream.link.connection import connect
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.streams import Stream, load_stream
-from penstock_common.stream.watching.paces import SILENT_MS, Teller, load_paces, trainer_field, worker_field
+from penstock_common.stream.watching.paces import GONE_MS, SILENT_MS, Teller, load_paces, trainer_field, worker_field
 from penstock_producer.working.autoscale import Autoscale
 from tests.contracts.feed import produce
 
@@ -103,6 +103,12 @@ def test_who_is_silent_is_forgotten(any_url: str, stream: Stream) -> None:
         said = json.loads(raw.hget(stream.keys.paces, "w:dead") or b"")
         raw.hset(stream.keys.paces, "w:dead", json.dumps({**said, "seen": said["seen"] - SILENT_MS - 1}))
         assert load_paces(client, stream).workers == {}
+        assert load_paces(client, stream).silent["dead"] > SILENT_MS / 1000  # told of, and counted no more
+        raw.hset(stream.keys.paces, "w:\x1b[2J", json.dumps({**said, "seen": said["seen"] - SILENT_MS - 1}))
+        assert set(load_paces(client, stream).silent) == {"dead"}  # no worker has such a name
+        raw.hdel(stream.keys.paces, "w:\x1b[2J")
+        raw.hset(stream.keys.paces, "w:dead", json.dumps({**said, "seen": said["seen"] - GONE_MS - 1}))
+        assert load_paces(client, stream).silent == {}
         alive = Teller(client, stream, worker_field("alive"))
         alive.tell(paced(50.0))  # sweeps
         assert raw.hkeys(stream.keys.paces) == [b"w:alive"]

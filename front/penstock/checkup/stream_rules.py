@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.checkup.findings import Finding, ok
-from penstock.watching.rates import is_silent, seen
+from penstock.watching.bottleneck import ALLOWED
+from penstock.watching.rates import is_silent, seen, silent_hosts
 from penstock_common.stream.groups.roster import ORDERED
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.servers.suitability import readable_bytes
@@ -153,6 +154,18 @@ def idle_workers(facts: StreamFacts) -> Finding:
     return ok("workers", f"{len(workers)} at work")
 
 
+def silent_workers(facts: StreamFacts) -> Finding:
+    """A host that lost its power says nothing, and its jobs are others' now."""
+    silent = silent_hosts(facts.glance)
+    if not silent:
+        return ok("silent workers", "none")
+    named = ", ".join(f"{one['workers']} of {one['host']} ({one['seen_s']:.0f} s)" for one in silent)
+    return Finding(
+        "silent workers", "warning", f"not heard of for 10 s or more, and not signed off: {named}",
+        f"penstock worker --auto {ALLOWED}",
+    )  # fmt: skip
+
+
 def bad_samples(facts: StreamFacts) -> Finding:
     """Trained without."""
     bad = sum(epoch.bad for epoch in facts.glance.epochs)
@@ -167,7 +180,8 @@ def bad_samples(facts: StreamFacts) -> Finding:
 
 
 RULES: tuple[Callable[[StreamFacts], Finding], ...] = (
-    durability, segments, absent_groups, silent_members, waiting_writers, pace, idle_workers, bad_samples,
+    durability, segments, absent_groups, silent_members, waiting_writers, pace, idle_workers,
+    silent_workers, bad_samples,
 )  # fmt: skip
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Self
 
-from penstock.cli import PORT, STREAM_NAME, add_url, url_of
+from penstock.cli import PORT, SERVER_URL, STREAM_NAME, add_url, url_of
 from penstock.cli.ending import end_by_signals
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.watching.exposition import Streams
     from penstock_common.stream.link.commands import Client
     from penstock_common.stream.watching.onlooker import Onlooker
+    from penstock_common.stream.watching.queues import QueuesGlance
 
 NAME = "exporter"
 HELP = "serve metrics of streams for Prometheus"
@@ -36,6 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="may be repeated (default: all, also new ones)",
     )
     add_url(parser)
+    parser.add_argument(
+        "--queue-url", type=SERVER_URL, help="the jobs' server (default: PENSTOCK_QUEUE_URL, else the streams')"
+    )
+    parser.add_argument("--queue", default="penstock", metavar="NAME", help="of jobs (default: %(default)s)")
     parser.epilog = (
         "example:\n  penstock exporter --port 9465 --bind 0.0.0.0\n  curl -s localhost:9465/metrics | grep lag\n\n"
         "It looks at the streams every 2 seconds, whether or not somebody scrapes, reads no payload, and goes on when\n"
@@ -57,9 +62,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     end_by_signals()
     streams, registry = Streams(), CollectorRegistry()
-    with connect(url_of(args)) as client:
+    with connect(url_of(args)) as client, Jobs(args) as jobs:
         onlookers: dict[str, Onlooker] = {}
         damaged = _tell(look(client, args.stream, onlookers, streams), {}, console)
+        streams.queues = jobs.look(streams.glances)
         registry.register(streams)
         try:
             server, thread = start_http_server(args.port, args.bind, registry)
@@ -70,12 +76,43 @@ def run(args: argparse.Namespace, console: Console) -> int:
             while True:
                 time.sleep(LOOK_S)
                 damaged = _tell(look(client, args.stream, onlookers, streams), damaged, console)
+                streams.queues = jobs.look(streams.glances)
         except KeyboardInterrupt:
             return 0
         finally:
             server.shutdown()
             thread.join()
             server.server_close()
+
+
+class Jobs:
+    """The queue's server, which may be away while the streams' is there."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        from penstock_common.settings import Settings
+
+        self._url = args.queue_url or Settings.from_environment().named_queue_url or url_of(args)
+        self._queue: str = args.queue
+        self._client: Client | None = None
+
+    def look(self, names: Iterable[str]) -> QueuesGlance | None:
+        """Count the jobs of the queues that these streams may have; None while the server is away."""
+        from penstock_common.errors import ServerUnavailable
+        from penstock_common.stream.link.connection import connect
+        from penstock_common.stream.watching.queues import look_at_queues, queue_names
+
+        try:
+            self._client = self._client or connect(self._url)
+            return look_at_queues(self._client, queue_names(self._queue, names))
+        except ServerUnavailable:
+            return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._client is not None:
+            self._client.close()
 
 
 def look(client: Client, wanted: Sequence[str], onlookers: dict[str, Onlooker], streams: Streams) -> dict[str, str]:

@@ -91,8 +91,8 @@ def _panel(record: dict[str, Any], width: int) -> RenderableType:
         parts += [Text(), _groups(record["groups"], is_slim)]
         if any(group["members"] for group in record["groups"]):
             parts += [Text(), _members(record["groups"], is_slim)]
-    if record["workers"]:
-        parts += [Text(), _workers(record["workers"])]
+    if record["workers"] or record["silent_workers"]:
+        parts += [Text(), _workers(record["workers"], record["silent_workers"])]
     return Panel(Group(*parts), title=title, title_align="left")
 
 
@@ -190,15 +190,18 @@ def _members(groups: list[dict[str, Any]], is_slim: bool) -> RenderableType:
     return _table(("group", "member", *heads, ""), rows, numbers=heads, words=("group", "member"), spare=spare)
 
 
-def _workers(hosts: list[dict[str, Any]]) -> RenderableType:
+def _workers(hosts: list[dict[str, Any]], silent: list[dict[str, Any]]) -> RenderableType:
     heads = ("workers", "rate", "busy", "wait\nfor room", "idle")
-    rows = [
+    rows: list[list[RenderableType]] = [
         [
             host["host"], str(host["workers"]), rate(host["samples_per_s"]),
             *(f"{100 * host[kind]:.0f}%" for kind in ("busy", "room", "idle")),
         ]
         for host in hosts
     ]  # fmt: skip
+    for host in silent:
+        told = Text(f"{host['host']}: silent for {host['seen_s']:.0f} s", style="red")
+        rows.append([told, str(host["workers"]), "", "", "", ""])
     return _table(("host", *heads), rows, numbers=heads, words=("host",))
 
 

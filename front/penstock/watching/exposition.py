@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from penstock.watching.rates import hosts, is_silent, waits
+from penstock.watching.rates import hosts, is_silent, silent_hosts, waits
 from penstock_common.extras import needed
 from penstock_common.stream.watching.glance import Glance, GroupGlance
+from penstock_common.stream.watching.queues import QueuesGlance
 from penstock_common.stream.watching.waiters import WHYS
 from penstock_producer.working.staffing import load_of, shown
 
@@ -51,6 +52,10 @@ def _states(glance: Glance) -> Found:
 
 def _hosts(kind: str) -> Callable[[Glance], Found]:
     return lambda glance: [((one["host"],), one[kind]) for one in hosts(glance)]
+
+
+def _silent_hosts(glance: Glance) -> Found:
+    return [((one["host"],), one["workers"]) for one in silent_hosts(glance)]
 
 
 def _reasons(glance: Glance) -> Found:
@@ -95,6 +100,7 @@ TABLE = (
     Line("penstock_stream_waiting_writers", "Writers that wait for room.", _reasons, ("why",)),
     Line("penstock_stream_writer_wait_seconds", "How long the longest of them has waited.", _one(lambda g: g.waited_s)),
     Line("penstock_workers", "Worker processes that work for the stream.", _hosts("workers"), ("host",)),
+    Line("penstock_silent_workers", "Those of hosts that went silent without signing off.", _silent_hosts, ("host",)),
     Line("penstock_workers_wished", "Workers that its trainers would keep busy.", _one(_wished)),
     Line("penstock_worker_busy_ratio", "What part of their time workers make samples.", _hosts("busy"), ("host",)),
     Line("penstock_worker_room_wait_ratio", "What part of it they wait for room.", _hosts("room"), ("host",)),
@@ -164,6 +170,30 @@ TABLE = (
 )
 
 
+QUEUE_TABLE = {
+    "waiting": ("penstock_queue_waiting_jobs", "Jobs that no worker has taken."),
+    "running": ("penstock_queue_running_jobs", "Jobs that workers have taken."),
+    "failed": ("penstock_queue_failed_jobs", "Jobs that failed for good, until their production ends."),
+}
+"""Kind of job -> metric and help."""
+
+
+def queue_metrics(queues: QueuesGlance | None) -> Iterator[Metric]:
+    """Yield what there is to know of the queue's server; None: it is away."""
+    yield GaugeMetricFamily("penstock_queue_up", "1 if the queue's server answered last.", value=queues is not None)
+    if queues is None:
+        return
+    memory = queues.memory
+    yield GaugeMetricFamily("penstock_queue_used_bytes", "The queue's server's memory.", value=memory.used_bytes)
+    yield GaugeMetricFamily("penstock_queue_limit_bytes", "Its maxmemory, 0 for none.", value=memory.limit_bytes)
+    for kind, (name, told) in QUEUE_TABLE.items():
+        family = GaugeMetricFamily(name, told, labels=["queue"])
+        for queue, counts in queues.queues.items():
+            if kind in counts:
+                family.add_metric([queue], counts[kind])
+        yield family
+
+
 class Streams(Collector):
     """The metrics of all glances at hand."""
 
@@ -171,11 +201,14 @@ class Streams(Collector):
         self.glances: Mapping[str, Glance] = {}
         """Replaced whole after each round of looks; empty while the server is away."""
         self.is_up = False
+        self.queues: QueuesGlance | None = None
+        """Replaced at each look; None while the queue's server is away."""
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
         glances = list(self.glances.values())
         yield GaugeMetricFamily("penstock_up", "1 if the server of the streams answered last.", value=float(self.is_up))
+        yield from queue_metrics(self.queues)
         if glances:
             memory = glances[0].memory
             yield GaugeMetricFamily("penstock_server_used_bytes", "The server's memory.", value=memory.used_bytes)

@@ -48,6 +48,7 @@ def seen(before: Glance | None, now: Glance) -> dict[str, Any]:
         "final": now.final,
         "groups": groups,
         "workers": hosts(now),
+        "silent_workers": silent_hosts(now),
         "staffing": {
             "workers": load.workers, "wished": shown(load), "worker_rate": load.rate, "group_rates": load.demand,
             "busy": load.busy if load.workers else None, "room": load.room, "idle": load.idle,
@@ -99,7 +100,7 @@ def hosts(now: Glance) -> list[dict[str, Any]]:
     """Worker processes by host: a worker's name is ``host.token``."""
     hosts: dict[str, list[Told]] = {}
     for name, told in now.paces.workers.items():
-        hosts.setdefault(name.rpartition(".")[0] or name, []).append(told)
+        hosts.setdefault(_host_of(name), []).append(told)
     found = []
     for host, workers in sorted(hosts.items()):
         rates = [told.rate * told.shares.get("busy", 1.0) for told in workers if told.rate is not None]
@@ -109,6 +110,26 @@ def hosts(now: Glance) -> list[dict[str, Any]]:
         }
         found.append({"host": host, "workers": len(workers), "samples_per_s": sum(rates) if rates else None, **shares})
     return found
+
+
+def silent_hosts(now: Glance) -> list[dict[str, Any]]:
+    """Return the hosts of which no worker was heard of lately, though none signed off.
+
+    One worker that died beside others is no news: its fleet replaces it. Of a host that is gone nobody else speaks.
+    """
+    living = {host["host"] for host in hosts(now)}
+    silent: dict[str, list[float]] = {}
+    for name, seen_s in now.paces.silent.items():
+        silent.setdefault(_host_of(name), []).append(seen_s)
+    return [
+        {"host": host, "workers": len(ages), "seen_s": round(min(ages), 1)}
+        for host, ages in sorted(silent.items())
+        if host not in living
+    ]
+
+
+def _host_of(worker: str) -> str:
+    return worker.rpartition(".")[0] or worker
 
 
 def verdict(now: Glance, worker_rate: float | None, wished: int | None) -> Verdict:

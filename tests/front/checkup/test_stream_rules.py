@@ -43,6 +43,13 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
 @pytest.mark.parametrize(
     ("rule", "facts", "severity", "found", "mend"),
     [
+        (
+            stream.silent_workers,
+            glance(paces=replace(GLANCE.paces, silent={"gpu-7.1": 34.0, "gpu-7.2": 35.0, "host.2": 40.0})),
+            "warning",
+            "not signed off: 2 of gpu-7 (34 s)",
+            "penstock worker --auto",
+        ),
         (stream.durability, replace(FINE, durability="fsync"), "error", "no append-only file", "appendonly yes"),
         (
             stream.durability,

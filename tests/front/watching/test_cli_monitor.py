@@ -91,6 +91,27 @@ def test_one_look_tells_who_is_there_and_what_holds_the_stream_up(
         assert "\x1b" not in out
 
 
+def test_a_host_whose_workers_went_silent_stays_on_the_screen(
+    any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A host without power says nothing: whoever wonders why it is slow sees the row that went red."""
+    monkeypatch.setenv("PENSTOCK_URL", any_url)
+    with penstock.Writer("train", url=any_url, spec={"x": ("uint8", ())}) as writer:
+        key = writer.stream.keys.paces
+    now_ms = int(any_client.time()[0]) * 1000
+    said = {"rate": 20.0, "shares": {"busy": 1.0}, "samples": 7}
+    for name, ago_s in (("gpu-7.a", 40), ("gpu-7.b", 41), ("gpu-8.a", 0), ("gpu-8.killed", 40)):
+        any_client.hset(key, f"w:{name}", json.dumps({**said, "seen": now_ms - ago_s * 1000}))
+    record = shown(capsys)
+    assert [(one["host"], one["workers"]) for one in record["workers"]] == [("gpu-8", 1)]
+    (silent,) = record["silent_workers"]  # another fleet's dead are replaced, and none of them is told of
+    assert (silent["host"], silent["workers"], 40 <= silent["seen_s"] < 100) == ("gpu-7", 2, True)
+    assert main(["monitor", *QUICK]) == 0
+    assert "gpu-7: silent for 4" in capsys.readouterr().out
+    assert main(["doctor", "--no-probe"]) == 0
+    assert "silent workers: not heard of for 10 s or more, and not signed off: 2 of gpu-7" in capsys.readouterr().out
+
+
 def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """NO_COLOR is a promise of many tools; escape codes in a log are noise."""
 

@@ -20,11 +20,13 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+import redis
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from rq import Queue
 
 import penstock
-from penstock.watching.exposition import TABLE
+from penstock.watching.exposition import QUEUE_TABLE, TABLE
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from tests.contracts.processes import child
@@ -107,9 +109,40 @@ def test_metrics_say_what_the_stream_is_and_outlive_its_server(fresh_server: Cal
         assert found[of("penstock_stream_written_bytes_total", stream="train")] == 7000
         server.kill()
         found = until(where, lambda now: now[of("penstock_up")] == 0)
-        assert {name for name, _ in found} == {"penstock_up"}
+        assert {name for name, _ in found} == {"penstock_up", "penstock_queue_up"}
         ran.send_signal(signal.SIGTERM)
         assert (ran.wait(timeout=30), ran.stderr.read() if ran.stderr else "") == (0, "")
+
+
+def test_the_queues_server_is_counted_and_may_go_away_alone(
+    any_url: str, any_client: Any, fresh_server: Callable[..., EmbeddedServer]
+) -> None:
+    """Jobs that nobody takes, or that fail, are why epochs stand still; the streams' server knows nothing of them."""
+    for name in ("train", "digits.val"):
+        with penstock.Writer(name, url=any_url, spec={"x": ("uint8", (1000,))}):
+            pass
+    queue_server = fresh_server()
+    with redis.Redis.from_url(queue_server.url) as connection:
+        queues = {name: Queue(name, connection=connection) for name in ("penstock", "penstock.val")}
+        _, failed = (queues["penstock"].enqueue("builtins.str", number) for number in range(2))
+        queues["penstock.val"].enqueue("builtins.str", 3)
+        queues["penstock"].remove(failed)
+        queues["penstock"].failed_job_registry.add(failed)
+        connection.zadd(queues["penstock"].started_job_registry.key, {"job:execution": time.time() + 60})
+        connection.set(queues["penstock.val"].failed_job_registry.key, "not a registry")
+    with exporting("--url", any_url, "--queue-url", queue_server.url) as (_, where):
+        found = until(where, lambda now: now.get(of("penstock_queue_up")) == 1)
+        counts = {(dict(labels)["queue"], name): value for (name, labels), value in found.items() if "_jobs" in name}
+        assert counts == {
+            ("penstock", "penstock_queue_waiting_jobs"): 1, ("penstock", "penstock_queue_running_jobs"): 1,
+            ("penstock", "penstock_queue_failed_jobs"): 1,
+            ("penstock.val", "penstock_queue_waiting_jobs"): 1, ("penstock.val", "penstock_queue_running_jobs"): 0,
+        }  # fmt: skip
+        assert found[of("penstock_queue_used_bytes")] > 0
+        queue_server.kill()
+        found = until(where, lambda now: now[of("penstock_queue_up")] == 0)
+        assert found[of("penstock_up")] == 1
+        assert not [name for name, _ in found if name.startswith("penstock_queue_") and name != "penstock_queue_up"]
 
 
 def test_a_damaged_stream_leaves_the_metrics_of_the_others(any_url: str, any_client: Any) -> None:
@@ -146,10 +179,11 @@ def queries() -> Iterator[str]:
 def test_rules_and_panels_ask_for_metrics_that_there_are() -> None:
     """A misspelt metric makes an alert that never fires, and a panel that is empty for ever."""
     there = {line.name + ("_total" if line.is_counter else "") for line in TABLE}
-    there |= {"penstock_up", "penstock_server_used_bytes", "penstock_server_limit_bytes"}
+    there |= {"penstock_up", "penstock_server_used_bytes", "penstock_server_limit_bytes", "penstock_queue_up"}
+    there |= {"penstock_queue_used_bytes", "penstock_queue_limit_bytes", *(name for name, _ in QUEUE_TABLE.values())}
     asked = [(query, set(re.findall(r"penstock_\w+", query))) for query in queries()]
     assert [query for query, names in asked if not names or names - there] == []
-    labels = {"stream", *(label for line in TABLE for label in line.labels)}
+    labels = {"stream", "queue", *(label for line in TABLE for label in line.labels)}
     used = {label for query, _ in asked for label in re.findall(r"[{,]\s*(\w+)\s*=", query)}
     assert used <= labels
     page = (ROOT / "docs" / "monitoring.md").read_text()

@@ -44,6 +44,7 @@ RECORD: dict[str, Any] = {
                       "waits": 0.4}]},
     ],
     "workers": [{"host": "maker-1", "workers": 16, "samples_per_s": 12345.0, "busy": 0.91, "room": 0.05, "idle": 0.04}],
+    "silent_workers": [{"host": "maker-2", "workers": 8, "seen_s": 34.0}],
     "server": {"used_bytes": 3 << 30, "limit_bytes": 4 << 30},
     "bottleneck": {"cause": "trainers", "text": "producers wait for trainers", "remedy": ""},
 }  # fmt: skip
@@ -56,7 +57,21 @@ def test_at_60_columns_every_name_and_number_is_whole() -> None:
     lines = terminal.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) == COLUMNS
     words = {word for line in lines for word in line.split()}
-    names = {"train", "epoch", "state", "produced", "bad", "group", "resnet", "member", "gpu-0", "silent", "maker-1"}
+    names = {
+        "train",
+        "epoch",
+        "state",
+        "produced",
+        "bad",
+        "group",
+        "resnet",
+        "member",
+        "gpu-0",
+        "silent",
+        "maker-1",
+        "maker-2:",
+        "34",
+    }
     numbers = {"900", "13", "100%", "12,345/s", "1234567", "1234.5", "128", "64", "61", "40%", "91%", "5%", "4%", "16"}
     assert names | numbers <= words
 

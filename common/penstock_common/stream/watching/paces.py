@@ -18,6 +18,7 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import PenstockError
 from penstock_common.pace import Pace
 from penstock_common.stream.groups.roster import server_ms
+from penstock_common.stream.keys import is_name
 from penstock_common.stream.link.commands import Arg, Client, decoded, readable, run_script
 from penstock_common.stream.lua.paces import TELL_PACE
 from penstock_common.stream.streams import Stream
@@ -29,7 +30,9 @@ LATELY_S = 10.0
 SILENT_MS = 10_000
 """Who has said nothing for so long counts no more."""
 SWEEP_S = 60.0
-"""How often each forgets those who are silent; what a fleet that was killed leaves behind goes with the next one."""
+"""How often each forgets those who are gone; what a fleet that was killed leaves behind goes with the next one."""
+GONE_MS = 600_000
+"""Who has said nothing for so long is forgotten. Until then workers are told of as silent: somebody may look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class Paces:
     """(group, member) -> what it said."""
     fleets: dict[str, Fleet]
     """Name -> what it said."""
+    silent: dict[str, float] = field(default_factory=dict)
+    """Workers that said nothing for ten seconds, and did not sign off -> seconds since they did; for ten minutes."""
 
 
 def worker_field(name: str) -> str:
@@ -124,7 +129,7 @@ class Teller:
         self._told_s = now
         sweep = now - self._swept_s >= SWEEP_S
         keys = [self.stream.keys.paces, self.stream.keys.meta]
-        args: list[Arg] = [self.stream.id, self._name, json.dumps(value), SILENT_MS if sweep else 0]
+        args: list[Arg] = [self.stream.id, self._name, json.dumps(value), GONE_MS if sweep else 0]
         with suppress(PenstockError, ResponseError):  # nothing depends on it, and it is said again
             run_script(self._client, TELL_PACE, keys, args)
             self._swept_s = now if sweep else self._swept_s
@@ -137,15 +142,17 @@ class Teller:
 
 @readable(lambda client, stream: stream.keys.paces)
 def load_paces(client: Client, stream: Stream) -> Paces:
-    """Everyone's last word, of those who were heard of within ten seconds."""
+    """Return everyone's last word, of those who were heard of within ten seconds, and which workers are silent."""
     found = decoded(client.hgetall(stream.keys.paces))
-    since = server_ms(client) - SILENT_MS if found else 0
+    now_ms = server_ms(client) if found else 0
     paces = Paces({}, {}, {})
     for name, text in sorted(found.items()):
         said = json.loads(text)
-        if int(said["seen"]) < since:
-            continue
         kind, _, rest = name.partition(":")
+        if (ago_ms := now_ms - int(said["seen"])) > SILENT_MS:
+            if kind == "w" and ago_ms <= GONE_MS and is_name(rest):
+                paces.silent[rest] = ago_ms / 1000
+            continue
         if kind == "f":
             paces.fleets[rest] = Fleet(int(said["most"]), int(said["now"]))
         elif kind == "w":

@@ -1,0 +1,121 @@
+"""The part of PromQL that our alerts are written in, evaluated on given series; promql-parser reads the expressions.
+
+Values of a series stand a minute apart, as in the files of `promtool test rules`. What is not used by a rule of ours
+raises: an alert that is written otherwise needs its piece here.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import promql_parser as promql
+
+Labels = frozenset[tuple[str, str]]
+Series = dict[tuple[str, Labels], list[float | None]]
+"""(name, labels) -> a value a minute; None: there was none."""
+Vector = dict[Labels, float]
+
+COMPARED: Mapping[str, Callable[[float, float], bool]] = {"==": operator.eq, ">": operator.gt}
+STEP_S = 60.0
+
+
+def parse_series(text: str, values: str) -> tuple[tuple[str, Labels], list[float | None]]:
+    """One `input_series`: `name{label="value"}` and values like `0x5 12x25` or `_x3`."""
+    name, _, rest = text.partition("{")
+    labels = frozenset(re.findall(r'(\w+)="([^"]*)"', rest))
+    found: list[float | None] = []
+    for word in values.split():
+        value, _, more = word.partition("x")
+        first, _, step = value.partition("+")
+        count = int(more or 0) + (value != "_" or not more)  # `1x3` are four values, `_x3` three gaps
+        found += [None if first == "_" else float(first) + at * float(step or 0) for at in range(count)]
+    return (name, labels), found
+
+
+def evaluate(expression: str, series: Series, minute: int) -> Vector:
+    """Return what an expression yields at this minute: labels without the name -> value."""
+    return _vector(promql.parse(expression), series, minute)
+
+
+def _vector(node: Any, series: Series, minute: int) -> Vector:
+    match node:
+        case promql.ParenExpr():
+            return _vector(node.expr, series, minute)
+        case promql.VectorSelector():
+            found = _selected(node, series)
+            return {
+                labels: value
+                for labels, values in found.items()
+                if minute < len(values) and (value := values[minute]) is not None
+            }
+        case promql.Call():
+            return _called(node.func.name, node.args[0], series, minute)
+        case promql.AggregateExpr():
+            return _aggregated(node, series, minute)
+        case promql.BinaryExpr():
+            return _binary(node, series, minute)
+    raise NotImplementedError(node.prettify())
+
+
+def _selected(node: Any, series: Series) -> dict[Labels, list[float | None]]:
+    wanted = {(one.name, one.value) for one in node.matchers.matchers}
+    assert all(str(one.op) == "MatchOp.Equal" for one in node.matchers.matchers)
+    return {labels: values for (name, labels), values in series.items() if name == node.name and wanted <= labels}
+
+
+def _called(name: str, node: Any, series: Series, minute: int) -> Vector:
+    if name == "absent":
+        return {} if _vector(node, series, minute) else {frozenset(): 1.0}
+    span = int(node.range.total_seconds() / STEP_S)
+    found: Vector = {}
+    for labels, values in _selected(node.vector_selector, series).items():
+        seen = [value for value in values[max(0, minute - span) : minute + 1] if value is not None]
+        if len(seen) > 1:
+            assert name == "delta" or seen == sorted(seen)  # no counter of a test begins anew
+            found[labels] = (seen[-1] - seen[0]) / (1.0 if name == "delta" else span * STEP_S)
+    assert name in ("delta", "rate")
+    return found
+
+
+def _aggregated(node: Any, series: Series, minute: int) -> Vector:
+    assert str(node.op) == "max"
+    groups: dict[Labels, list[float]] = {}
+    for labels, value in _vector(node.expr, series, minute).items():
+        groups.setdefault(_part(labels, node.modifier.labels), []).append(value)
+    return {labels: max(values) for labels, values in groups.items()}
+
+
+def _binary(node: Any, series: Series, minute: int) -> Vector:
+    sign, on = str(node.op), _on(node.modifier)
+    if sign == "*":
+        return {labels: node.lhs.val * value for labels, value in _vector(node.rhs, series, minute).items()}
+    left = _vector(node.lhs, series, minute)
+    if isinstance(node.rhs, promql.NumberLiteral):
+        return {labels: value for labels, value in left.items() if COMPARED[sign](value, node.rhs.val)}
+    right = _vector(node.rhs, series, minute)
+    there = {_part(labels, on): value for labels, value in right.items()}
+    if sign in COMPARED:
+        pairs = ((labels, value, there.get(_part(labels, on))) for labels, value in left.items())
+        return {labels: value for labels, value, other in pairs if other is not None and COMPARED[sign](value, other)}
+    if sign == "and":
+        return {labels: value for labels, value in left.items() if _part(labels, on) in there}
+    assert sign == "or"
+    mine = {_part(labels, on) for labels in left}
+    return {**{labels: value for labels, value in right.items() if _part(labels, on) not in mine}, **left}
+
+
+def _on(modifier: Any) -> list[str] | None:
+    """Return the labels that two sides are matched by; None: all."""
+    if modifier is None or modifier.matching is None:
+        return None
+    if str(modifier.matching.type) == "LabelModifierType.Include":
+        return list(modifier.matching.labels)
+    assert modifier.matching.labels == []
+    return None
+
+
+def _part(labels: Labels, on: list[str] | None) -> Labels:
+    return labels if on is None else frozenset((name, value) for name, value in labels if name in on)

@@ -1,0 +1,60 @@
+"""Each alert fires in its situation and in no other. `promtool test rules`, where there is one, has to agree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from tests.front.watching.promql import Labels, Series, evaluate, parse_series
+
+MONITORING = Path(__file__).resolve().parents[3] / "docker" / "monitoring"
+RULES = {rule["alert"]: rule for rule in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]}
+SITUATIONS = yaml.load((MONITORING / "alerts_test.yml").read_text(), yaml.BaseLoader)["tests"]
+"""As texts: `0x30`, thirty-one zeros, is else a number."""
+
+
+def minutes(text: str) -> int:
+    """`5m` as a number."""
+    found = re.fullmatch(r"(\d+)m", text)
+    assert found is not None
+    return int(found[1])
+
+
+def firing(alert: str, series: Series, minute: int) -> set[Labels]:
+    """The labels with which the alert fires: its expression has yielded them for as long as it asks."""
+    rule = RULES[alert]
+    held = [
+        set(evaluate(rule["expr"], series, at)) for at in range(minute - minutes(rule.get("for", "0m")), minute + 1)
+    ]
+    return {labels | frozenset(rule["labels"].items()) for labels in set.intersection(*held)}
+
+
+def cases() -> list[tuple[str, int, Series, set[Labels]]]:
+    """Alert, minute, series, and the labels with which it has to fire."""
+    found = []
+    for situation in SITUATIONS:
+        series = dict(parse_series(one["series"], one["values"]) for one in situation["input_series"])
+        for asked in situation["alert_rule_test"]:
+            expected = {frozenset(one["exp_labels"].items()) for one in asked["exp_alerts"]}
+            found.append((asked["alertname"], minutes(asked["eval_time"]), series, expected))
+    return found
+
+
+def test_every_alert_fires_when_it_should_and_not_before() -> None:
+    """An alert that never fires is found out in the night when it should have."""
+    wrong = [
+        (alert, minute, found, expected)
+        for alert, minute, series, expected in cases()
+        if (found := firing(alert, series, minute)) != expected
+    ]
+    assert wrong == []
+
+
+def test_every_alert_has_a_situation_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+    """A new alert comes with both."""
+    fires: dict[str, set[bool]] = {}
+    for alert, _, _, expected in cases():
+        fires.setdefault(alert, set()).add(bool(expected))
+    assert fires == {alert: {True, False} for alert in RULES}
