@@ -199,7 +199,7 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
         opened(SplitConfig(source=LocalConfig(token=register(iter([1]))), parts=PARTS, part="val"))
     for parts, message in (
         ((("a", 0.9), ("b", 0.2)), "fractions add up to at most 1"),
-        ((("a", 0.5), ("a", 0.2)), "names must differ"),
+        ((("a", 0.5), ("a", 0.2)), "name a part more than once"),
         ((("b", 0.5),), "no part 'a'; there are b"),
     ):
         with pytest.raises(SourceError, match=message):
