@@ -6,26 +6,20 @@ import re
 from typing import Any
 
 _COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
-_LAYOUT = "\n\t"
 
 
-def printable(text: str, layout: str = "") -> str:
-    r"""Return a text with each character that is not printable spelled out, as in ``\x1b``.
+def printable(text: str, *, has_colours: bool = False) -> str:
+    r"""Return a text as one line: each character that is not printable is spelled out, as in ``\x1b`` or ``\n``.
 
     Args:
         text: Any text, also with halves of surrogate pairs, which no stream encodes.
-        layout: Characters that stay as they are.
+        has_colours: Whether colours stay where a command put them.
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in layout else repr(c)[1:-1] for c in text)
-
-
-def printable_lines(text: str, *, has_colours: bool = False) -> str:
-    """Return ``printable`` of each line of a text; colours stay where a command put them."""
-    if not has_colours:
-        return printable(text, _LAYOUT)
-    return "".join(part if number % 2 else printable(part, _LAYOUT) for number, part in enumerate(_COLOURS.split(text)))
+    if has_colours:
+        return "".join(part if number % 2 else printable(part) for number, part in enumerate(_COLOURS.split(text)))
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def printable_values(value: Any) -> Any:

@@ -39,7 +39,7 @@ from tests.producer import repaired
 TYPES = ("string", "list", "set", "zset", "hash", "stream")
 ODD = (b"", b"x\xff\0y", b"-1", b"1e400", b"9" * 40, b"[]", b"{}", b"null", b"[[1]]", b"1.5", b"[" * 5000)
 """Values that are wrong almost everywhere: no UTF-8, NUL, negative, float, huge, other JSON."""
-CONTROLS = b"\x1b]0;owned\x07\x1b[31m"
+CONTROLS = "\x1b]0;owned\x07\x1b[31m\r\nforged line\u2028forged line\n".encode()
 HARMLESS = {"events"}
 """Nobody is stopped by what lies there."""
 SIZES = [24, 24]
@@ -395,19 +395,24 @@ SHOWING = [
 ]  # fmt: skip
 SPELLED: list[tuple[str, bytes, bytes]] = [
     ("roster", b"g:%s", b'{"holds":false,"seen":1,"first":0,"kind":"shared","declared":false}'),
-    ("roster", b"g:g", b'{"holds":false,"seen":1,"first":0,"kind":"\\u001b]0;owned\\u0007","declared":false}'),
+    (
+        "roster",
+        b"g:g",
+        b'{"holds":false,"seen":1,"first":0,"kind":"\\u001b]0;owned\\u0007\\nforged line","declared":false}',
+    ),
     ("roster", b"m:g:%s", b'{"seen":1}'),
     ("manifest", b"state", b"%s"),
     ("meta", b"retention", b"%s"),
     ("meta", b"id", b"%s"),
     ("dead", b"1-1", b"%s"),
+    ("quarantine", b"0:0", b"%s"),
 ]
 """Key, field and value; ``%s`` stands for what would change the title of a terminal, and its colours."""
 
 
 @pytest.mark.parametrize("part", range(len(SPELLED)))
 def test_what_others_wrote_commands_no_terminal(bench: Bench, part: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """A group's name could clear the operator's screen, and write other results on it."""
+    """A group's name could clear the operator's screen, or add a line that reads as a result."""
     name, field, value = SPELLED[part]
     make_odd(bench.client, bench.keys[name], field.replace(b"%s", CONTROLS), value.replace(b"%s", CONTROLS))
     told = ""
@@ -415,7 +420,8 @@ def test_what_others_wrote_commands_no_terminal(bench: Bench, part: int, capsys:
         capsys.readouterr()
         assert main(command.split()) in (0, 1, 3)
         out, err = capsys.readouterr()
-        assert [line for line in (out + err).splitlines() if not line.isprintable()] == [], command
+        lines = (out + err).splitlines()
+        assert [line for line in lines if not line.isprintable() or line.startswith("forged")] == [], command
         told += out + err
     assert "owned" in told, "it is shown all the same"
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Prints the script."""
-    console.line({"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](places()).rstrip())
+    console.lines({"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](places()).rstrip())
     return 0
 
 

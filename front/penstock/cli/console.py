@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from penstock_common.printable import printable, printable_lines
+from penstock_common.printable import printable
 
 if TYPE_CHECKING:
     from penstock.cli.progress import Progress
@@ -43,16 +43,20 @@ class Console:
 
     def line(self, text: str = "") -> None:
         """A line of the result, on stdout, at once."""
+        self._print(printable(text, has_colours=self._shows_colours), self.out)
+
+    def lines(self, text: str) -> None:
+        """Several lines of the result that nobody but the command wrote."""
         self._print(text, self.out)
 
     def notice(self, text: str) -> None:
         """A line about what is going on, on stderr."""
-        self._print(text, self.err)
+        self._print(printable(text), self.err)
 
     def json(self, value: object) -> None:
         """The whole result for a program, indented, on stdout."""
         text = json.dumps(value, indent=2, ensure_ascii=False)
-        self.line("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
+        self.lines("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
     def table(self, rows: Sequence[Sequence[object]], head: Sequence[str] = ()) -> None:
         """Aligned columns, numbers to the right."""
@@ -119,7 +123,6 @@ class Console:
         return not Settings.from_environment().no_color
 
     def _print(self, text: str, stream: TextIO) -> None:
-        text = printable_lines(text, has_colours=stream is self.out and self._shows_colours)
         text = self.row_start(stream) + text
         if self.progress_shown is None:
             print(text, file=stream, flush=True)

@@ -58,11 +58,12 @@ def tell(outcome: Outcome, console: Console, wrong: list[str]) -> None:
     for line in wrong:
         console.line(console.style(f"NOT GOOD: {line}", "red"))
     if not wrong:
-        console.line(console.style(f"All good, in {outcome.seconds:.0f} s.", "green") + _WHAT_NEXT)
+        good = console.style(f"All good, in {outcome.seconds:.0f} s.", "green")
+        console.line(f"{good} Next, with your own images and your own training script:")
+        console.line("  penstock run images DIR -- python train.py")
 
 
 _HEAD = ("model", "held-out accuracy", "samples/s", "waited", "alone: samples/s", "alone: waited")
-_WHAT_NEXT = " Next, with your own images and your own training script:\n  penstock run images DIR -- python train.py"
 
 
 def _row(trainer: Any) -> tuple[object, ...]:
