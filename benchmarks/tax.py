@@ -170,7 +170,7 @@ def _worker(options: Any) -> tuple[Any, Any]:
     from penstock_producer.working.worker import ShardWorker
 
     bench = PacedBench(options.url, options.name)
-    set_workbench(bench, ANYTHING.check)
+    set_workbench(bench, ANYTHING.check, options.key)
     worker: Any = ShardWorker(open_queue(connect(options.queue_url), options.queue), options, threading.Event())
     worker.register_birth()
     return worker, bench

@@ -29,7 +29,7 @@ from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.working.fleet import Fleet
 from penstock_producer.working.jobs import FUNCTION, ShardJob, open_queue
-from penstock_producer.working.oversight import Death
+from penstock_producer.working.oversight import Death, suspect
 from penstock_producer.working.record import META_BYTES, Unreadable, checked, inflated, readable_meta
 from penstock_producer.working.worker import QUEUE
 from tests.producer.made import SAMPLES
@@ -191,6 +191,42 @@ def test_an_unreadable_job_is_named_once_and_others_are_done(any_url: str, capfd
         assert client.llen("rq:queue:penstock") == 0
     assert capfd.readouterr().err.count("refused job forged: its data is no call") == 1
     assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+
+
+def noted(job_id: str, key: bytes) -> dict[str, Any]:
+    """Notes that a supervisor signs, of ten samples of a job that killed their workers."""
+    notes: dict[str, Any] = {}
+    for place in range(10):
+        suspect(notes, Death("w", "died", place=place, deed="ate the data", weight=99, key=key), job_id)
+    return notes
+
+
+FORGED: dict[str, Callable[[str, bytes], dict[str, Any]]] = {
+    "not signed": lambda job_id, key: {"suspects": {str(place): [9, 99, "ate the data"] for place in range(10)}},
+    "signed by another": lambda job_id, key: noted(job_id, key + b"!"),
+    "signed for another shard": lambda job_id, key: noted(job_id + "9", key),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_no_sample_is_left_out_for_what_others_note_of_it(any_url: str, forged: str) -> None:
+    """A note of three crashes had any sample counted as bad, untried, with a reason of the attacker's choice."""
+    options = replace(options_of(any_url), key=b"ours")
+    plan = ProductionPlan(stream="train", source=dataset(), shard_samples=10)
+    with redis.Redis.from_url(any_url) as client, Production(plan, options, workers=0) as production:
+        looks = production.run()
+        next(looks)
+        for job_id in production._live_jobs():
+            notes = FORGED[forged](job_id, options.key)
+            assert len(notes["suspects"]) == 10
+            client.hset(f"rq:job:{job_id}", "meta", json.dumps(notes))
+        fleet = Fleet(options, 1)
+        try:
+            list(looks)
+        finally:
+            fleet.stop()
+        summary = production.summary()
+    assert (summary.samples, summary.bad) == (SAMPLES, 0)
 
 
 # --- bombs ------------------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from penstock_producer.working.oversight import (
     memory_part,
     suspect,
 )
+from penstock_producer.working.record import readable_meta
 
 
 class Clock:
@@ -123,16 +126,19 @@ def test_a_grown_worker_ends_after_its_sample_and_one_that_cannot_is_killed(
 )
 def test_a_death_is_held_against_the_sample_that_was_made(clock: Clock, code: int, deed: str, tries: int) -> None:
     """And against no other, and not for ever: what others did before it was committed is forgotten."""
-    meta: dict[str, Any] = {"at": 5, "suspects": {"2": [1, 2, "was long ago"]}}
+    meta: dict[str, Any] = {"at": 5, "suspects": {"2.0123abcd": [1, 2, "was long ago", "signed"]}}
     for tried in range(tries):
         watched = Oversight(None, clock)
         watched.making.begin(9, 300.0)
         death = watched.death("me", 4711, code)
         assert death is not None
-        suspect(meta, death)
-        (found,) = Suspicion.of(meta).items()
+        suspect(meta, replace(death, key=b"ours"), "job-0")
+        suspect(meta, replace(death, key=b"theirs"), "job-0")
+        assert list(readable_meta(json.dumps(meta).encode())) == ["at", "suspects"]
+        (found,) = Suspicion.of(meta, "job-0", b"ours").items()
         assert found == (9, Suspicion(tried + 1, death.weight * (tried + 1), deed))
         assert found[1].is_enough == (tried + 1 == tries)
+    assert Suspicion.of(meta, "job-1", b"ours") == Suspicion.of(meta, "job-0", b"another") == {}
     assert str(Suspicion(3, ENOUGH, deed)) == f"{deed}, 3 times"
 
 
@@ -146,8 +152,8 @@ def test_a_worker_that_had_nothing_more_to_do_did_not_die(clock: Clock) -> None:
     assert crashed is not None
     assert crashed.place is None
     meta: dict[str, Any] = {}
-    suspect(meta, Death("me", "stopped"))
-    suspect(meta, crashed)
+    suspect(meta, Death("me", "stopped"), "job-0")
+    suspect(meta, crashed, "job-0")
     assert meta == {}
 
 

@@ -9,7 +9,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Literal
@@ -150,7 +150,7 @@ class Fleet:
             self._false_starts = self._false_starts + 1 if soon and code > 0 and code != EXIT_LOST else 0
             if self._false_starts < FALSE_STARTS:
                 self._add(self._restart)
-            self._on_death(death)
+            self._on_death(replace(death, key=self._options.key))
             if self._false_starts >= FALSE_STARTS:
                 raise FleetFailed(f"{death.reason} right after its start, as did others: see what it said above")
 

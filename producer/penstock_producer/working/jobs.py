@@ -69,17 +69,17 @@ T = TypeVar("T")
 Check: TypeAlias = Callable[[ShardTask], bool | None]
 """Raises for a task that may not be done; returns False for one that others may do."""
 
-_bench: tuple[Workbench, Check] | None = None
+_bench: tuple[Workbench, Check, bytes] | None = None
 
 
 _met: list[str] = []
 """Jobs of others that were given back since one of ours was done, or since this process rested."""
 
 
-def set_workbench(bench: Workbench, check: Check) -> None:
-    """Say with what this process does its jobs, and which."""
+def set_workbench(bench: Workbench, check: Check, key: bytes) -> None:
+    """Say with what this process does its jobs, which, and with what key its supervisor signs notes."""
     global _bench  # noqa: PLW0603 - rq calls a function by name: it has no other way to reach the process's state
-    _bench = bench, check
+    _bench = bench, check, key
 
 
 def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
@@ -90,7 +90,7 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
     single worker must not wait in one shard for another that only it could make.
     """
     assert _bench is not None, "produce_shard runs in a penstock worker only"
-    bench, check = _bench
+    bench, check, key = _bench
     task = ShardTask.parse(arguments)
     job = get_current_job()
     assert job is not None
@@ -100,7 +100,7 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
     _met.clear()
     made = Made()
     note = _Note(job)
-    bench.suspects = Suspicion.of(job.meta)
+    bench.suspects = Suspicion.of(job.meta, str(job.id), key)
     try:
         bench.produce(task, made, note.waits, lambda: note.keep(made), _Yielding(job, bench, task), note.is_at)
     except BudgetFull as error:
@@ -266,7 +266,7 @@ class ShardJob(Job):
         """Its worker died: costs it no retry, but too many deaths in a row cost it all."""
         if death.is_to_blame:
             self.meta["deaths"] = int(self.meta.get("deaths", 0)) + 1
-            suspect(self.meta, death)
+            suspect(self.meta, death, str(self.id))
         is_hopeless = int(self.meta.get("deaths", 0)) >= DEATHS
         self.retries_left = 0 if is_hopeless else (self.retries_left or 0) + 1
 

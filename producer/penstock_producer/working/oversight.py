@@ -5,10 +5,12 @@ And whom to blame for its end. Ending and replacing processes is ``fleet``'s; wh
 
 from __future__ import annotations
 
+import hmac
+import json
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
@@ -99,20 +101,30 @@ class Death:
     deed: str = ""
     """What that sample did: ``killed its worker by SIGSEGV``."""
     weight: int = 0
+    key: bytes = field(default=b"", repr=False)
+    """Of the supervisor that saw it; see `WorkerOptions.key`."""
 
 
 @dataclass(frozen=True)
 class Suspicion:
-    """What a sample did to its workers so far. Noted in its job, as a list."""
+    """What a sample did to its workers so far.
+
+    It is noted in the sample's job, where others may write. So a supervisor signs its notes, and its workers believe
+    no other.
+    """
 
     times: int
     weight: int
     deed: str
 
     @classmethod
-    def of(cls, meta: Mapping[str, Any]) -> dict[int, Suspicion]:
-        """Place -> suspicion, from a job's meta."""
-        return {int(place): cls(*noted) for place, noted in meta.get("suspects", {}).items()}
+    def of(cls, meta: Mapping[str, Any], job_id: str, key: bytes) -> dict[int, Suspicion]:
+        """Return place -> suspicion, of the notes in a job's ``meta`` that were signed with ``key`` for this job."""
+        return {
+            int(name.partition(".")[0]): cls(*noted)
+            for name, (*noted, signature) in meta.get("suspects", {}).items()
+            if signature == _signature(key, job_id, name, *noted)
+        }
 
     @property
     def is_enough(self) -> bool:
@@ -123,15 +135,21 @@ class Suspicion:
         return f"{self.deed}, {self.times} times"
 
 
-def suspect(meta: dict[str, Any], death: Death) -> None:
+def suspect(meta: dict[str, Any], death: Death, job_id: str) -> None:
     """Notes in a job's meta which sample a worker died of; forgets those that were committed since."""
     if death.place is None or not death.weight:
         return
+    known = Suspicion.of(meta, job_id, death.key).get(death.place, Suspicion(0, 0, ""))
+    noted = (known.times + 1, known.weight + death.weight, death.deed)
+    name = f"{death.place}.{_signature(death.key)[:8]}"  # other supervisors have notes of their own
     suspects = meta.setdefault("suspects", {})
-    times, weight, _ = suspects.get(str(death.place), (0, 0, ""))
-    suspects[str(death.place)] = [times + 1, weight + death.weight, death.deed]
-    for place in [place for place in suspects if int(place) < int(meta.get("at", 0))]:
-        del suspects[place]
+    suspects[name] = [*noted, _signature(death.key, job_id, name, *noted)]
+    for old in [old for old in suspects if int(old.partition(".")[0]) < int(meta.get("at", 0))]:
+        del suspects[old]
+
+
+def _signature(key: bytes, *signed: object) -> str:
+    return hmac.digest(key, json.dumps(signed).encode(), "sha256").hex()[:32]
 
 
 class Oversight:

@@ -6,6 +6,7 @@ Whoever can write to the queue can write anything here. Reading it from the serv
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -157,18 +158,18 @@ def _is_texts(value: object) -> bool:
 
 def _are_suspects(value: object) -> bool:
     return isinstance(value, dict) and all(
-        place.isascii()
-        and place.isdecimal()
-        and len(place) < 19
+        _SUSPECT.fullmatch(name)
         and isinstance(noted, list)
-        and len(noted) == 3
+        and len(noted) == 4
         and _is_count(noted[0])
         and _is_count(noted[1])
-        and _is_text(noted[2])
-        for place, noted in value.items()
+        and all(isinstance(text, str) and text == shown(text) for text in noted[2:])
+        for name, noted in value.items()
     )
 
 
+_SUSPECT: Final = re.compile(r"[0-9]{1,18}\.[0-9a-f]{8}")
+"""A place in the shard, and which supervisor's note it is (``oversight.suspect``)."""
 _NOTES: Final[Mapping[str, Callable[[object], bool]]] = {
     "workers": _is_texts, "bytes": _is_count, "waits": _is_text, "at": _is_count, "deaths": _is_count,
     "failures": _is_count, "error": _is_text, "told_by": _is_text, "suspects": _are_suspects,

@@ -96,6 +96,8 @@ class WorkerOptions:
     """What jobs may name, where no production of its own gives this worker its orders; nothing unless said."""
     memory_bytes: int | None = None
     """A worker that holds more is replaced; None: its part of the machine's (oversight.py)."""
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
+    """With which a supervisor signs, for its workers, what it notes in jobs."""
 
     def named(self) -> WorkerOptions:
         """The same for one new process."""
@@ -120,7 +122,7 @@ def work(options: WorkerOptions, cells: Any = None, orders: Any = None) -> None:
             options.url, options.name, should_stop=stopping.is_set, room_wait_s=options.room_wait_s,
             making=Making(cells),
         )  # fmt: skip
-        set_workbench(bench, own.cover if own is not None else options.trust.check)
+        set_workbench(bench, own.cover if own is not None else options.trust.check, options.key)
         queue = open_queue(connect_patiently(options.queue_url, _teller(options)), options.queue)
         worker = ShardWorker(queue, options, stopping, bench.rest, own)
         threading.Thread(target=_watch_owner, args=(options.owner,), daemon=True).start()
