@@ -51,7 +51,8 @@ def _dispatch(argv: list[str], console: Console) -> int:
         console.line(_overview())
         return 0
     if name:
-        guess = difflib.get_close_matches(name, COMMANDS, 1)
+        asked = f"--{name}"
+        guess = [asked] if asked in ("--help", "--version") else difflib.get_close_matches(name, [*COMMANDS, "-V"], 1)
         hint = f"did you mean {guess[0]!r}?" if guess else "see penstock --help"
         console.notice(f"penstock: unknown command {name!r}; {hint}")
     else:

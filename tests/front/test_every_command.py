@@ -94,6 +94,7 @@ MORE = {
     "penstock bad drop": ["--group", "resnet"],
     "penstock delete": ["--yes"],
     "penstock doctor": ["--no-probe"],
+    "penstock health trainer": ["--group", "resnet"],
     "penstock monitor": ["--once"],
     "penstock tail": ["--once"],
 }

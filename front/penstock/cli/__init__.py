@@ -11,6 +11,7 @@ import difflib
 import importlib
 import operator
 import re
+import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -111,6 +112,16 @@ class Choices(argparse._SubParsersAction):  # type: ignore[type-arg]
         super().__call__(parser, namespace, values, option_string)
 
 
+class Actions(Choices):
+    """What a command does with a stream. A stream in the place of an action is answered by the command to type."""
+
+    def explain(self, prog: str, words: Sequence[str]) -> str:
+        """See `Choices`."""
+        near = difflib.get_close_matches(words[0], self.choices, 1) if len(words) > 1 else []
+        line = [*prog.split(), near[0], *words[1:]] if near else [*prog.split(), next(iter(self.choices)), *words]
+        return f"{words[0]!r} is no action; there are {', '.join(self.choices)}: type `{shlex.join(line)}`"
+
+
 class Parser(argparse.ArgumentParser):
     """Wrong usage is one line, as every error is; an option that is not there gets the nearest one's name."""
 
@@ -138,8 +149,10 @@ class Parser(argparse.ArgumentParser):
         """Here and not in the outermost parser, which knows none of a sub-command's options."""
         found, rest = super().parse_known_args(args, namespace)
         if rest:
-            guess = difflib.get_close_matches(rest[0].partition("=")[0], self._option_string_actions, 1)
-            self.error(f"unknown argument {rest[0]!r}" + (f" (did you mean {guess[0]}?)" if guess else ""))
+            word = rest[0].partition("=")[0]
+            options = {option.lstrip("-"): option for option in self._option_string_actions if option.startswith("--")}
+            guess = difflib.get_close_matches(word.lstrip("-"), options, 1) if word.startswith("-") else []
+            self.error(f"unknown argument {rest[0]!r}" + (f" (did you mean {options[guess[0]]}?)" if guess else ""))
         return found, rest
 
 

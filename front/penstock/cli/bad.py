@@ -7,7 +7,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from penstock.cli import EPOCH_NUMBER, add_action, url_of
+from penstock.cli import EPOCH_NUMBER, Actions, add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -40,7 +40,7 @@ samples count as dead, not as lost, and the epoch closes. `penstock audit --repa
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", action=Actions)
     listing = add_action(actions, "list", "quarantined samples and dead letters, with their reasons")
     show = add_action(actions, "show", "one entry's header and sizes; no payload is fetched")
     retry = add_action(actions, "retry", "give dead letters to their groups again")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.cli import EPOCH_NUMBER, POLICY, add_action, url_of
+from penstock.cli import EPOCH_NUMBER, POLICY, Actions, add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -17,7 +17,7 @@ HELP = "list a stream's epochs; close, abandon or pin one; say how many are kept
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", action=Actions)
     texts = {
         "list": "every retained epoch and how far it is",
         "close": "declare that no more will come: trainers end the epoch when they have read what was committed",

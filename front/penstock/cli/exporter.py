@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Self
@@ -70,7 +71,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         try:
             server, thread = start_http_server(args.port, args.bind, registry)
         except OSError as error:
-            raise PenstockError(f"port {args.port} of {args.bind}: {error.strerror}; give another --port") from None
+            other = "--port" if error.errno == errno.EADDRINUSE else "--bind"
+            raise PenstockError(f"port {args.port} of {args.bind}: {error.strerror}; give another {other}") from None
         console.line(f"metrics at http://{args.bind}:{server.server_port}/metrics; Ctrl-C ends it")
         try:
             while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import EPOCH_NUMBER, GROUP_NAME, add_action, url_of
+from penstock.cli import EPOCH_NUMBER, GROUP_NAME, Actions, add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -17,7 +17,7 @@ HELP = "list a stream's groups; declare, reset or drop one"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", action=Actions)
     add_action(
         actions, "list", "every group, what it has yet to read, its silent members, and whether data is kept for it"
     )

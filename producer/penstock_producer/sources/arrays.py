@@ -173,4 +173,6 @@ def _compressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
 
 
 def _why(error: BaseException) -> str:
+    if "pickled" in str(error):  # numpy takes whatever it does not know for a pickle, and advises to unpickle it
+        return "it does not begin as numpy.save writes it"
     return " ".join(str(error).split())[:200] or type(error).__name__

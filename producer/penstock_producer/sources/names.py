@@ -84,7 +84,8 @@ def resolve(name: str) -> Any:
         if _allowed is not None and part.startswith("__"):
             raise NotAllowed(f"{shown(name)} reaches into Python itself by {part!r}, which no job may")
         if not hasattr(found, part):
-            near = _nearest(part, [n for n in dir(found) if not n.startswith("_")])
+            there = [n for n in dir(found) if not n.startswith("_")]
+            near = _nearest(part, there) or (f"; it has {', '.join(there[:10])}" if there else "")
             raise SourceError(f"{name!r}: {module_name} has no {part!r}{near}")
         found = getattr(found, part)
         _require_own(name, found)

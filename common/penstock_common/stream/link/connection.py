@@ -128,6 +128,8 @@ def _client(url: str, timeout_s: float, client_name: str | None) -> ControlClien
         pool.connection_class(**pool.connection_kwargs)  # an unknown ?option= is a TypeError only here
     except (ValueError, TypeError, redis.RedisError) as error:
         text = " ".join(str(error).replace(url, redacted(url)).split())
+        if "://" not in url:
+            text = "it does not begin with redis://"
         raise ServerUnavailable(f"{redacted(url)!r} is no Redis URL ({text}): {_FORMS}") from None
     return cast(ControlClient, client)
 

@@ -1,0 +1,123 @@
+"""Thirty wrong command lines of a newcomer: each is answered by what was found, and by what to do."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import penstock
+from penstock.__main__ import main
+from penstock_common.stream.servers.embedded import EmbeddedServer
+
+ANSWERS = {
+    # the command line
+    "prodcue images photos": (2, "unknown command 'prodcue'; did you mean 'produce'?"),
+    "help": (2, "did you mean '--help'?"),
+    "produce image photos": (2, "type `penstock produce images photos`"),
+    "produce images photos --transfrom a:b": (2, "unknown argument '--transfrom' (did you mean --transform?)"),
+    "produce images photos --batch-size 64": (2, "unknown argument '--batch-size'; see penstock produce images --help"),
+    "produce images photos --resize 224,224": (2, "'224,224' is not a size like 224x224"),
+    "produce images photos --spec 'x=uint8'": (2, """'x=uint8' is not a spec like {"x": ["uint8", [28, 28, 1]]}"""),
+    "groups train": (2, "there are list, declare, drop, reset: type `penstock groups list train`"),
+    "epochs train": (2, "type `penstock epochs list train`"),
+    "bad lsit train": (2, "type `penstock bad list train`"),
+    "run images photos python train.py": (2, "goes after --, as in `penstock run images photos -- python train.py`"),
+    # what is read
+    "produce images phtos": (1, "no image folder at phtos: found nothing there; give a folder or a .zip"),
+    "produce images text": (1, "no images in text: found 1 x .txt; images are files ending in .jpg"),
+    "produce images photos/0.png": (1, "found a file that is no .zip there; give a folder"),
+    "produce images a.zip": (1, "a.zip is not a readable zip"),
+    "produce images photos --labels missing.csv": (1, "labels file missing.csv: No such file or directory"),
+    "produce images photos --transform augment:flip": (1, "no module 'augment' on the import path or in "),
+    "produce dataset mydata:dta": (1, "mydata has no 'dta'; did you mean data?"),
+    "produce dataset mydata:zzz": (1, "mydata has no 'zzz'; it has data"),
+    "produce dataset photos/": (2, "type `penstock produce images photos/`"),
+    "produce arrays a.npy": (1, "a.npy is not a readable .npy: it does not begin as numpy.save writes it"),
+    # the server
+    "inspect train --url redis://127.0.0.1:1": (1, "no Redis answers at redis://127.0.0.1:1"),
+    "inspect train --url redis://:wrong@127.0.0.1:{port}": (1, "refused the login (invalid username-password pair"),
+    "inspect train --url redis://127.0.0.1:{port}": (1, "put user and password into the URL"),
+    "inspect train --url redis://127.0.0.1:{http}": (1, "does not speak the Redis protocol"),
+    "inspect train --url 127.0.0.1:{port}": (2, "it does not begin with redis://): write redis://host:6379/0"),
+    "server --port {port}": (1, "port {port} on 127.0.0.1 is already in use; choose another"),
+    "exporter --bind 192.0.2.1": (1, "give another --bind"),
+    # what is there
+    "inspect trian": (1, "no stream 'trian'; streams there: train; did you mean 'train'?"),
+    "show train --tensor image": (1, "no tensor 'image'; the stream has x, y"),
+    "stat train --epoch 7": (1, "stream 'train' has no epoch 7; retained epochs: 0"),
+    "delete train": (1, "give --yes to do it without being asked"),
+    "import photos train": (1, "is no export: it has no export.json; `penstock export STREAM DIR` makes one"),
+    "export train /dev/null/out": (1, "/dev/null/out cannot be exported to: Not a directory"),
+}
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[int]:
+    """The port of a server that speaks HTTP."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(1000)
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    """With a password, and one stream. Nothing here changes it."""
+    with EmbeddedServer() as running:
+        spec = {"x": ("uint8", (2,)), "y": ("int64", ())}
+        with penstock.Writer("train", url=running.url, spec=spec) as writer, writer.epoch() as epoch:
+            epoch.write({"x": np.zeros(2, np.uint8), "y": 1})
+        yield running
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a newcomer has lying about."""
+    here = tmp_path_factory.mktemp("newcomer")
+    (here / "photos").mkdir()
+    (here / "text").mkdir()
+    Image.new("RGB", (8, 8)).save(here / "photos" / "0.png")
+    for name in ("text/a.txt", "a.zip", "a.npy"):
+        (here / name).write_text("words")
+    (here / "mydata.py").write_text("data = [1, 2, 3]\n")
+    return here
+
+
+@pytest.mark.parametrize("line", ANSWERS)
+def test_a_wrong_line_is_answered_by_what_was_found_and_what_to_do(
+    line: str, server: EmbeddedServer, http: int, folder: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Whoever is answered by a traceback, or sent the wrong way, tries another tool."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PENSTOCK_URL", server.url)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the command's handlers are not this process's
+    places = {"port": str(server.port), "http": str(http)}
+    given, (code, words) = line, ANSWERS[line]
+    for name, value in places.items():
+        given, words = (text.replace(f"{{{name}}}", value) for text in (given, words))
+    assert main(shlex.split(given)) == code
+    out, err = capsys.readouterr()
+    told = [each for each in err.splitlines() if each.startswith("penstock")]
+    assert (out, len(told)) == ("", 1)
+    assert words in told[0]
