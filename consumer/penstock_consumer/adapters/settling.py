@@ -16,10 +16,10 @@ from penstock_consumer.mixture import Mixture
 from penstock_consumer.pipeline.batch import Batch
 
 UNSEEN = (
-    "this dataset is read where nobody sees what reaches the training step (zip, tf.distribute, a loop over the "
-    "dataset inside a tf.function), so nothing could be acknowledged; give the tf.function iter(ds) and loop over "
-    "that, or pass what you iterate through penstock.tensorflow.acknowledging(ds, source) and iterate it with fit() or "
-    "a Python loop"
+    "nobody sees which batches of this dataset reach the training step, so none could be acknowledged: give the "
+    "tf.function iter(ds) and loop over that, under a tf.distribute strategy loop in Python and hand each replica its "
+    "share (docs/tensorflow.md), and elsewhere, as for zip or sample_from_datasets, loop over "
+    "penstock.tensorflow.acknowledging(made, ds)"
 )
 
 

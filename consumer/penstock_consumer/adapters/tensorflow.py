@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from penstock_common.errors import PenstockError
 from penstock_consumer.adapters.selection import Select, chosen, shaped
 from penstock_consumer.adapters.settling import Feed, Iteration
 from penstock_consumer.adapters.tensorflow_tensors import RaggedAs, assembled, flat_spec, flat_value, is_composite
@@ -51,7 +52,8 @@ def dataset(
     - ``shuffle``: acknowledged by what left the buffer; what was in it when the pass was broken off comes again.
     - ``take``: what was not taken comes in the next pass, also what a buffer before it had pulled.
     - ``unbatch``, ``rebatch``, ``interleave``, ``concatenate`` and their like: at the end of the pass.
-    - ``zip``, ``tf.distribute`` hide the step: see `acknowledging`. A ``tf.function`` that loops takes ``iter(ds)``.
+    - ``zip``, ``sample_from_datasets``, ``assert_cardinality`` hide the step: see `acknowledging`. A ``tf.function``
+      that loops takes ``iter(ds)``. ``save``, and ``tf.distribute`` with ``fit``, are refused.
     """
     if ragged not in ("ragged", "padded"):
         raise ValueError(f"ragged is {ragged!r}, expected 'ragged' or 'padded'")
@@ -91,7 +93,10 @@ def _form(select: Select, nested: bool, values: dict[str, Any]) -> Any:
 
 
 def acknowledging(made: tf.data.Dataset, source: tf.data.Dataset) -> FedDataset:
-    """A dataset made of ``source`` where nobody could follow (``zip``): acknowledged when a pass ends by itself."""
+    """A dataset made of ``source`` where nobody could follow (``zip``): acknowledged when a pass ends by itself.
+
+    Not for ``tf.distribute``, which reads ahead of what is iterated here.
+    """
     if not isinstance(source, FedDataset):
         raise TypeError(f"source is a {type(source).__name__}, expected what penstock.tensorflow.dataset returned")
     return source.remade(made)
@@ -178,7 +183,8 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
         """``tf.data.Dataset.map``."""
 
         def with_token(element: Any, token: Any) -> tuple[Any, Any]:
-            return (map_func(*element) if isinstance(element, tuple) else map_func(element)), token
+            made = map_func(*element) if isinstance(element, tuple) else map_func(element)
+            return (tuple(made) if isinstance(made, list) else made), token  # as tf.data itself takes a list
 
         made = self._inner.map(with_token, *args, **settings)
         is_parallel = bool(args) or settings.get("num_parallel_calls") is not None
@@ -209,6 +215,10 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
     def reduce(self, *args: Any, **settings: Any) -> Any:
         """``tf.data.Dataset.reduce``: one pass."""
         return self._watched().reduce(*args, **settings)
+
+    def save(self, *_: Any, **__: Any) -> None:
+        """Refused: a file that is not whole yet would be all that is left of acknowledged samples."""
+        raise PenstockError("tf.data cannot save the batches of a stream: copy its epochs by `penstock export` instead")
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._watched())

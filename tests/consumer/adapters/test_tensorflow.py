@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock_common.errors import PenstockError
 from penstock_common.format.spec import SpecLike
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
@@ -174,6 +180,77 @@ def test_a_zip_is_told_where_it_can_be_acknowledged(any_url: str) -> None:
         seen = [number for y, _ in acknowledging(zipped, source) for number in y.numpy().tolist()]
     assert sorted(seen) == list(range(SAMPLES))
     assert settled(any_url)
+
+
+def test_what_is_concatenated_is_acknowledged_at_the_end_of_the_pass(any_url: str) -> None:
+    """Some data of one's own behind an epoch is a common way to make a validation set."""
+    produce(any_url, STREAM, SAMPLES)
+    with loader_of(any_url) as loader:
+        source = dataset(loader, select="y")
+        more = tf.data.Dataset.from_tensors(np.full(3, -1, np.int64))
+        batches = [y.numpy().tolist() for y in source.concatenate(more)]
+        assert settled(any_url)
+    assert sorted(number for batch in batches for number in batch) == [-1] * 3 + list(range(SAMPLES))
+    assert batches[-1] == [-1] * 3
+
+
+HIDING: dict[str, Callable[[Any, Any], Any]] = {
+    "sample_from_datasets": lambda ds, more: tf.data.Dataset.sample_from_datasets([ds, more], [0.5, 0.5], seed=1),
+    "assert_cardinality": lambda ds, _: ds.apply(tf.data.experimental.assert_cardinality(BATCHES)),
+    "concatenate behind another": lambda ds, more: more.concatenate(ds),
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_what_hides_the_step_is_refused_and_works_behind_acknowledging(name: str, any_url: str) -> None:
+    """Where nobody sees the step, nothing may be acknowledged by chance, and the way out is in the error."""
+    produce(any_url, STREAM, SAMPLES)
+    more = tf.data.Dataset.from_tensors(np.full(3, -1, np.int64))
+    with loader_of(any_url) as loader:
+        source = dataset(loader, select="y")
+        with pytest.raises(tf.errors.OpError, match=r"nobody sees .*acknowledging\(made, ds\)"):
+            list(HIDING[name](source, more))
+        assert delivered(any_url) == [0]
+        seen = [number for y in acknowledging(HIDING[name](source, more), source) for number in y.numpy().tolist()]
+    assert sorted(number for number in seen if number >= 0) == list(range(SAMPLES))
+    assert settled(any_url)
+
+
+def test_a_dataset_is_not_saved_and_the_error_names_the_export(any_url: str, tmp_path: Path) -> None:
+    """A crash would leave acknowledged samples in a file that is not whole."""
+    produce(any_url, STREAM, SAMPLES)
+    with loader_of(any_url) as loader, pytest.raises(PenstockError, match="penstock export"):
+        dataset(loader, select="y").map(lambda y: y + 1).save(str(tmp_path / "saved"))
+    assert delivered(any_url) == [0]
+
+
+def test_a_map_may_return_a_list_as_in_tf_data(any_url: str) -> None:
+    """`tf.numpy_function` returns one, and tf.data takes it for a tuple."""
+    produce(any_url, STREAM, SAMPLES)
+    with loader_of(any_url) as loader:
+        mapped = dataset(loader, select=("x", "y")).map(
+            lambda x, y: tf.numpy_function(lambda x, y: (x, y), (x, y), (tf.float32, tf.int64))
+        )
+        assert sorted(number for _, y in mapped for number in y.numpy().tolist()) == list(range(SAMPLES))
+    assert settled(any_url)
+
+
+def test_several_devices_are_fed_by_the_loop_of_the_page_and_refused_elsewhere(any_url: str) -> None:
+    """A strategy reads ahead for each device: `fit` under one would be given batches that nobody sees arrive."""
+    produce(any_url, STREAM, SAMPLES, epochs=2)
+    here = Path(__file__)
+    command = [sys.executable, str(here.with_name("two_devices.py")), any_url]
+    paths = os.pathsep.join(map(str, [here.parents[3], *sys.path]))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths})
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    for way in ("fit", "experimental_distribute_dataset", "acknowledging"):
+        assert "under a tf.distribute strategy loop in Python and hand each replica its share" in told[way], way
+    assert told["delivered before"] == [0, 0]
+    assert told["shares"] == [SAMPLES // 2] * 2
+    assert told["seen"] == sum(range(SAMPLES))
+    assert told["delivered in the third step"] == 2 * BATCH
+    assert delivered(any_url) == [SAMPLES, 0]
 
 
 def test_several_steps_in_one_call_are_acknowledged_after_the_call(any_url: str, model: Any) -> None:

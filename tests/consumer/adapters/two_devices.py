@@ -1,0 +1,82 @@
+"""A process with two logical CPUs: what `tf.distribute` is refused, and the loop of docs/tensorflow.md on both."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import penstock.tensorflow
+from tests.contracts.adapter import delivered, loader_of
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "tensorflow.md").read_text()
+
+
+def main(url: str) -> None:
+    """Prints what it found, as JSON."""
+    two = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with loader_of(url) as loader:
+        batches = penstock.tensorflow.dataset(loader, select=("x", "y"))
+        told: dict[str, Any] = {
+            "fit": refused(lambda: fit(mirrored, batches)),
+            "experimental_distribute_dataset": refused(lambda: loop(mirrored, batches)),
+            "acknowledging": refused(lambda: loop(mirrored, penstock.tensorflow.acknowledging(batches, batches))),
+            "delivered before": delivered(url),
+        }
+        (snippet,) = re.findall(r"^```python\n(strategy = .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+        counts = [tf.Variable(0), tf.Variable(0)]
+
+        def step(x: Any, y: Any) -> Any:
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            for place, count in enumerate(counts):
+                count.assign_add(tf.where(number == place, tf.size(y), 0))
+            return tf.reduce_sum(y)
+
+        names = {"tf": tf, "penstock": penstock, "loader": loader, "step": step}
+        snippet = snippet.replace("MirroredStrategy()", 'MirroredStrategy(["CPU:0", "CPU:1"])')
+        snippet += "    seen(loss)\n"
+        losses: list[int] = []
+
+        def seen(loss: Any) -> None:
+            losses.append(int(loss))
+            if len(losses) == 3:
+                loader._joined().place.flush()
+                told["delivered in the third step"] = delivered(url)[0]
+
+        exec(snippet, {**names, "seen": seen})
+    print(json.dumps({**told, "seen": sum(losses), "shares": [int(count) for count in counts]}))
+
+
+def fit(strategy: Any, batches: Any) -> None:
+    """A model on both devices, as Keras does it."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(batches, verbose=0)
+
+
+def loop(strategy: Any, batches: Any) -> None:
+    """The strategy's own loop."""
+    for _ in strategy.experimental_distribute_dataset(batches):
+        pass
+
+
+def refused(way: Callable[[], None]) -> str:
+    """What it was told; nothing where it was not refused."""
+    try:
+        way()
+    except tf.errors.OpError as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
