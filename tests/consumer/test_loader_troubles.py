@@ -15,6 +15,7 @@ import redis
 
 from penstock_common.errors import (
     EpochIncomplete,
+    EpochNotFound,
     GroupFinished,
     MemberReplaced,
     ServerUnavailable,
@@ -425,3 +426,15 @@ class TestMembers:
             assert time.monotonic() - began < 4
         assert any("connection broke while acknowledging" in line for line in said)
         assert our_threads() == before
+
+
+def test_a_group_that_is_gone_while_it_reads_is_told_with_all_its_causes(any_url: str, any_client: Client) -> None:
+    """A server that restarts without its newest writes may have lost the group, and nobody dropped anything."""
+    with writer_of(any_url) as writer, loader_of(any_url, batch_size=1, timeout_s=20) as loader:
+        writer.write(sample(0))
+        writer.flush()
+        batches = iter(loader)
+        next(batches)
+        any_client.xgroup_destroy(open_stream(any_client, "t").partitions[0].entries(0), "g")
+        with pytest.raises(EpochNotFound, match="was released, or its group dropped, or the server came back without"):
+            next(batches)

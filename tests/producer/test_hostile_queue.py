@@ -351,7 +351,7 @@ def test_a_plain_rq_worker_is_named_and_its_tries_count_against_nothing(
     named = [line for line in told if "stranger" in line]
     assert len(named) == 1
     assert f"worker 'stranger' (process {stranger.pid} on " in named[0]
-    assert "a plain `rq worker`" in named[0]
+    assert "a plain `rq worker`, so end it and start `penstock worker --allow tests.producer.made:numbers" in named[0]
 
 
 def test_a_worker_that_is_ended_by_the_queue_says_so_in_its_exit_code(

@@ -403,6 +403,16 @@ class TestRefusals:
             assert writer.stream.budget_bytes >> 20 == 82
         assert len(said) == 3
 
+    def test_a_damaged_stream_refuses_no_other_one(self, fresh_server: Any) -> None:
+        """Its budget cannot be read; a new stream must not pay for what another program wrote there."""
+        server = fresh_server(maxmemory_bytes=200 << 20)
+        with Writer("damaged", url=server.url, budget_bytes=50 << 20) as writer:
+            writer.client.hset(writer.stream.keys.meta, "budget_bytes", "much")
+        with Writer("other", url=server.url, budget_bytes=90 << 20):
+            pass
+        with pytest.raises(BudgetRefused, match="other streams 90 MiB"):
+            writer_of(server.url, budget_bytes=90 << 20)
+
     def test_a_full_server_refuses_a_stream_without_a_budget(self, fresh_server: Any) -> None:
         """A share that holds no block is no share."""
         server = fresh_server(maxmemory_bytes=100 << 20)

@@ -204,8 +204,8 @@ class EpochReader:
             if damage := damage_of(self.place.client, error.error, [partition.entries(self.epoch)]):
                 raise damage from None
             raise EpochNotFound(
-                f"epoch {self.epoch} of {self.place.stream.name!r} was released, or its group dropped, "
-                f"while it was read ({error.error})"
+                f"epoch {self.epoch} of {self.place.stream.name!r} was released, or its group dropped, or the server "
+                f"came back without its newest writes, while it was read ({error.error})"
             ) from None
         except ServerUnavailable as error:
             broken = error

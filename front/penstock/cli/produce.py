@@ -111,11 +111,13 @@ def _watch(args: argparse.Namespace, console: Console, plans: dict[str, Producti
 def _tell_queued(
     console: Console, args: argparse.Namespace, plan: ProductionPlan, epochs: list[int], queue: str
 ) -> None:
-    from penstock_producer.planning.lookout import worker_command
+    from penstock_producer.planning.dispatch import worker_command
 
     if args.json:
         console.json({"stream": plan.stream, "queued_epochs": epochs})
         return
     one = len(epochs) == 1
     which, them = (f"epoch {epochs[0]}", "it") if one else (f"epochs {epochs[0]}-{epochs[-1]}", "them")
-    console.line(f"queued {which} of {plan.stream!r}; `{worker_command(plan, queue)}` makes {them}")
+    console.line(
+        f"queued {which} of {plan.stream!r}; `{worker_command(plan.source, plan.block_transform, queue)}` makes {them}"
+    )

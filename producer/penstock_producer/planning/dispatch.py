@@ -5,6 +5,7 @@ When which epoch is due is ``production``'s; what a job says is ``task``'s.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from penstock_common.stream.link.commands import Client, Refused
 from penstock_common.stream.link.connection import connect
 from penstock_common.stream.servers.suitability import require_keeps_jobs
 from penstock_common.waiting import Notify, to_stderr
+from penstock_producer.sources.config import SourceConfig, parse_config
+from penstock_producer.sources.names import NotAllowed
 from penstock_producer.working.jobs import (
     FAILURE_TTL_S,
     FUNCTION,
@@ -41,7 +44,8 @@ from penstock_producer.working.jobs import (
 from penstock_producer.working.oversight import Death
 from penstock_producer.working.record import shown
 from penstock_producer.working.task import ShardTask
-from penstock_producer.working.worker import return_jobs
+from penstock_producer.working.trust import options_for
+from penstock_producer.working.worker import QUEUE, return_jobs
 
 SILENCE_S = 2.0
 """How long an answer may take that somebody needs who was told to end."""
@@ -70,6 +74,12 @@ def hurry(client: Client, patience_s: float) -> None:
         client.ping()
     except PenstockError:  # whatever else is to be told it would be waited for, one after the other
         client.hurry(0.0, AT_ONCE_S)
+
+
+def worker_command(source: SourceConfig, block_transform: str | None, queue: str) -> str:
+    """Return the command that starts workers for a source's jobs, on whatever server; raises NotAllowed."""
+    words = ["penstock", "worker", *options_for(source, block_transform)]
+    return shlex.join(words if queue == QUEUE else [*words, "--queue", queue])
 
 
 class Dispatcher:
@@ -168,7 +178,7 @@ class Dispatcher:
         self._renew_changed([planned[str(job.id)] for job in forged])
         untold = [job for job in failed if not job.is_told and job not in forged]
         for job in untold:
-            self._tell_of_stranger(str(job.worker_name or ""), str(job.id))
+            self._tell_of_stranger(str(job.worker_name or ""), planned[str(job.id)])
         self._renew([planned[str(job.id)] for job in untold])
         return len(untold) + len(forged)
 
@@ -185,7 +195,7 @@ class Dispatcher:
             self._queue.asked(pipe.execute, self._notify)
         self._enqueue(list(zip(tasks, notes, strict=True)), at_front=True)
 
-    def _tell_of_stranger(self, worker: str, job_id: str) -> None:
+    def _tell_of_stranger(self, worker: str, task: ShardTask) -> None:
         if not worker or OWN_NAME.fullmatch(worker):  # `rq info` gives up jobs of hosts that are silent, for one
             worker = ""
         if worker in self._strangers:
@@ -193,7 +203,7 @@ class Dispatcher:
         self._strangers.add(worker)
         if not worker:
             self._notify(
-                f"another program gave up job {job_id} of queue {self._queue.name!r} (`rq info` may, of a silent "
+                f"another program gave up job {task.job_id} of queue {self._queue.name!r} (`rq info` may, of a silent "
                 "host); it is queued again, and counts as not tried"
             )
             return
@@ -203,9 +213,15 @@ class Dispatcher:
             where = f" (process {shown(pid)} on {shown(host)})" if host and pid else ""
             self._notify(
                 f"worker {shown(worker)!r}{where} takes jobs of queue {self._queue.name!r} and cannot do them: it is a "
-                "plain `rq worker`, so end it and start `penstock worker`; its tries count against no job, and what it "
+                f"plain `rq worker`, so end it and {self._remedy(task)}; its tries count against no job, and what it "
                 "took is queued again"
             )
+
+    def _remedy(self, task: ShardTask) -> str:
+        try:
+            return f"start `{worker_command(parse_config(task.source), task.block_transform, self._queue.name)}`"
+        except NotAllowed:
+            return "leave the jobs to the production's own workers"
 
     def clean(self) -> None:
         """Puts jobs of workers that are not heard of any more back into the queue; workers do the same."""

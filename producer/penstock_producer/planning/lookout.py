@@ -5,7 +5,6 @@ Counting is ``progress``'s, going on is ``production``'s.
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,12 +14,10 @@ from itertools import islice
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.streams import Stream
-from penstock_producer.planning.dispatch import Dispatcher
+from penstock_producer.planning.dispatch import Dispatcher, worker_command
 from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.progress import Progress, bad_reasons
 from penstock_producer.sources.names import NotAllowed
-from penstock_producer.working.trust import options_for
-from penstock_producer.working.worker import QUEUE
 
 STALL_S = 2.0
 """Without progress for so long, the reason is looked up and told."""
@@ -29,12 +26,6 @@ COUNT_S = 1.0
 ASKED = 256
 """Jobs asked why they wait."""
 SHOWN_BAD = 5
-
-
-def worker_command(plan: ProductionPlan, queue: str) -> str:
-    """Return the command that starts workers for a plan's jobs, on whatever server; raises NotAllowed."""
-    words = ["penstock", "worker", *options_for(plan.source, plan.block_transform)]
-    return shlex.join(words if queue == QUEUE else [*words, "--queue", queue])
 
 
 class Lookout:
@@ -87,6 +78,6 @@ class Lookout:
     @cached_property
     def _remedy(self) -> str:
         try:
-            return f"start `{worker_command(self._plan, self._queue)}`"
+            return f"start `{worker_command(self._plan.source, self._plan.block_transform, self._queue)}`"
         except NotAllowed as error:
             return str(error)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import ResponseError
 
 from penstock_common.format.block import BlockBuilder
 from penstock_common.format.spec import Spec
@@ -20,6 +21,7 @@ from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.link.connection import open_channel
+from penstock_common.stream.link.damage import unreadable_value
 from penstock_common.stream.lua import entries, epochs, groups, losses, positions, repairs, streams, watched
 from penstock_common.stream.manifest import Manifest, abandon_epoch, load_manifest, open_epoch
 from penstock_common.stream.removal.release import release_epoch, retire_epoch
@@ -494,3 +496,9 @@ def test_a_refused_commit_leaves_the_note_of_the_newest_entry_as_it_was(world: W
         assert newest_noted(world) == newest
     commit(world, 10)
     assert newest_noted(world) == world.client.xrevrange(world.partition.entries(0), count=1)[0][0] != newest
+
+
+def test_what_the_server_said_of_a_damaged_key_is_told() -> None:
+    """The representation of a redis error is its class alone: the reader learned where, and not what."""
+    told = str(unreadable_value("penstock:{t}:meta", ResponseError("value is not an integer or out of range")))
+    assert "did not write (ResponseError('value is not an integer or out of range'))" in told

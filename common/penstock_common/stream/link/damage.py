@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from redis.exceptions import RedisError
+
 from penstock_common.errors import DamagedKey
 from penstock_common.stream.keys import StreamKeys, parts_of
 
@@ -98,8 +100,10 @@ def unreadable_value(where: str, error: Exception, key: str = "") -> DamagedKey:
         key: The key whose repair is told, where ``where`` does not end with it.
     """
     repair = repair_of(key or _named_last(where))
+    # the representation of a redis error is its class alone
+    said = f"{type(error).__name__}({str(error)!a})" if isinstance(error, RedisError) else ascii(error)
     return DamagedKey(
-        f"{where} holds what Penstock did not write ({ascii(error)[:120]}): another program wrote there; "
+        f"{where} holds what Penstock did not write ({said[:120]}): another program wrote there; "
         f"docs/redis-keys.md says what belongs there; correct it{f', or {repair}' if repair else ''}"
     )
 

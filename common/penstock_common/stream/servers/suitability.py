@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import BudgetRefused, ServerUnsuitable, TooLarge, Unauthorized
 from penstock_common.stream.keys import StreamKeys
 from penstock_common.stream.link.commands import Client, readable
-from penstock_common.stream.streams import DEFAULT_BLOCK_BYTES, DEFAULT_BUDGET_BYTES, Stream, list_streams
+from penstock_common.stream.streams import DEFAULT_BLOCK_BYTES, DEFAULT_BUDGET_BYTES, Stream, list_streams, look_at_each
 from penstock_common.waiting import Notify, to_stderr
 
 RESERVE_SHARE = 0.1
@@ -173,7 +173,9 @@ def _share(limit: int, others: int) -> int:
 
 
 def _budget_of_others(client: Client, name: str) -> int:
-    return sum(_budget(client, other) for other in list_streams(client) if other != name)
+    """Return the budgets of the other streams in all; one whose meta cannot be read is left out."""
+    others = [other for other in list_streams(client) if other != name]
+    return sum(look_at_each(others, lambda other: _budget(client, other))[0])
 
 
 def _require_room(name: str, budget_bytes: int, others: int, limit: int) -> None:
