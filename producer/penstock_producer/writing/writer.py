@@ -324,10 +324,10 @@ def _end_somehow(feed: ShardWriter) -> None:
 
 
 def _checked_sizes(sizes: Sequence[int]) -> list[int]:
-    """Return them as ints, or raise TypeError or ValueError, before an epoch is opened for them."""
+    """Return them as ints, or raise TypeError, before an epoch is opened for them."""
     if not hasattr(sizes, "__len__"):
         raise TypeError(f"sizes is {sizes!r:.40}, {an(sizes)}; expected the samples of each shard, sizes=[100, 100]")
-    return [whole("sizes", size, 0) for size in sizes]
+    return [whole("sizes", size, None) for size in sizes]
 
 
 def _count(rows: Mapping[str, Any]) -> int:
