@@ -23,6 +23,7 @@ from rq import Callback, Queue
 from rq.exceptions import NoSuchJobError
 from rq.serializers import JSONSerializer
 
+from penstock.__main__ import main
 from penstock_producer.planning import production as productions
 from penstock_producer.planning.dispatch import Dispatcher
 from penstock_producer.planning.plan import ProductionPlan
@@ -322,7 +323,7 @@ def test_rq_info_beside_a_silent_host_costs_nothing(any_url: str) -> None:
 
 
 def test_a_plain_rq_worker_is_named_and_its_tries_count_against_nothing(
-    any_url: str,
+    any_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Somebody starts `rq worker` on the queue: it can do no job, and used to fail the epoch as a crash."""
     plan = ProductionPlan(stream="train", source=dataset("slowly"), shard_samples=10)
@@ -344,13 +345,21 @@ def test_a_plain_rq_worker_is_named_and_its_tries_count_against_nothing(
                 assert all(
                     (job := kept.fetch(each)) is None or "deaths" not in job.meta for each in production._job_ids
                 )
+            capsys.readouterr()
+            assert main(["doctor", "--no-probe", "--url", any_url]) == 0
+            (line, *_) = [line for line in capsys.readouterr().out.splitlines() if "stranger" in line]
+            failed = client.hget("rq:worker:stranger", "failed_job_count")
     finally:
         stranger.terminate()
         stranger.wait(30)
     assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+    who = f"worker 'stranger' (process {stranger.pid} on "
+    assert failed is not None
+    assert line.startswith(f"warning  queue, workers: {who}")
+    assert f"{int(failed)} failed so far; it is a plain `rq worker`" in line
     named = [line for line in told if "stranger" in line]
     assert len(named) == 1
-    assert f"worker 'stranger' (process {stranger.pid} on " in named[0]
+    assert who in named[0]
     assert "a plain `rq worker`, so end it and start `penstock worker --allow tests.producer.made:numbers" in named[0]
 
 

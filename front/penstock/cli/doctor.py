@@ -7,7 +7,7 @@ import shutil
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from penstock.cli import STREAM_NAME, add_json, add_url, typed, url_of
+from penstock.cli import SERVER_URL, STREAM_NAME, add_json, add_url, typed, url_of
 
 if TYPE_CHECKING:
     from penstock.checkup.findings import Finding
@@ -30,6 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-probe", action="store_true", help="do not measure throughput (32 MB on a scratch key)")
     parser.add_argument("--strict", action="store_true", help="warnings count as errors, for the exit code")
     parser.add_argument("--all", action="store_true", help="show also what is well")
+    parser.add_argument(
+        "--queue-url", type=SERVER_URL, help="the jobs' server (default: PENSTOCK_QUEUE_URL, else the streams')"
+    )
+    parser.add_argument("--queue", default="penstock", metavar="NAME", help="of jobs (default: %(default)s)")
     add_url(parser)
     add_json(parser)
     parser.epilog = (
@@ -54,6 +58,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         found = [("server", one) for one in check_server(server)]
         found += [(f"stream {facts.glance.name}", one) for facts in streams for one in check_stream(facts)]
         found += [(f"stream {name}", Finding("keys", "error", str(error))) for name, error in damaged.items()]
+        found += [("queue", one) for one in _queue(args, [facts.glance.name for facts in streams])]
         found = [(of, replace(one, mend=typed(one.mend, args, client))) for of, one in found]
     found.sort(key=lambda each: ORDER.index(each[1].severity))
     counts: dict[str, int] = {severity: sum(one.severity == severity for _, one in found) for severity in ORDER}
@@ -75,6 +80,23 @@ def _facts(client: Client, args: argparse.Namespace) -> tuple[ServerFacts, list[
     inline = [facts.glance for facts in streams if facts.payload == "inline"]
     budgets, held = {one.name: one.budget_bytes for one in inline}, sum(one.held_bytes for one in inline)
     return read_server(client, probe=not args.no_probe, budgets=budgets, held_bytes=held), streams, damaged
+
+
+def _queue(args: argparse.Namespace, streams: list[str]) -> list[Finding]:
+    """Return what is wrong with who works on the queues that these streams may have."""
+    from penstock.checkup.findings import Finding
+    from penstock.checkup.queue_rules import only_own_workers
+    from penstock_common.errors import PenstockError
+    from penstock_common.settings import Settings
+    from penstock_common.stream.link.commands import Refused
+    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.watching.queues import plain_workers, queue_names
+
+    try:
+        with connect(args.queue_url or Settings.from_environment().named_queue_url or url_of(args)) as client:
+            return only_own_workers(plain_workers(client, queue_names(args.queue, streams)))
+    except (PenstockError, Refused) as error:
+        return [Finding("workers", "note", f"who works on queue {args.queue!r} is not known: {error}")]
 
 
 def _stream(client: Client, name: str) -> StreamFacts:

@@ -26,13 +26,13 @@ from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 from penstock_common.stream.link.commands import Client, Refused
 from penstock_common.stream.link.connection import connect
 from penstock_common.stream.servers.suitability import require_keeps_jobs
+from penstock_common.stream.watching.queues import OWN_WORKER
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.sources.config import SourceConfig, parse_config
 from penstock_producer.sources.names import NotAllowed
 from penstock_producer.working.jobs import (
     FAILURE_TTL_S,
     FUNCTION,
-    OWN_NAME,
     RESULT_TTL_S,
     RETRIES,
     ShardJob,
@@ -196,7 +196,7 @@ class Dispatcher:
         self._enqueue(list(zip(tasks, notes, strict=True)), at_front=True)
 
     def _tell_of_stranger(self, worker: str, task: ShardTask) -> None:
-        if not worker or OWN_NAME.fullmatch(worker):  # `rq info` gives up jobs of hosts that are silent, for one
+        if not worker or OWN_WORKER.fullmatch(worker):  # `rq info` gives up jobs of hosts that are silent, for one
             worker = ""
         if worker in self._strangers:
             return
@@ -278,7 +278,7 @@ class Dispatcher:
         """Workers of Penstock that listen to this queue, wherever they are."""
         key = WORKERS_BY_QUEUE_KEY % self._queue.name
         names: set[Any] = self._queue.asked(lambda: self._client.smembers(key), self._notify)
-        return sum(OWN_NAME.fullmatch(name.decode("utf-8", "replace")) is not None for name in names)
+        return sum(OWN_WORKER.fullmatch(name.decode("utf-8", "replace")) is not None for name in names)
 
     def heard_of(self, host: str) -> list[float]:
         """Return how many seconds ago each worker of this ``host`` told the queue that it lives."""

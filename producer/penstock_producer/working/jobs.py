@@ -59,8 +59,6 @@ PAGE: Final = 1000
 ABANDONED: Final = "its worker was not heard of any more"
 """Why a job of a silent host goes back."""
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
-OWN_NAME: Final = re.compile(r".+\.[0-9a-f]{8}")
-"""Of workers of ours: a host and eight random digits (`WorkerOptions.named`)."""
 TOLD: Final = 1000
 """Refused jobs that a process remembers having told of."""
 

@@ -1,10 +1,12 @@
-"""The queue's server as an onlooker sees it: how many jobs wait, run and have failed. Read by RQ's keys, without RQ.
+"""The queue's server as an onlooker sees it: its jobs, and the workers that are none of Penstock's.
 
-Only counts are read, which a server makes itself: nothing that another program wrote there is parsed.
+Read by RQ's keys, without RQ. Nothing that another program wrote there is parsed: the server makes the counts, and
+names are texts.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,6 +15,24 @@ from penstock_common.stream.servers.suitability import ServerMemory, read_memory
 
 KEYS = {"waiting": ("llen", "rq:queue:"), "running": ("zcard", "rq:wip:"), "failed": ("zcard", "rq:failed:")}
 """What is counted -> the command that counts it, and the start of RQ's key, which the queue's name ends."""
+
+OWN_WORKER = re.compile(r".+\.[0-9a-f]{8}")
+"""Names of Penstock's workers: a host and eight random digits (`WorkerOptions.named`)."""
+_WORKER = "rq:worker:"
+_SHOWN = 80
+"""Characters of what others wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWorker:
+    """A worker of another program, such as `rq worker`, that takes jobs of a queue of Penstock's."""
+
+    queue: str
+    name: str
+    host: str
+    pid: str
+    failed: str
+    """Jobs that it took and could not do, as it counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +67,25 @@ def look_at_queues(client: Client, names: Iterable[str]) -> QueuesGlance:
         if isinstance(reply, int):
             queues.setdefault(name, {})[kind] = reply
     return QueuesGlance(read_memory(client), queues)
+
+
+def plain_workers(client: Client, names: Iterable[str]) -> list[PlainWorker]:
+    """Return the workers of these queues that are none of Penstock's.
+
+    Raises:
+        ServerUnavailable: The queue's server does not answer.
+        ResponseError: It refuses to say, or another program wrote over the list of workers.
+    """
+    found: list[PlainWorker] = []
+    for queue in names:
+        keys = [key.decode("utf-8", "replace") for key in client.smembers(f"rq:workers:{queue}")]
+        others = sorted(key for key in keys if not OWN_WORKER.fullmatch(key.removeprefix(_WORKER)))
+        with client.pipeline(transaction=False) as pipe:
+            for key in others:
+                pipe.hmget(key, "hostname", "pid", "failed_job_count")
+            replies = pipe.execute(raise_on_error=False)
+        for key, reply in zip(others, replies, strict=True):
+            if isinstance(reply, list) and any(reply):  # else it is gone, or its record is no hash
+                texts = [(value or b"?")[:_SHOWN].decode("utf-8", "replace") for value in reply]
+                found.append(PlainWorker(queue, key.removeprefix(_WORKER)[:_SHOWN], *texts))
+    return found
