@@ -14,10 +14,10 @@ def end_by_signals() -> None:
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, _hang_up)
+        signal.signal(signal.SIGHUP, hang_up)
 
 
-def _hang_up(signum: int, frame: FrameType | None) -> None:
+def hang_up(signum: int, frame: FrameType | None) -> None:
     """End as by Ctrl-C, and print nothing more on a terminal that is gone: the error would end the cleaning up."""
     signal.signal(signum, signal.SIG_IGN)  # a shell repeats what the kernel has sent
     for stream in (1, 2):

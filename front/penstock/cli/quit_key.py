@@ -7,14 +7,16 @@ import signal
 import sys
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
+
+from penstock.cli.ending import hang_up
 
 QUIT_KEY = "q"
 _LFLAG, _CC = 3, 6
 _SHOW_CURSOR, _HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
-_ENDS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
+_ENDS = (signal.SIGQUIT, signal.SIGTERM)
 
 
 @contextmanager
@@ -46,10 +48,11 @@ def quit_key(out: TextIO, keyboard: TextIO | None = None) -> Iterator[bool]:
         _take(terminal, before)
         print(_HIDE_CURSOR, end="", file=out, flush=True)
 
-    handlers = {number: signal.getsignal(number) for number in (*_ENDS, signal.SIGTSTP)}
+    handlers = {number: signal.getsignal(number) for number in (*_ENDS, signal.SIGHUP, signal.SIGTSTP)}
     try:
         for number in _ENDS:
             signal.signal(number, _end)
+        signal.signal(signal.SIGHUP, hang_up)
         signal.signal(signal.SIGTSTP, suspend)
         _take(terminal, before)
         yield True
@@ -82,5 +85,6 @@ def _take(terminal: int, before: list[Any]) -> None:
 
 
 def _leave(terminal: int, before: list[Any], out: TextIO) -> None:
-    termios.tcsetattr(terminal, termios.TCSAFLUSH, before)  # keys that nobody read are not the shell's
-    print(_SHOW_CURSOR, end="", file=out, flush=True)
+    with suppress(termios.error, OSError):  # the terminal is gone
+        termios.tcsetattr(terminal, termios.TCSAFLUSH, before)  # keys that nobody read are not the shell's
+        print(_SHOW_CURSOR, end="", file=out, flush=True)

@@ -15,6 +15,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,10 @@ def test_at_60_columns_every_name_and_number_is_whole() -> None:
 
 
 @contextmanager
-def monitor(url: str, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
+def monitor(url: str, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], FileIO, int]]:
     """A monitor in the foreground of a terminal of its own; with both ends of the terminal."""
-    ours, its = pty.openpty()
+    master, its = pty.openpty()
+    ours = FileIO(master, "r+")
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
     environment = {**os.environ, "PYTHONPATH": _PATHS, "TERM": "xterm"}
     environment.pop("COLUMNS", None)
@@ -96,24 +98,24 @@ def monitor(url: str, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], int
     finally:
         process.kill()
         process.wait()
-        os.close(ours)
+        ours.close()
         os.close(its)
 
 
-def read_until(ours: int, is_enough: Callable[[str], bool]) -> str:
+def read_until(ours: FileIO, is_enough: Callable[[str], bool]) -> str:
     """What is written on the terminal, until that is enough."""
     text = ""
     till = time.monotonic() + 60
     while not is_enough(text):
         assert time.monotonic() < till, text
         if select.select([ours], [], [], 0.02)[0]:
-            text += os.read(ours, 65536).decode()
+            text += os.read(ours.fileno(), 65536).decode()
     return text
 
 
-ENDS: dict[str, Callable[[subprocess.Popen[bytes], int, EmbeddedServer], object]] = {
-    "q": lambda process, ours, server: os.write(ours, b"q"),
-    "Ctrl-C": lambda process, ours, server: os.write(ours, b"\x03"),
+ENDS: dict[str, Callable[[subprocess.Popen[bytes], FileIO, EmbeddedServer], object]] = {
+    "q": lambda process, ours, server: ours.write(b"q"),
+    "Ctrl-C": lambda process, ours, server: ours.write(b"\x03"),
     "SIGTERM": lambda process, ours, server: process.terminate(),
     "the server's end": lambda process, ours, server: server.close(),
 }
@@ -133,6 +135,14 @@ def test_however_it_ends_the_terminal_is_as_before(end: str, fresh_server: Calla
         assert termios.tcgetattr(its) == before
         left += read_until(ours, lambda text: "\x1b[?25h" in left + text)  # the cursor is seen again
         assert "Traceback" not in left
+
+
+def test_it_ends_with_its_terminal(any_url: str) -> None:
+    """Nobody can press a key any more, and a monitor that nobody sees looks at the server for ever."""
+    with monitor(any_url) as (process, ours, _):
+        read_until(ours, lambda text: "q ends it" in text)
+        ours.close()
+        assert process.wait(timeout=60) == 0
 
 
 def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
