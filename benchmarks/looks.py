@@ -55,7 +55,7 @@ class Prepared:
 SITUATIONS = {
     "slow producers": Prepared(("producers",), make="slowly"),
     "slow trainers": Prepared(("trainers",), trainers=(("resnet", 0.5),)),
-    "a slow group beside a fast one": Prepared(("slow group",), trainers=(("resnet", 0.005), ("vit", 0.5))),
+    "a slow group beside a fast one": Prepared(("slow group",), trainers=(("resnet", 0.005), ("vit", 0.05))),
     "a dead trainer": Prepared(("dead member",), trainers=(("resnet", 0.5),), killed=True),
     "a full server": Prepared(("memory",), budget="64mb", trainers=(("resnet", 0.02),), foreign_keys=True),
 }

@@ -47,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "It looks at the streams every 2 seconds, whether or not somebody scrapes, reads no payload, and goes on when\n"
         "the server comes back (penstock_up is 0 meanwhile). It has no login: whoever reaches the port can read it.\n"
         "docker/monitoring has alert rules and a Grafana dashboard; docs/monitoring.md lists the metrics.\n\n"
-        "exit codes: 0 ended by Ctrl-C or SIGTERM, 1 no server or no free port, 2 wrong usage"
+        "exit codes: 0 ended by Ctrl-C, SIGTERM or SIGHUP, 1 no server or no free port, 2 wrong usage"
     )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Until Ctrl-C or SIGTERM."""
+    """Until Ctrl-C, SIGTERM or SIGHUP."""
     from penstock.watching.exposition import Streams
     from penstock_common.errors import PenstockError
     from penstock_common.extras import needed

@@ -12,6 +12,8 @@ WAITS = 0.1
 """A training loop that waits less of its time than this is not held up; a tenth is what overlap cannot hide."""
 IDLE = 0.5
 """Workers that have no job for more of their time than this are not what is slow."""
+HELD_UP = 0.5
+"""A group that waits for more of its time than this sets no pace, whatever it has yet to read."""
 FULL = 0.5
 """Workers that wait for room for more of their time than this are not what is slow either."""
 READY_S = 1.0
@@ -228,7 +230,7 @@ def _unacknowledged(now: Situation) -> Verdict | None:
     if not _is_full(now) or not _holding(now):
         return None
     slowest = _slowest(now)
-    if not slowest.pending or (slowest.waits or 0.0) < 0.5:
+    if not slowest.pending or (slowest.waits or 0.0) < HELD_UP:
         return None
     return Verdict(
         "unacknowledged",
@@ -243,7 +245,7 @@ def _holding(now: Situation) -> list[Trainers]:
 
 
 def _slowest(now: Situation) -> Trainers:
-    return max(_holding(now), key=lambda each: (each.lag_bytes, each.pending))
+    return max(_holding(now), key=lambda each: ((each.waits or 0.0) < HELD_UP, each.lag_bytes, each.pending))
 
 
 def _is_full(now: Situation) -> bool:

@@ -131,6 +131,8 @@ NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=T
             ),
         ),
         (replace(NOW, waiting=1, trainers=(HUNGRY, SLOW)), "slow group", "wait for room. A larger budget"),
+        # the slow group has been given all there is, and the fast one is about to be given one entry more
+        (replace(NOW, room=0.9, trainers=(HUNGRY, replace(SLOW, lag_bytes=0))), "slow group", "for group vit"),
         (replace(NOW, workers=4, room=0.2, trainers=(HUNGRY, SLOW)), "producers", "who have not said"),
         # a full budget between two waits that are long enough to be counted
         (replace(NOW, workers=4, room=0.9, trainers=(BUSY,)), "trainers", "producers wait for trainers"),
