@@ -48,7 +48,7 @@ def _dispatch(argv: list[str], console: Console) -> int:
         console.line(f"penstock {penstock.__version__}")
         return 0
     if name in ("-h", "--help"):
-        console.line(_overview())
+        console.lines(_overview())
         return 0
     if name:
         asked = f"--{name}"
@@ -56,7 +56,7 @@ def _dispatch(argv: list[str], console: Console) -> int:
         hint = f"did you mean {guess[0]!r}?" if guess else "see penstock --help"
         console.notice(f"penstock: unknown command {name!r}; {hint}")
     else:
-        console.notice(_overview())
+        console.notices(_overview())
     return 2
 
 

@@ -53,6 +53,10 @@ class Console:
         """A line about what is going on, on stderr."""
         self._print(printable(text), self.err)
 
+    def notices(self, text: str) -> None:
+        """Several such lines that nobody but the command wrote."""
+        self._print(text, self.err)
+
     def json(self, value: object) -> None:
         """The whole result for a program, indented, on stdout."""
         text = json.dumps(value, indent=2, ensure_ascii=False)

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                     "warning: without a password every user of this host can read and write its streams, and run code "
                     "as the user of its workers: leave --no-password out"
                 )
-            console.line(
+            console.lines(
                 f"{server.name} {server.version} ({server.executable}) is ready at {server.address}\n"
                 f"  use it:       your programs on this host find it by themselves, in {file}\n"
                 f'  look inside:  export PENSTOCK_URL="$(penstock server --print-url --port {server.port})"\n'

@@ -89,7 +89,7 @@ def run_demo(options: Options, console: Console) -> Outcome:
         tasks = [_task(options, folders, server.url, name, seed) for seed, name in enumerate(MODELS[trainer])]
         trainers = tuple(Trainer(task, console.notice) for task in tasks)
         summary, pids = _produce_and_train(options, folders, server.url, trainers, stack, console)
-        console.notice(
+        console.notices(
             "5. Training the same models again without Penstock for a comparison: each process decodes and augments\n"
             "   its own images between its steps, both at once on the same cores."
         )
@@ -159,7 +159,7 @@ def _produce_and_train(
 
 
 def _tell_stages(options: Options, early: Trainer, late: Trainer, console: Console) -> None:
-    console.notice(
+    console.notices(
         f"3. {options.workers} worker processes decode each image and distort it at random, which costs about 5 ms of "
         f"Python a sample,\n   {options.epochs} times over (epochs), and append the results to a Redis stream.\n"
         f"4. Model {early.task.model!r} reads the stream while it is written. Model {late.task.model!r} is started "
