@@ -8,6 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+try:
+    import fcntl  # noqa: F401 - Windows has none, and what needs it is imported later
+except ModuleNotFoundError:
+    raise ImportError("Penstock runs on Linux and macOS; on Windows, use it in WSL 2 or in a container") from None
+
 if TYPE_CHECKING:
     from penstock_common.errors import PenstockError
     from penstock_common.stream.servers.embedded import EmbeddedServer

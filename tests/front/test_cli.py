@@ -77,6 +77,14 @@ def test_importing_penstock_and_its_help_load_nothing_heavy(statement: str) -> N
     assert (err.strip(), process.returncode) == ("[]", 0), out
 
 
+def test_importing_penstock_on_windows_ends_with_a_sentence() -> None:
+    """`No module named 'fcntl'` tells a newcomer neither that Windows is at fault nor what to do."""
+    process = _python("-c", "import sys; sys.modules['fcntl'] = None; import penstock")
+    _, err = process.communicate()
+    said = "ImportError: Penstock runs on Linux and macOS; on Windows, use it in WSL 2 or in a container"
+    assert (err.splitlines()[-1], err.count("Traceback"), process.returncode) == (said, 1, 1)
+
+
 def test_an_unknown_public_name_says_which_there_are() -> None:
     """A typo in a notebook is answered where it stands; dir() offers the names before they are loaded."""
     with pytest.raises(AttributeError, match=r"'Loadr'; it has .*Loader"):
