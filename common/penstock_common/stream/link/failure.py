@@ -29,8 +29,8 @@ _OF_PIPELINE = re.compile(r"\ACommand # \d+ \(.*?\) of pipeline caused error: ")
 """What redis-py puts before it."""
 _DEFAULT_USER = "default"
 """Who has no name of its own on the server: messages leave it out."""
-_DENIED = re.compile(r"The user executing the script can't (run|access)")
-"""How every version says NOPERM inside a script, with the script's digest around it."""
+_DENIED = re.compile(r"(?:The user executing the script can't|ACL failure in script: .*?permissions to) (run|access)")
+"""How Redis and Valkey 9.1 say NOPERM inside a script, with the script's digest around it."""
 _CLOSED = re.compile("while reading|while writing|closed|reset|Broken pipe")
 
 

