@@ -4,6 +4,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Beside it: the lowest version of everything that pyproject.toml declares.
+LOWEST := $(VENV)/lowest
+FRAMEWORKS := tensorflow|keras|torch|jax|sklearn|datasets|pyarrow|albumentations|accelerate
 # Extra arguments for pytest, the demo or the bench: make test ARGS="-k wire -x"
 ARGS   ?=
 # How many test files run at once: many tests wait for a lease or a process, so more than there are cores.
@@ -22,7 +25,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check format-check lint types layers bench bench-quick chaos fuzz format wheel clean
+.PHONY: help venv demo test lowest check format-check lint types layers bench bench-quick chaos fuzz format wheel clean
 
 help: ## list the targets (default)
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -34,6 +37,9 @@ demo: $(VENV)/.demo ## the main job on real input: digits -> workers -> Redis ->
 
 test: $(VENV)/.dev ## run every test (ARGS="-m 'not slow'" for the quick ones), a few files at a time
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+lowest: $(LOWEST)/.made ## the quick tests that name no framework, with the lowest version of each dependency
+	$(LOWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow' $(ARGS) $$(grep -rLE '$(FRAMEWORKS)' $(addprefix tests/,common producer consumer front) --include='test_*.py')
 
 check: format-check lint types layers test ## format, lint, types, layers, tests: what CI runs
 
@@ -89,6 +95,14 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing Penstock and its development tools into $(VENV) (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	@touch $(VENV)/.demo $@
+
+$(LOWEST)/.made: pyproject.toml | $(BIN)/python
+	@echo "installing the lowest versions that pyproject.toml declares into $(LOWEST)"
+	@rm -rf $(LOWEST)
+	@$(PYTHON) -m venv $(LOWEST)
+	@$(PYTHON) tests/lowest.py > $(LOWEST)/lowest.txt
+	@$(LOWEST)/bin/python -m pip install --quiet --requirement $(LOWEST)/lowest.txt --editable .
+	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	@$(BIN)/python -m pip install --quiet --editable ".[fuzz]"
