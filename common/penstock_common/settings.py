@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from penstock_common.errors import PenstockError
 from penstock_common.local_servers import find_servers_of_user, private_folder
@@ -43,36 +42,56 @@ def _check_url(url: str) -> str:
     return url
 
 
-_Url = Annotated[str, AfterValidator(_check_url)]
+def _switch(text: str) -> bool:
+    word = text.lower()
+    if word not in (*_YES, *_NO):
+        raise ValueError
+    return word in _YES
 
 
-class Settings(BaseModel):
-    """All that Penstock reads from its environment. A variable that is empty counts as unset."""
+_YES, _NO = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    named_url: Annotated[_Url | None, Field(description="PENSTOCK_URL", repr=False)] = None
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split(","))
+
+
+_CACHE = Path(os.path.expanduser("~/.cache/penstock"))  # noqa: PTH111 - Path's own raises for a user without a home
+
+
+def _set_by(variable: str, read: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the metadata of a field that an environment variable sets, by ``read`` of its text, or ValueError."""
+    return {"variable": variable, "read": read}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All that Penstock reads from its environment. A variable that is empty counts as unset.
+
+    A plain dataclass, because every trainer imports it on its way to the first batch.
+    """
+
+    named_url: str | None = field(default=None, metadata=_set_by("PENSTOCK_URL", _check_url), repr=False)
     """The server that holds the streams, as PENSTOCK_URL or the file in PENSTOCK_URL_FILE names it."""
-    named_queue_url: Annotated[_Url | None, Field(description="PENSTOCK_QUEUE_URL", repr=False)] = None
+    named_queue_url: str | None = field(default=None, metadata=_set_by("PENSTOCK_QUEUE_URL", _check_url), repr=False)
     """The server that holds the jobs, as PENSTOCK_QUEUE_URL or the file in PENSTOCK_QUEUE_URL_FILE names it."""
-    url_file: Annotated[Path | None, Field(description="PENSTOCK_URL_FILE")] = None
+    url_file: Path | None = field(default=None, metadata=_set_by("PENSTOCK_URL_FILE", Path))
     """The file that ``named_url`` was read from, if it was."""
-    session: Annotated[Path | None, Field(description="XDG_RUNTIME_DIR")] = None
+    session: Path | None = field(default=None, metadata=_set_by("XDG_RUNTIME_DIR", Path))
     """Folder of this user alone, of which each login has one on most Linux systems."""
-    plain_redis: Annotated[bool, Field(description="PENSTOCK_PLAIN_REDIS")] = False
+    plain_redis: bool = field(default=False, metadata=_set_by("PENSTOCK_PLAIN_REDIS", _switch))
     """Move payloads through redis-py's own data path, not ours."""
-    no_color: Annotated[bool, Field(description="NO_COLOR")] = False
+    no_color: bool = field(default=False, metadata=_set_by("NO_COLOR", bool))
     """Any value of NO_COLOR asks for output without colours (no-color.org)."""
-    colorterm: Annotated[str, Field(description="COLORTERM")] = ""
+    colorterm: str = field(default="", metadata=_set_by("COLORTERM", str))
     """``truecolor`` or ``24bit`` where the terminal has more than 256 colours; set by the terminal."""
 
-    segments: Annotated[Path | None, Field(description="PENSTOCK_SEGMENTS")] = None
+    segments: Path | None = field(default=None, metadata=_set_by("PENSTOCK_SEGMENTS", Path))
     """Where this process sees the folder of segments, if it is mounted elsewhere than the stream says."""
-    cache: Annotated[Path, Field(description="PENSTOCK_CACHE")] = Path(os.path.expanduser("~/.cache/penstock"))  # noqa: PTH111
-    """Folder of what can be found out again at any time, like the indexes of tars.
-
-    Path.expanduser would raise where a container's user has no home.
-    """
+    cache: Path = field(default=_CACHE, metadata=_set_by("PENSTOCK_CACHE", Path))
+    """Folder of what can be found out again at any time, like the indexes of tars."""
+    awaited: frozenset[str] = field(default=frozenset(), metadata=_set_by("PENSTOCK_AWAITED", _names))
+    """Streams that the `penstock run` above this process prepares: it ends this process if one will not come."""
 
     @functools.cached_property
     def url(self) -> str:
@@ -113,20 +132,20 @@ class Settings(BaseModel):
         """
         given = os.environ if environ is None else environ
         present = {**given, **_urls_by_file(given)}
-        variables = {name: field.description or "" for name, field in cls.model_fields.items()}
-        values: dict[str, object] = {name: present[key] for name, key in variables.items() if present.get(key)}
-        if "no_color" in values:
-            values["no_color"] = True
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            name = next(str(e["loc"][0]) for e in error.errors() if variables[str(e["loc"][0])] in present)
-            variable = variables[name]
-            if given.get(variable + FILE):
-                wanted = f"a file that holds one URL like {DEFAULT_URL}"
-                raise BadSettings(variable + FILE, given[variable + FILE], wanted) from None
-            found = present[variable].rpartition("@")[2]  # a password is nobody's business
-            raise BadSettings(variable, found, _expected(name)) from None
+        values: dict[str, Any] = {}
+        for name, each in cls.__dataclass_fields__.items():
+            variable = each.metadata["variable"]
+            if not (text := present.get(variable)):
+                continue
+            try:
+                values[name] = each.metadata["read"](text)
+            except ValueError:
+                if given.get(variable + FILE):
+                    wanted = f"a file that holds one URL like {DEFAULT_URL}"
+                    raise BadSettings(variable + FILE, given[variable + FILE], wanted) from None
+                found = text.rpartition("@")[2]  # a password is nobody's business
+                raise BadSettings(variable, found, _expected(name)) from None
+        return cls(**values)
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -108,6 +108,7 @@ class Loader(Verbs):
         if start not in ("resume", "earliest") and (type(start) is not int or start < 0):
             raise ValueError(f"start is {start!r}, expected 'resume', 'earliest' or an epoch's number")
         settings = Settings.from_environment()
+        self._startup_s = None if stream in settings.awaited else STARTUP_S
         self.name = checked_name("stream", stream)
         self.group = checked_name("group", group)
         self.member = rank_member(rank) if ranked else checked_name("member", member or default_member())
@@ -197,7 +198,7 @@ class Loader(Verbs):
 
     def _joined(self) -> Reading:
         if self._reading is None:
-            limit = self._timeout_s if self._timeout_s is not None else STARTUP_S
+            limit = self._timeout_s if self._timeout_s is not None else self._startup_s
             wait = Wait(self._notify, limit, server=self._client.where)
             with self.tally.waiting_for("producers"):
                 return self._join(await_stream(self._client, self.name, wait))
@@ -343,7 +344,7 @@ class Loader(Verbs):
         """The next epoch of the group; None where it has read them all and this loader has had its share."""
         wait = Wait(self._notify, self._timeout_s, server=self._client.where)
         fresh = self.tally.batches == 0
-        limit = STARTUP_S if fresh and self._timeout_s is None else None
+        limit = self._startup_s if fresh and self._timeout_s is None else None
         while True:
             try:
                 if (epoch := self._look_for_epoch(reading, wait, limit)) is not None:

@@ -101,3 +101,9 @@ def test_a_child_gets_our_environment_and_what_we_add(monkeypatch: pytest.Monkey
     child = child_environment({"PENSTOCK_URL": "redis://x"})
     assert (child["HERE"], child["PENSTOCK_URL"]) == ("1", "redis://x")
     assert "PENSTOCK_URL_FILE" not in child  # both would be an error
+
+
+def test_a_trainer_knows_which_streams_are_prepared_for_it() -> None:
+    """For these it waits as long as it takes; for a mistyped one it does not."""
+    assert Settings.from_environment({"PENSTOCK_AWAITED": "train.a,train.b"}).awaited == {"train.a", "train.b"}
+    assert Settings.from_environment({}).awaited == frozenset()

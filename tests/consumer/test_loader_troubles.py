@@ -103,6 +103,26 @@ class TestWaits:
         with loader_of(any_url, wait=False) as loader:
             assert sorted(numbers(loader)) == list(range(10))
 
+    def test_what_penstock_run_prepares_is_waited_for_without_limit(
+        self, any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It starts the trainer before it opens the source, which may be a large folder on a slow disk."""
+        monkeypatch.setattr("penstock_consumer.loader.STARTUP_S", 0.0)
+        with loader_of(any_url, timeout_s=None) as loader, pytest.raises(StreamNotFound):
+            list(loader)
+
+        def prepare() -> None:
+            while not any("b" in each["flags"] for each in any_client.client_list()):  # blocked: the loader waits
+                time.sleep(0.01)
+            produce(any_url, "t", 3)
+
+        monkeypatch.setenv("PENSTOCK_AWAITED", "other,t")
+        preparing = threading.Thread(target=prepare, daemon=True)
+        preparing.start()
+        with loader_of(any_url, timeout_s=None) as loader:
+            assert numbers(loader) == [0, 1, 2]
+        preparing.join()
+
     def test_no_producer_is_said(self, any_url: str) -> None:
         """The usual reason for a trainer that does not start."""
         with Writer("t", url=any_url, spec=SPEC):

@@ -69,10 +69,22 @@ def _url_in(told: str) -> str:
     return read_private(Path(told.splitlines()[1].split()[-1]))
 
 
-@pytest.mark.parametrize("statement", ["import penstock", "from penstock.__main__ import main; main(['--help'])"])
-def test_importing_penstock_and_its_help_load_nothing_heavy(statement: str) -> None:
-    """A notebook's first line and a shell's completion must be instant."""
-    script = f"import sys; {statement}; print([m for m in {_HEAVY!r} if m in sys.modules], file=sys.stderr)"
+@pytest.mark.parametrize(
+    ("statement", "needed"),
+    [
+        ("import penstock", ()),
+        ("from penstock.__main__ import main; main(['--help'])", ()),
+        ("from penstock.__main__ import main; main(['run', 'images', '--help'])", ()),
+        ("from penstock.__main__ import main; main(['completion', 'bash'])", ()),
+        ("from penstock_common.stream.servers.embedded import EmbeddedServer; EmbeddedServer().close()", ()),
+        ("import penstock; penstock.Loader", ("redis", "numpy", "xxhash")),
+    ],
+    ids=["penstock", "help", "help of run", "completion", "server", "Loader"],
+)
+def test_nothing_heavy_is_loaded_before_it_is_needed(statement: str, needed: tuple[str, ...]) -> None:
+    """A notebook's first line, a shell's completion and the way to the first batch must not wait for imports."""
+    heavy = [name for name in _HEAVY if name not in needed]
+    script = f"import sys; {statement}; print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr)"
     out, err = (process := _python("-c", script)).communicate()
     assert (err.strip(), process.returncode) == ("[]", 0), out
 

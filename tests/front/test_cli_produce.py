@@ -345,10 +345,11 @@ TRAINER = """
     import os, sys, time
     from penstock_common.stream.link.connection import connect
     from penstock_common.stream.manifest import retained_epochs
-    from penstock_common.stream.streams import load_stream
+    from penstock_common.stream.streams import find_stream
 
     client = connect(os.environ["PENSTOCK_URL"])
-    stream = load_stream(client, "train")
+    while (stream := find_stream(client, "train")) is None or not retained_epochs(client, stream):
+        time.sleep(0.05)
     while set(retained_epochs(client, stream).values()) != {"produced"}:
         time.sleep(0.05)
     print("trained at", os.environ["PENSTOCK_QUEUE_URL"])
@@ -392,6 +393,49 @@ def test_a_failed_production_ends_the_trainer_with_one_line(photos: Path) -> Non
     assert "dog/04.png" in err.splitlines()[-1]
     assert "Traceback" not in err
     assert time.monotonic() - began < 15
+
+
+def test_the_trainer_starts_before_the_first_sample_is_made(tmp_path: Path) -> None:
+    """A framework takes a second to import, in which workers can make what the first batch needs."""
+    (tmp_path / "patient.py").write_text(
+        "import pathlib, time\n"
+        "def each(n):\n"
+        "    deadline = time.monotonic() + 30\n"
+        "    while not pathlib.Path('started').exists():\n"
+        "        assert time.monotonic() < deadline, 'the trainer is not started'\n"
+        "        time.sleep(0.01)\n"
+        "    return n\n"
+        "data = range(8)\n"
+    )
+    (tmp_path / "train.py").write_text(
+        "import pathlib, penstock\n"
+        "pathlib.Path('started').touch()\n"
+        "with penstock.Loader('train', group='g', batch_size=8) as loader:\n"
+        "    print(sum(len(batch['x']) for batch in loader))\n"
+    )
+    source = ("dataset", "patient:data", "--transform", "patient:each", "--workers", "1")
+    code, out, err = run("run", *source, "--", sys.executable, "train.py", cwd=tmp_path)
+    assert (code, out) == (0, "8\n"), err
+
+
+def test_a_source_that_means_nothing_starts_no_trainer(tmp_path: Path) -> None:
+    """A trainer may begin a run in a tracker; what the command line alone shows to be wrong must not cost one."""
+    command = ["sh", "-c", "touch started"]
+    code, _, err = run("run", "images", "photos", "--resize", "8", "--crop", "9x9", "--", *command, cwd=tmp_path)
+    assert (code, err) == (
+        1,
+        "penstock: images: crop (9, 9) is larger than resize (8, 8); crop is cut from the resized image\n",
+    )
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_source_that_cannot_be_opened_ends_the_trainer(tmp_path: Path) -> None:
+    """The trainer would wait for data that never comes."""
+    (tmp_path / "photos").mkdir()
+    code, _, err = run("run", "images", "photos", "--", "sleep", "60", cwd=tmp_path)
+    assert code == 1
+    assert "the production failed, so sleep is ended" in err
+    assert err.splitlines()[-1].startswith("penstock: no images in photos")
 
 
 def test_without_rq_whoever_produces_is_told_what_to_install() -> None:

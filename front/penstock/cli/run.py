@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import shlex
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.cli import Parser
 from penstock.cli.ending import end_by_signals
-from penstock.cli.sources import add_sources, options_of, plans_of, workers_of
+from penstock.cli.sources import add_sources, options_of, plans_of, streams_of, workers_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_producer.working.worker import WorkerOptions
 
 NAME = "run"
 HELP = "start server, workers and a training command together"
@@ -68,22 +69,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """The command's own exit code; 1 if the production failed, and the command was ended for it."""
-    from penstock_producer.planning.productions import Productions
+    """The command's own exit code; 1 if the production failed, and the command was ended for it.
 
+    The command starts as soon as there is a server, and imports its framework while the production is prepared.
+    """
     end_by_signals()
+    _require_producer()
+    streams = streams_of(args)  # which refuses a source that means nothing, before anything is started
     try:
-        with _server(args, console) as options:
-            plans = plans_of(args)
-            with Productions(plans, options, workers=workers_of(args), notify=console.notice) as production:
+        with _server(args, console) as here, _Trainer(console, args.command, here, streams) as trainer:
+            from penstock_producer.planning.productions import Productions
+
+            plans = plans_of(here)
+            with Productions(plans, options_of(here), workers=workers_of(here), notify=console.notice) as production:
                 amount = production.samples_per_epoch
-                names = " and ".join(repr(plan.stream) for plan in plans.values())
+                names = " and ".join(map(repr, streams))
                 each = f" of {amount:,} samples" if amount is not None else ""
-                console.notice(f"{_making(args)}{each} for stream {names}; running {shlex.join(args.command)}")
-                return _Session(console, options, args.command).run(production)
+                console.notice(f"{_making(args)}{each} for stream {names}")
+                return _Session(console, trainer).run(production)
     except KeyboardInterrupt:
         console.notice("ended")
         return 130
+
+
+def _require_producer() -> None:
+    """Raise the error of a missing extra before a server and a command are started in vain."""
+    if importlib.util.find_spec("rq") is None:
+        importlib.import_module("penstock_producer.working.worker")
 
 
 def _making(args: argparse.Namespace) -> str:
@@ -93,19 +105,20 @@ def _making(args: argparse.Namespace) -> str:
 
 
 @contextlib.contextmanager
-def _server(args: argparse.Namespace, console: Console) -> Iterator[WorkerOptions]:
-    """The server that --url or PENSTOCK_URL names, else one of our own."""
+def _server(args: argparse.Namespace, console: Console) -> Iterator[argparse.Namespace]:
+    """The options with the server that --url or PENSTOCK_URL names, else with one of our own."""
     from penstock_common.settings import Settings
     from penstock_common.stream.servers.embedded import EmbeddedServer
 
-    if args.url or Settings.from_environment().named_url:
-        yield options_of(args)
+    settings = Settings.from_environment()
+    if url := args.url or settings.named_url:
+        queue_url = args.queue_url or settings.named_queue_url or url
+        yield argparse.Namespace(**{**vars(args), "url": url, "queue_url": queue_url})
         return
     with EmbeddedServer() as server:
         console.notice(f"{server.name} {server.version} at {server.address}, for this run only")
-        here = {**vars(args), "url": server.url, "queue_url": args.queue_url or server.url}
         try:
-            yield options_of(argparse.Namespace(**here))
+            yield argparse.Namespace(**{**vars(args), "url": server.url, "queue_url": args.queue_url or server.url})
         finally:
             _remove_segments(server.url)
 
@@ -124,43 +137,83 @@ def _remove_segments(url: str) -> None:
                 delete_stream(client, name)
 
 
-class _Session:
-    """The command and the production beside it."""
+class _Trainer:
+    """The training command. It is ended where the ``with`` block is left by an error."""
 
-    def __init__(self, console: Console, options: WorkerOptions, command: list[str]) -> None:
-        self._console, self._options, self._command = console, options, command
+    def __init__(self, console: Console, command: list[str], here: argparse.Namespace, streams: Sequence[str]) -> None:
+        self._console, self._name = console, command[0]
+        environment = {
+            "PENSTOCK_URL": here.url,
+            "PENSTOCK_QUEUE_URL": here.queue_url,
+            "PENSTOCK_AWAITED": ",".join(streams),
+        }
+        console.share()
+        self._process = self._start(command, environment)
+
+    def _start(self, command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        from penstock_common.errors import PenstockError
+        from penstock_common.settings import child_environment
+
+        try:
+            return subprocess.Popen(command, env=child_environment(environment))
+        except OSError as error:
+            raise PenstockError(f"cannot start {self._name!r}: {error.strerror}") from None
+
+    def wait(self) -> int:
+        """Return its exit code as a shell has it."""
+        code = self._process.wait()
+        return code if code >= 0 else 128 - code
+
+    def end(self) -> None:
+        """End it, also if it does not listen. Harmless twice."""
+        self._process.terminate()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def fail(self) -> None:
+        """End it because its data will not come, and say so."""
+        if self._process.poll() is None:
+            self._console.notice(f"penstock: the production failed, so {self._name} is ended")
+            self.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            self.fail()
+        elif error is not None:
+            self.end()
+
+
+class _Session:
+    """The production beside the trainer."""
+
+    def __init__(self, console: Console, trainer: _Trainer) -> None:
+        self._console, self._trainer = console, trainer
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
 
     def run(self, production: Any) -> int:
-        """Starts both; ends when the command does, or when the production fails."""
-        self._console.share()
-        child = self._start()
-        producer = threading.Thread(target=self._produce, args=(production, child), daemon=True)
+        """Ends when the trainer does, or when the production fails."""
+        producer = threading.Thread(target=self._produce, args=(production,), daemon=True)
         producer.start()
         try:
-            code = child.wait()
+            code = self._trainer.wait()
         except KeyboardInterrupt:
-            self._end(child)
+            self._trainer.end()
             raise
         finally:
             self._stopping.set()
             producer.join()
         if self._failure is not None:
             raise self._failure
-        return code if code >= 0 else 128 - code
+        return code
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        from penstock_common.errors import PenstockError
-        from penstock_common.settings import child_environment
-
-        urls = {"PENSTOCK_URL": self._options.url, "PENSTOCK_QUEUE_URL": self._options.queue_url}
-        try:
-            return subprocess.Popen(self._command, env=child_environment(urls))
-        except OSError as error:
-            raise PenstockError(f"cannot start {self._command[0]!r}: {error.strerror}") from None
-
-    def _produce(self, production: Any, child: subprocess.Popen[bytes]) -> None:
+    def _produce(self, production: Any) -> None:
         from penstock.cli.production import ProductionView, tell
 
         try:
@@ -174,18 +227,7 @@ class _Session:
                 tell(_OnStderr(self._console), summary, False)  # type: ignore[arg-type]
         except Exception as error:
             self._failure = error
-            if child.poll() is None:
-                self._console.notice(f"penstock: the production failed, so {self._command[0]} is ended")
-            self._end(child)
-
-    @staticmethod
-    def _end(child: subprocess.Popen[bytes]) -> None:
-        child.terminate()
-        try:
-            child.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+            self._trainer.fail()
 
 
 class _OnStderr:

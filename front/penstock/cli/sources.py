@@ -186,6 +186,15 @@ def plans_of(args: argparse.Namespace) -> dict[str, ProductionPlan]:
         return {part: _plan(args, part, source) for part, source in chosen(args, _source(args)).items()}
 
 
+def streams_of(args: argparse.Namespace) -> list[str]:
+    """Return the names of the streams that the options ask for. Raises SourceError for a source that means nothing."""
+    return [_stream(args, part) for part in chosen(args, _source(args))]
+
+
+def _stream(args: argparse.Namespace, part: str) -> str:
+    return f"{args.stream}.{part}" if part else str(args.stream)
+
+
 def workers_of(args: argparse.Namespace) -> dict[str, int]:
     """Local workers asked for, by the part of a split: each has its share of them, and at least one."""
     split = getattr(args, "split", None)
@@ -199,7 +208,7 @@ def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> Producti
     from penstock_producer.planning.plan import ProductionPlan
 
     return ProductionPlan(
-        stream=f"{args.stream}.{part}" if part else args.stream,
+        stream=_stream(args, part),
         source=source,
         epochs=args.epochs or 1,
         seed=args.seed,

@@ -19,6 +19,8 @@ from penstock_producer.writing.commit import Committer, ShardTaken
 from penstock_producer.writing.reserve import Reservation, require_fixed
 from penstock_producer.writing.rows import builder_of
 
+FIRST_LINGER_S = 0.1
+"""The first block of a shard is sent early, because trainers wait for it; the next one takes twice as long."""
 LINGER_S = 1.0
 """A block begun this long ago is sent with the next write, so that trainers do not wait for it to be full. There is no
 timer: who writes and then pauses calls `flush`."""
@@ -73,7 +75,8 @@ class ShardWriter:
         self._take_another = take_another
         self._uncommitted: deque[tuple[Block, Mapping[int, str]]] = deque()
         """Ended, and refused by a committer that found no room or no server: kept, or the shard would have a gap."""
-        self._due = clock() + LINGER_S
+        self._linger_s = FIRST_LINGER_S
+        self._due = clock() + self._linger_s
         """When the block being gathered is sent though it is not full."""
         self._reserved = 0
         """Samples that are being made in place."""
@@ -197,7 +200,8 @@ class ShardWriter:
             else:
                 self._uncommitted.popleft()
         self._builder.left = 0 if self._reserved else self._limit - self._first
-        self._due = self._clock() + LINGER_S
+        self._linger_s = min(2 * self._linger_s, LINGER_S)
+        self._due = self._clock() + self._linger_s
 
     def settle(self) -> None:
         """Flushes, and returns once everything is committed."""

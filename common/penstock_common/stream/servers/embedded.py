@@ -22,11 +22,7 @@ from types import MappingProxyType, TracebackType
 from typing import IO, Self
 from urllib.parse import quote
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
-from penstock_common.errors import ServerUnavailable, ServerUnsuitable
+from penstock_common.errors import ServerLoading, ServerUnavailable, ServerUnsuitable
 from penstock_common.hints import explained
 from penstock_common.segments.trust import User, walk, why_not_write
 from penstock_common.stream.servers import watcher as server_watcher
@@ -69,6 +65,7 @@ _START_S = 20.0
 _AOF_GRACE_S = 10.0
 _PROBE_S = 1.0
 """How long one answer is waited for at the start: then it is said that none comes, and asked again."""
+_LONGEST_ANSWER = 1024
 _AOF_NAMES = ("appendonly.aof", "appendonlydir")
 """Of Redis 6.2 and of later ones. Servers that had no umask of their own made them readable for everybody."""
 _PORT_ATTEMPTS = 20
@@ -241,10 +238,10 @@ class EmbeddedServer:
             try:
                 if self._pid_at_port() == self.pid:
                     return True
-            except redis.BusyLoadingError:
+            except ServerLoading:
                 deadline = time.monotonic() + _START_S
                 wait.because("loading", lambda: f"{where}, to load its append-only file")
-            except redis.RedisError:  # not yet; what is wrong for good ends the process or meets the deadline
+            except OSError:  # not yet; what is wrong for good ends the process or meets the deadline
                 wait.because("start", lambda: f"{where}, to answer; it said: {self.last_words()}")
             if time.monotonic() > deadline:
                 words = f"{self.executable} gave no answer on port {self.port} in {_START_S:.0f} s"
@@ -253,15 +250,17 @@ class EmbeddedServer:
         return False
 
     def _pid_at_port(self) -> int:
-        with redis.Redis(
-            port=self.port,
-            password=self.password or None,
-            socket_timeout=_PROBE_S,
-            socket_connect_timeout=_PROBE_S,
-            retry=Retry(NoBackoff(), 0),
-        ) as client:
-            client.ping()
-            return int(client.info("server")["process_id"])
+        """Ask who serves the port, without redis-py: importing it takes longer than the server's whole start."""
+        requests = [("AUTH", self.password)] if self.password else []
+        with socket.create_connection(("127.0.0.1", self.port), _PROBE_S) as link, link.makefile("rb") as answers:
+            for words in (*requests, ("PING",), ("INFO", "server")):
+                link.sendall(_request(*words))
+                head = answers.readline(_LONGEST_ANSWER)
+                if head.startswith(b"-LOADING"):
+                    raise ServerLoading(head.decode(errors="replace").strip())
+            size = re.fullmatch(rb"\$([0-9]{1,5})\r\n", head)
+            told = re.search(rb"process_id:([0-9]+)", answers.read(int(size[1]))) if size else None
+            return int(told[1]) if told else 0
 
     def _stop(self) -> None:
         if self._watcher is None:
@@ -317,6 +316,12 @@ def _require_own(data: Path) -> None:
     for name in _AOF_NAMES:
         with contextlib.suppress(FileNotFoundError):
             (data / name).chmod(0o700 if (data / name).is_dir() else 0o600)
+
+
+def _request(*words: str) -> bytes:
+    """Return a command as the Redis protocol has it."""
+    parts = [word.encode() for word in words]
+    return b"".join([b"*%d\r\n" % len(parts), *(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)])
 
 
 def _free_port() -> int:
