@@ -357,6 +357,18 @@ def test_a_job_of_an_earlier_life_of_the_stream_is_refused(any_url: str, fleet: 
     dispatcher.close()
 
 
+def test_a_job_of_an_epoch_that_is_cut_otherwise_than_its_source_is_refused(any_url: str, fleet: Fleet) -> None:
+    """A program opened the epoch with fewer samples: all of its shards would be made, and the rest never missed."""
+    with Production(ProductionPlan(stream="train", source=dataset()), options_of(any_url), workers=0) as production:
+        manifest = production._writer.epoch(0, sizes=[SAMPLES - 20, 10]).manifest
+        task = production._task(manifest, 0)
+    dispatcher = Dispatcher(any_url, QUEUE)
+    dispatcher.enqueue([task])
+    failed = _awaited(lambda: dispatcher.failure({task.job_id}))
+    assert "epoch 0 of 'train' is cut otherwise than this source: it changed" in failed[1]
+    dispatcher.close()
+
+
 def _awaited(look: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + PATIENCE_S
     while not (found := look()):

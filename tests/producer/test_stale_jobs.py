@@ -15,8 +15,9 @@ from penstock_common.stream.removal.release import release_epoch
 from penstock_producer.planning.dispatch import LOST_AFTER, Dispatcher
 from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
+from penstock_producer.working.fill import Stopped
 from penstock_producer.working.fleet import Fleet
-from penstock_producer.working.jobs import ShardJob
+from penstock_producer.working.jobs import RETRIES, ShardJob
 from penstock_producer.working.oversight import Death
 from penstock_producer.working.worker import QUEUE
 from tests.producer.made import SAMPLES
@@ -117,3 +118,34 @@ def test_two_producers_may_forget_one_job_at_once(any_url: str, monkeypatch: pyt
     assert ours.forget([TASK.job_id])[0] == {TASK.job_id}
     for dispatcher in (ours, theirs):
         dispatcher.close()
+
+
+def test_a_worker_that_is_stopped_in_a_jobs_last_try_costs_it_nothing(any_url: str) -> None:
+    """Hosts are preempted at any time: a shard that failed before would fail for good, and its epoch with it."""
+    dispatcher = Dispatcher(any_url, QUEUE)
+    dispatcher.enqueue([TASK])
+    job = dispatcher._queue.fetch(TASK.job_id)
+    assert job is not None
+    for _ in range(RETRIES):
+        job.count_failure()
+    job.save_meta()  # type: ignore[no-untyped-call]
+    job = dispatcher._queue.fetch(TASK.job_id)
+    assert job is not None
+    assert not job.should_retry, "this is its last try"
+    job.judge(Stopped())
+    assert job.should_retry
+    assert job.meta["failures"] == RETRIES
+    dispatcher.close()
+
+
+def test_a_job_that_runs_is_not_forgotten_with_those_that_are_cancelled(any_url: str, any_client: Redis) -> None:
+    """Its worker goes on, and what it notes of a job that is gone would stay on the server for ever."""
+    dispatcher, queued = Dispatcher(any_url, QUEUE), TASK.model_copy(update={"shard": 1})
+    dispatcher.enqueue([TASK, queued])
+    any_client.lrem("rq:queue:penstock", 1, TASK.job_id)
+    any_client.zadd("rq:wip:penstock", {f"{TASK.job_id}:run": 1e12})
+    dispatcher.cancel([TASK.job_id, queued.job_id])
+    assert dispatcher.known() == {TASK.job_id}
+    assert dispatcher._queue.fetch(TASK.job_id) is not None
+    assert dispatcher._queue.fetch(queued.job_id) is None
+    dispatcher.close()
