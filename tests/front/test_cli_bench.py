@@ -17,6 +17,7 @@ from PIL import Image
 
 import penstock
 from penstock.bench.verdict import judge
+from penstock.cli.bench import SHARED_MEMORY
 
 _ROOT = Path(penstock.__file__).parents[2]
 _PATHS = [str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front", ".")]
@@ -108,19 +109,27 @@ def test_samples_that_cannot_be_made_are_one_line(work: Path) -> None:
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])
-def test_no_process_outlives_a_bench_that_is_ended(work: Path, blow: signal.Signals) -> None:
-    """Trainers that go on after Ctrl-C, or after the owner was killed, would take the cores for ever."""
+def test_nothing_outlives_a_bench_that_is_ended(work: Path, blow: signal.Signals) -> None:
+    """Trainers that go on after the owner was killed would take the cores for ever, and its segments the memory."""
     with start(work, "images", "photos/", "--seconds", "600", first=without_torch(work)) as bench:
         assert bench.stderr is not None
         while "a process pool" not in bench.stderr.readline():
+            assert bench.poll() is None
+        while not children(bench.pid):  # a trainer of the first turn
             assert bench.poll() is None
         bench.send_signal(blow)
         bench.wait(60)
     assert bench.returncode == (130 if blow == signal.SIGTERM else -blow)
     deadline = time.monotonic() + 60
-    while is_alive(bench.pid):
+    while is_alive(bench.pid) or [*SHARED_MEMORY.glob(f"penstock-bench-{bench.pid}-*")]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def children(pid: int) -> list[str]:
+    """Processes that a process has forked and that are in its group: not its server."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [child for child in found if os.getpgid(int(child)) == pid]
 
 
 def is_alive(group: int) -> bool:

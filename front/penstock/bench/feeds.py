@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import threading
 import time
 from collections import deque
@@ -115,12 +116,14 @@ class _Order:
             yield from order_of(self._source, len(self._source), 0, epoch, True).tolist()
 
 
-def end_with(owner: int) -> None:
-    """Have this process end when its parent ``owner`` does, even one that is killed."""
+def end_with(owner: int, folder: str = "") -> None:
+    """Have this process end when its parent ``owner`` does, even one that is killed, and remove the owner's folder."""
 
     def watch() -> None:
         while os.getppid() == owner:
             time.sleep(OWNER_S)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, name="penstock-bench-owner", daemon=True).start()

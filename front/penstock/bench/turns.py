@@ -42,6 +42,7 @@ WARM_UP = 0.25
 """The part of a turn that is not timed: caches and free pages are found, buffers fill."""
 _LOOK_S = 0.05
 _FORK = get_context("fork")
+_ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Setup:
     """What ``config`` describes, open; epochs of ``config`` may be longer."""
     sample: Taste
     url: str
+    folder: str
+    """For segments; empty where there are none."""
     spec: Mapping[str, Any] | None
     batch: int
     workers: int
@@ -81,15 +84,11 @@ class Turn:
     """The processes, in a ``with`` block."""
 
     def __init__(self, setup: Setup, side: Side, trainers: int) -> None:
-        self._setup, self._side = setup, side
+        self._setup, self._side, self._trainers = setup, side, trainers
         self._cells = _FORK.Array("d", 2 * trainers)
         """Of each trainer its samples, and when it had the latest of them."""
         self._complaints = _FORK.SimpleQueue()
         self._processes: list[BaseProcess] = []
-        for number in range(trainers):
-            self._start(self._train, number, max(1, setup.workers // trainers))
-        if side.feed is None:
-            self._start(self._produce)
 
     def rate(self, seconds: float) -> float:
         """Return the samples per second of all trainers. Takes ``seconds``, the start included, or a little longer.
@@ -98,6 +97,10 @@ class Turn:
             PenstockError: A process ended, or a trainer had no batch for two minutes.
         """
         began = time.monotonic()
+        for number in range(self._trainers):  # here, so that whatever interrupts it is within the `with` block
+            self._start(self._train, number, max(1, self._setup.workers // self._trainers))
+        if self._side.feed is None:
+            self._start(self._produce)
         self._await(lambda: all(self._look()[::2]))
         left = max(seconds / 4, began + seconds - time.monotonic())
         self._sleep(left * WARM_UP)
@@ -145,13 +148,18 @@ class Turn:
     # --- in the processes -----------------------------------------------------------------------------------------
 
     def _start(self, work: Callable[..., None], *args: Any) -> None:
-        self._processes.append(_started(self._guarded, os.getpid(), work, *args))
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # none is forked and forgotten
+        try:
+            self._processes.append(_started(self._guarded, os.getpid(), work, *args))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _guarded(self, owner: int, work: Callable[..., None], *args: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner hears it, and ends us
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        end_with(owner)
+        end_with(owner, self._setup.folder)
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
             work(*args)
         except KeyboardInterrupt:
             pass

@@ -63,7 +63,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     counts = sorted({1, args.trainers})
-    with _setup(args, console) as setup, _sides(setup, console) as sides, console.progress() as shown:
+    with _setup(args, console) as setup, console.progress() as shown:
+        sides = _sides(setup, console)
         bar = shown.add("bench", rounds_in(args.seconds) * len(counts) * len(sides), "turns")
         rates = measure(setup, sides, counts, args.seconds, bar.update)
     verdicts = [judge(rates[count], count) for count in counts]
@@ -100,20 +101,34 @@ def _setup(args: argparse.Namespace, console: Console) -> Iterator[Setup]:
         )
         if batch < args.batch_size:
             console.notice(f"a batch of {args.batch_size} takes too long for turns of {turn_s:.1f} s: see --seconds")
-        yield Setup(
-            config=repeated(config, source, int(2 * made)),
-            source=source,
-            sample=sample,
-            spec=args.spec,
-            url=server.url,
-            batch=batch,
-            workers=workers,
-            budget_bytes=max(BUDGET_BYTES, int(8 * batch * sample.nbytes)),
-        )
+        budget_bytes = max(BUDGET_BYTES, int(8 * batch * sample.nbytes))
+        with _shared_memory(budget_bytes, console) as folder:
+            yield Setup(
+                config=repeated(config, source, int(2 * made)),
+                source=source,
+                sample=sample,
+                spec=args.spec,
+                url=server.url,
+                folder=folder,
+                batch=batch,
+                workers=workers,
+                budget_bytes=budget_bytes,
+            )
 
 
 @contextlib.contextmanager
-def _sides(setup: Setup, console: Console) -> Iterator[list[Side]]:
+def _shared_memory(budget_bytes: int, console: Console) -> Iterator[str]:
+    """A folder for segments; none, and a word about it, where there is no room."""
+    room = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    if room < 2 * budget_bytes:
+        console.notice(f"no segments: {SHARED_MEMORY} has {room >> 20} MiB, and {budget_bytes >> 19} are needed")
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix=f"penstock-bench-{os.getpid()}-", dir=SHARED_MEMORY) as folder:
+        yield folder
+
+
+def _sides(setup: Setup, console: Console) -> list[Side]:
     """What is compared, the side without Penstock first."""
     from penstock.bench.feeds import from_dataloader, from_pool, has_torch
     from penstock.bench.turns import Side
@@ -125,11 +140,5 @@ def _sides(setup: Setup, console: Console) -> Iterator[list[Side]]:
             'torch is not installed, so a process pool stands for a DataLoader; pip install "penstock[torch]"'
         )
         first = Side("process pool", from_pool)
-    sides = [first, Side("Penstock inline", payload="inline")]
-    room = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
-    if room < 2 * setup.budget_bytes:
-        console.notice(f"no segments: {SHARED_MEMORY} has {room >> 20} MiB, and {setup.budget_bytes >> 19} are needed")
-        yield sides
-        return
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=SHARED_MEMORY) as folder:
-        yield [*sides, Side("Penstock with segments", payload=f"segments:{folder}")]
+    segments = [Side("Penstock with segments", payload=f"segments:{setup.folder}")] if setup.folder else []
+    return [first, Side("Penstock inline", payload="inline"), *segments]
