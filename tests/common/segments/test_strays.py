@@ -52,4 +52,4 @@ def test_folders_whose_stream_is_gone_are_removed_on_an_operators_word(
     assert len([path for path in root.iterdir() if path.is_dir()]) == 3
     assert main(["delete"]) == 2
     assert main(["delete", "--segments", str(root / "mistyped")]) == 1
-    assert main(["delete", "old", "--segments", str(root)]) == 1
+    assert main(["delete", "old", "--segments", str(root)]) == 2
