@@ -209,11 +209,11 @@ def test_a_loader_names_a_server_that_stops_at_any_moment_of_its_start(any_url: 
         results = {moment: pool.submit(begin, proxy, moment, heard[moment]) for moment, proxy in proxies.items()}
         for moment, proxy in proxies.items():
             deadline = time.monotonic() + PROMISED_S + LATE_S
-            while not heard[moment].lines:
+            while not (said := [line for line in heard[moment].lines if not line[1].startswith("new group")]):
                 assert time.monotonic() < deadline, (moment, proxy.stood_s)
                 time.sleep(0.01)
             proxy.go_on()
-            at_s, text = heard[moment].lines[0]
+            at_s, text = said[0]
             assert proxy.stood_s is not None
             assert at_s - proxy.stood_s < PROMISED_S + LATE_S
             assert text.startswith(f"waiting: no answer from {proxy.where} for "), text
@@ -225,8 +225,8 @@ def test_a_loader_names_a_server_that_stops_at_any_moment_of_its_start(any_url: 
 
 MOMENTS = {"before its first answer": 0, "in the middle": 4}
 ENDLESS = {"penstock exporter"}
-MAY_FAIL = {"penstock bad drop", "penstock bad retry", "penstock bad show"}
-"""They want something bad, which is not there."""
+MAY_FAIL = {"penstock bad drop", "penstock bad retry", "penstock bad show", "penstock health trainer"}
+"""They want something bad, or a member, which is not there."""
 
 
 @dataclass
