@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ DTYPES = st.sampled_from([numpy_dtype(name) for name in NAMES if name not in ("b
 
 
 @given(arrays.arrays(DTYPES, arrays.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=6)))
+@example(np.full((5, 5, 1), 256))  # of one colour, and beyond any range that is known
 @settings(deadline=None, max_examples=300)
 def test_any_array_is_drawn_or_has_nothing_to_draw(array: np.ndarray[Any, np.dtype[Any]]) -> None:
     """NaN, infinities, empty axes and five dimensions are all in somebody's stream; looking must not fail on them."""

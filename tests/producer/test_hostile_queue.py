@@ -129,7 +129,7 @@ def test_nothing_that_is_written_into_the_queue_ends_a_production(
 ) -> None:
     """One forged field used to end every worker and the producer, and again after each restart."""
     attacks = list(ATTACKS.items())[part::4]
-    plan = ProductionPlan(stream="train", source=dataset("slowly"), shard_samples=6)
+    plan = ProductionPlan(stream="train", source=dataset("very_slowly"), shard_samples=6)
     told: list[str] = []
     left = list(attacks)
     with (

@@ -74,7 +74,8 @@ def _image(array: NDArray[Any], note: str) -> Picture:
         if not (low == 0 and high == 1):
             note += f"{low:.3g} to {high:.3g}"
         with np.errstate(over="ignore", invalid="ignore"):
-            pixels = np.nan_to_num(255 * ((real - low) / (high - low)).clip(0, 1)).astype(np.uint8)
+            share = (real - low) / ((high - low) or 1.0)
+            pixels = np.nan_to_num(255 * share.clip(0, 1)).astype(np.uint8)
         if array.shape[-1] in (1, 3):
             pixels = np.where(np.isfinite(real).all(axis=-1, keepdims=True), pixels, np.array(LOST, np.uint8))
     if pixels.shape[-1] == 4:  # on white paper
