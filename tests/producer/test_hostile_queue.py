@@ -90,7 +90,16 @@ def pretend_to_be_taken(first_seen: bytes | None) -> Attack:
     return attack
 
 
+def pretend_to_have_failed(client: Any, job_id: str) -> None:
+    """In the words of a worker."""
+    verdict = {"told_by": "w", "error": "so says the attacker", "deaths": 99, "signature": "0" * 32}
+    client.hset(f"rq:job:{job_id}", mapping={"status": "failed", "worker_name": "w", "meta": json.dumps(verdict)})
+    client.lrem("rq:queue:penstock", 0, job_id)
+    client.zadd("rq:failed:penstock", {job_id: 2e9})
+
+
 ATTACKS: dict[str, Attack] = {
+    "a verdict that no worker gave": pretend_to_have_failed,
     "a note that is a list": set_field("meta", "[1]"),
     "a note that is a string": set_field("meta", '"abc"'),
     "a note that is a pickle": set_field("meta", pickle.dumps({"at": 3})),

@@ -88,8 +88,9 @@ class Dispatcher:
     What is asked may then be asked twice: a job that is queued twice finds its shard complete.
     """
 
-    def __init__(self, queue_url: str, name: str, notify: Notify = to_stderr) -> None:
-        self._notify = notify
+    def __init__(self, queue_url: str, name: str, notify: Notify = to_stderr, key: bytes | None = None) -> None:
+        """With ``key`` only workers of its supervisor are believed when they say that a job failed."""
+        self._notify, self._key = notify, key
         self._client = connect(queue_url, bears_outages=notify)
         require_keeps_jobs(self._client)
         self._queue: ShardQueue = open_queue(self._client, name)
@@ -176,7 +177,7 @@ class Dispatcher:
         failed = self._failed(set(planned))
         forged = [job for job in failed if not _is_as_planned(job, planned[str(job.id)])]
         self._renew_changed([planned[str(job.id)] for job in forged])
-        untold = [job for job in failed if not job.is_told and job not in forged]
+        untold = [job for job in failed if not job.is_told(self._key) and job not in forged]
         for job in untold:
             self._tell_of_stranger(str(job.worker_name or ""), planned[str(job.id)])
         self._renew([planned[str(job.id)] for job in untold])
@@ -187,7 +188,10 @@ class Dispatcher:
         if not tasks:
             return
         known = [self._queue.fetch(task.job_id) for task in tasks]
-        notes = [{} if job is None else {k: v for k, v in job.meta.items() if k != "told_by"} for job in known]
+        notes = [
+            {} if job is None else {k: v for k, v in job.meta.items() if k not in ("told_by", "signature")}
+            for job in known
+        ]
         with self._queue.connection.pipeline() as pipe:
             for task in tasks:
                 pipe.delete(Job.key_for(task.job_id))
@@ -244,7 +248,7 @@ class Dispatcher:
     def failure(self, job_ids: set[str]) -> tuple[str, str] | None:
         """(what, why) of the first of these jobs that failed for good, as a worker of Penstock says."""
         for job in self._failed(job_ids):
-            if job.is_told:
+            if job.is_told(self._key):
                 return str(job.description), str(job.meta.get("error") or job.why_lost())
         return None
 

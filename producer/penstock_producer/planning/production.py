@@ -86,7 +86,9 @@ class Production:
         """The last look at each epoch in work."""
         self._held_back, self._gated = "", float("-inf")
         """Why the next epoch is not begun yet, while it follows trainers; and when that was asked."""
-        self._dispatcher = Dispatcher(options.queue_url, options.queue, notify)
+        has_own_workers = workers > 0 or orders is not None
+        key = options.key if has_own_workers else None  # of workers elsewhere nobody knows one
+        self._dispatcher = Dispatcher(options.queue_url, options.queue, notify, key)
         # Forked while this process has neither threads nor frameworks: starts in milliseconds. Replacements come later
         # and are started clean, unless only a fork has the objects they need.
         self._fleet = Fleet(

@@ -25,7 +25,7 @@ from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable,
 from penstock_common.stream.link.commands import Refused
 from penstock_common.waiting import Notify
 from penstock_producer.working.fill import Stopped
-from penstock_producer.working.oversight import Death, Suspicion, suspect
+from penstock_producer.working.oversight import Death, Suspicion, sign, suspect
 from penstock_producer.working.record import LIMITS, Unreadable, checked, readable_meta, shown
 from penstock_producer.working.task import ShardTask
 from penstock_producer.working.workbench import Made, SourceChanged, Workbench
@@ -270,8 +270,6 @@ class ShardJob(Job):
 
     def judge(self, error: BaseException) -> None:
         """Notes why a run failed, and whether another run may help; rq then does what ``retries_left`` says."""
-        text = " ".join(str(error).split()) or type(error).__name__
-        self.tell(text if isinstance(error, PenstockError) else f"{type(error).__name__}: {text}")
         left = self.retries_left or 0
         if isinstance(error, Stopped):
             self.retries_left = left + 1  # not its fault
@@ -279,6 +277,11 @@ class ShardJob(Job):
             self.retries_left = 0
         else:
             self.count_failure()
+        text = " ".join(str(error).split()) or type(error).__name__
+        self.tell(
+            text if isinstance(error, PenstockError) else f"{type(error).__name__}: {text}",
+            _bench[2] if _bench else b"",
+        )
         _save_meta(self)
         if self.retries_left and not isinstance(error, Stopped):
             time.sleep(PAUSES_S[max(0, min(len(PAUSES_S) - 1, RETRIES - left))])
@@ -287,14 +290,23 @@ class ShardJob(Job):
         """Note a try that failed. rq's own count is no proof: other programs that touch the job change it."""
         self.meta["failures"] = int(self.meta.get("failures", 0)) + 1
 
-    def tell(self, error: str) -> None:
-        """Note why a try failed, and that a worker of Penstock says so."""
+    def tell(self, error: str, key: bytes = b"") -> None:
+        """Note why a try failed, and that a worker of Penstock says so, signed with the key of its supervisor."""
         self.meta["error"], self.meta["told_by"] = error, str(self.worker_name or "")
+        self.meta["signature"] = self._sign(key, is_final=not self.retries_left)
 
-    @property
-    def is_told(self) -> bool:
-        """Whether its last try was one of a worker of Penstock, which said how it ended."""
-        return "told_by" in self.meta and self.meta["told_by"] == str(self.worker_name or "")
+    def is_told(self, key: bytes | None) -> bool:
+        """Return True if its last try was one of a worker of Penstock, which said that it failed for good.
+
+        Args:
+            key: of the supervisor whose workers are believed; None believes whoever wrote there.
+        """
+        if self.meta.get("told_by") != str(self.worker_name or ""):
+            return False
+        return key is None or self.meta.get("signature") == self._sign(key, is_final=True)
+
+    def _sign(self, key: bytes, *, is_final: bool) -> str:
+        return sign(key, str(self.id), self.meta.get("error"), self.meta.get("told_by"), is_final)
 
 
 class ShardQueue(Queue):
@@ -483,13 +495,13 @@ def open_queue(connection: Any, name: str) -> ShardQueue:
     return ShardQueue(name, connection=connection, job_class=ShardJob, serializer=JSONSerializer)
 
 
-def return_or_fail(queue: Queue, job: ShardJob, pipe: Any, reason: str) -> None:
+def return_or_fail(queue: Queue, job: ShardJob, pipe: Any, reason: str, key: bytes = b"") -> None:
     """Put a job that lost its worker to the front of the queue; note that it failed where it was tried too often."""
     if job.should_retry:
-        job.tell(reason)
+        job.tell(reason, key)
         job.retry(queue, pipe)
     else:
-        job.tell(job.why_lost(reason))
+        job.tell(job.why_lost(reason), key)
         job.set_status(JobStatus.FAILED, pipeline=pipe)
         job.save(pipeline=pipe)
         queue.failed_job_registry.add(job, ttl=job.failure_ttl, exc_string=reason, pipeline=pipe)

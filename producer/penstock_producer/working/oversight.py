@@ -123,7 +123,7 @@ class Suspicion:
         return {
             int(name.partition(".")[0]): cls(*noted)
             for name, (*noted, signature) in meta.get("suspects", {}).items()
-            if signature == _signature(key, job_id, name, *noted)
+            if signature == sign(key, job_id, name, *noted)
         }
 
     @property
@@ -141,14 +141,15 @@ def suspect(meta: dict[str, Any], death: Death, job_id: str) -> None:
         return
     known = Suspicion.of(meta, job_id, death.key).get(death.place, Suspicion(0, 0, ""))
     noted = (known.times + 1, known.weight + death.weight, death.deed)
-    name = f"{death.place}.{_signature(death.key)[:8]}"  # other supervisors have notes of their own
+    name = f"{death.place}.{sign(death.key)[:8]}"  # other supervisors have notes of their own
     suspects = meta.setdefault("suspects", {})
-    suspects[name] = [*noted, _signature(death.key, job_id, name, *noted)]
+    suspects[name] = [*noted, sign(death.key, job_id, name, *noted)]
     for old in [old for old in suspects if int(old.partition(".")[0]) < int(meta.get("at", 0))]:
         del suspects[old]
 
 
-def _signature(key: bytes, *signed: object) -> str:
+def sign(key: bytes, *signed: object) -> str:
+    """Return the signature of what a supervisor, or a worker of its own, notes in a job."""
     return hmac.digest(key, json.dumps(signed).encode(), "sha256").hex()[:32]
 
 

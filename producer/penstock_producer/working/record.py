@@ -172,6 +172,6 @@ _SUSPECT: Final = re.compile(r"[0-9]{1,18}\.[0-9a-f]{8}")
 """A place in the shard, and which supervisor's note it is (``oversight.suspect``)."""
 _NOTES: Final[Mapping[str, Callable[[object], bool]]] = {
     "workers": _is_texts, "bytes": _is_count, "waits": _is_text, "at": _is_count, "deaths": _is_count,
-    "failures": _is_count, "error": _is_text, "told_by": _is_text, "suspects": _are_suspects,
+    "failures": _is_count, "error": _is_text, "told_by": _is_text, "signature": _is_text, "suspects": _are_suspects,
 }  # fmt: skip
 """Everything that Penstock notes in a job's ``meta``."""

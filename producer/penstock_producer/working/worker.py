@@ -427,5 +427,5 @@ def return_jobs(queue: ShardQueue, death: Death) -> None:
         with queue.connection.pipeline() as pipe:
             for execution in theirs[str(job.id)]:
                 execution.delete(job, pipe)
-            return_or_fail(queue, job, pipe, death.reason)
+            return_or_fail(queue, job, pipe, death.reason, death.key)
             pipe.execute()
