@@ -21,9 +21,9 @@ from PIL import Image
 
 from benchmarks.photographs import cut_photographs
 from penstock_producer.sources.config import ImagesConfig
+from penstock_producer.sources.decode import random_box
 from penstock_producer.sources.images import Images
 from penstock_producer.sources.plan import sample_rng
-from penstock_producer.sources.random_crop import random_box
 
 FILES = 64
 _BILINEAR = Image.Resampling.BILINEAR

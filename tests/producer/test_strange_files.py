@@ -23,7 +23,7 @@ from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.files import shown
-from penstock_producer.sources.folder import Folder
+from penstock_producer.sources.image_files import Folder
 from penstock_producer.working.worker import WorkerOptions
 from tests.contracts.source import in_fork
 from tests.producer.reading import read_epoch

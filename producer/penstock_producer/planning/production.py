@@ -32,7 +32,7 @@ from penstock_producer.planning.plan import EpochFailed, ProductionPlan, find_ep
 from penstock_producer.planning.progress import EpochProgress, Progress, Summary, bad_reasons, look
 from penstock_producer.planning.tasting import taste
 from penstock_producer.sources.blocks import seen_through
-from penstock_producer.sources.files import passed_over
+from penstock_producer.sources.image_files import passed_over
 from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import BatchSource, Source
 from penstock_producer.working.fill import HOPELESS, Seed, bad_limit

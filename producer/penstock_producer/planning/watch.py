@@ -26,7 +26,7 @@ from penstock_producer.planning.production import Production
 from penstock_producer.planning.progress import Progress
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.files import File, shown
-from penstock_producer.sources.folder import images_below
+from penstock_producer.sources.image_files import images_below
 from penstock_producer.working.fleet import LOST_SERVER, STOPPED, Fleet
 from penstock_producer.working.oversight import Death
 from penstock_producer.working.trust import Orders

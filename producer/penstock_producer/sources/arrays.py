@@ -18,10 +18,9 @@ from penstock_common.errors import SourceError
 from penstock_common.format.dtypes import wire_name
 from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.config import ArraysConfig
-from penstock_producer.sources.files import File, fingerprint, shown
+from penstock_producer.sources.files import File, fingerprint, member_start, shown
 from penstock_producer.sources.items import as_sample
 from penstock_producer.sources.protocol import Sample
-from penstock_producer.sources.zip import member_start
 
 _TEXT = "US"
 """Kinds of numpy's fixed-length texts, which travel as bytes."""

@@ -12,11 +12,10 @@ from penstock_common.errors import SampleError
 from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.decode import Decoder
-from penstock_producer.sources.files import Files, fingerprint, shown
-from penstock_producer.sources.folder import Folder
+from penstock_producer.sources.files import fingerprint, shown
+from penstock_producer.sources.image_files import Files, Folder, Zip
 from penstock_producer.sources.labels import Labels, from_file, from_folders, from_function
 from penstock_producer.sources.protocol import Sample
-from penstock_producer.sources.zip import Zip
 
 PROBES = 64
 """Headers read to learn whether images that are not resized share one size."""

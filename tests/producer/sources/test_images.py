@@ -17,8 +17,7 @@ from penstock_common.errors import SampleError, SourceError
 from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.sources.config import ImagesConfig, parse_config
-from penstock_producer.sources.files import EXTENSIONS, passed_over
-from penstock_producer.sources.folder import images_below
+from penstock_producer.sources.image_files import EXTENSIONS, images_below, passed_over
 from penstock_producer.sources.images import Images
 from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import Source
@@ -307,7 +306,7 @@ def test_a_zip_that_cannot_be_read_says_why(tmp_path: Path, zipped: Path) -> Non
 
 def test_a_bomb_in_a_zip_costs_itself_and_not_the_archive(zipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member of gigabytes is not inflated, and said by name; the others are read."""
-    monkeypatch.setattr("penstock_producer.sources.zip.MAX_MEMBER_BYTES", 5000)
+    monkeypatch.setattr("penstock_producer.sources.image_files.MAX_MEMBER_BYTES", 5000)
     with zipfile.ZipFile(zipped, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("train/cat/bomb.png", bytes(5001))
     images = Images(ImagesConfig(path=str(zipped)))

@@ -20,9 +20,9 @@ import pytest
 from penstock_producer.planning.order import EpochOrder
 from penstock_producer.sources.chance import seed_globals
 from penstock_producer.sources.config import parse_config
+from penstock_producer.sources.decode import random_box
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.plan import cut, cut_batches, sample_rng
-from penstock_producer.sources.random_crop import random_box
 from penstock_producer.sources.seeded import find_seeded, reseed
 from tests.producer.sources.conftest import UserModule
 

@@ -14,10 +14,9 @@ from PIL import Image
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_producer.sources.config import ImagesConfig, TarConfig, parse_config
-from penstock_producer.sources.decode import Decoder
+from penstock_producer.sources.decode import AREA, ASPECT, Decoder, random_box
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.plan import sample_rng
-from penstock_producer.sources.random_crop import AREA, ASPECT, random_box
 
 
 def smooth(height: int, width: int) -> Image.Image:

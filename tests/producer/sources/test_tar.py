@@ -21,7 +21,7 @@ from penstock_producer.sources.config import TarConfig
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import Source
-from penstock_producer.sources.tar_members import Found, scan, split_name
+from penstock_producer.sources.tar_index import Found, scan, split_name
 from tests.contracts.source import SourceContract, read
 
 

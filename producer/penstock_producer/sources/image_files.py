@@ -1,0 +1,265 @@
+"""The images in a folder or a zip: what counts as an image, what is passed over, and each file's bytes.
+
+A folder is walked once; links are followed, but not back into a folder above. A zip is read in place: ``zipfile`` reads
+its directory, and members are read with ``pread``, because a seek is shared with forked processes. What the bytes show
+is ``decode``'s.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import stat
+import struct
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock_common.errors import SampleError, SourceError
+from penstock_common.format.limits import MAX_FIELD_BYTES
+from penstock_producer.sources.bounds import require_inside
+from penstock_producer.sources.files import File, is_hidden, member_start, require_local, shown
+
+EXTENSIONS = (
+    ".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2", ".j2k", ".ico",
+)  # fmt: skip
+"""Read, in any case; other files are passed over."""
+
+
+class Files(Protocol):
+    """A folder's or an archive's images, sorted by path; safe to read after a fork and from threads."""
+
+    files: list[File]
+    passed_over: Counter[str]
+    """How many other files there are, by what their names end in."""
+
+    def read(self, index: int) -> bytes:
+        """The whole file; raises SampleError naming it."""
+
+    def close(self) -> None:
+        """Give back what is open."""
+
+
+def sort_out(files: Iterable[File]) -> tuple[list[File], Counter[str]]:
+    """Return the images among these, sorted by path, and how many others there are by what their names end in."""
+    chosen: list[File] = []
+    others: Counter[str] = Counter()
+    for file in files:
+        if is_hidden(file.path):
+            continue
+        suffix = os.path.splitext(file.path)[1].lower()  # noqa: PTH122 - a third of opening a large folder went to Path
+        if suffix in EXTENSIONS:
+            chosen.append(file)
+        else:
+            others[suffix or "no extension"] += 1
+    return sorted(chosen, key=lambda file: file.path), others
+
+
+def choose(files: Iterable[File], where: str) -> tuple[list[File], Counter[str]]:
+    """Return what `sort_out` does. Raises SourceError, saying what was found instead, where there are no images."""
+    chosen, others = sort_out(files)
+    if not chosen:
+        raise SourceError(f"no images in {where}: found {_counted(others) or 'nothing'}; {_IMAGES}")
+    return chosen, others
+
+
+def passed_over(info: Mapping[str, Any]) -> str | None:
+    """Return one line on the files that a source, by its info, passed over. None where there are none."""
+    others: Counter[str] = Counter()
+    for part in (info, *info.get("parts", ())):
+        others.update(part.get("passed_over", {}))
+    return f"{_counted(others)} passed over: {_IMAGES}" if others else None
+
+
+_IMAGES = f"images are files ending in {' '.join(EXTENSIONS)}"
+
+
+_SHOWN = 4
+"""So many endings are named, the commonest."""
+
+
+def _counted(others: Counter[str]) -> str:
+    ranked = sorted(others.items(), key=lambda counted: (-counted[1], counted[0]))
+    more = sum(n for _, n in ranked[_SHOWN:])
+    return ", ".join(f"{n} x {shown(suffix)}" for suffix, n in ranked[:_SHOWN]) + (f", {more} others" if more else "")
+
+
+class Folder:
+    """The images below a folder."""
+
+    def __init__(self, path: str, only: Sequence[str] | None = None) -> None:
+        """``only`` these, by relative path, whether they are there or not."""
+        self._root = _root(path)
+        found = _walk(str(self._root), "", ()) if only is None else (_named(self._root, each) for each in only)
+        self.files, self.passed_over = choose(found, path)
+
+    def read(self, index: int) -> bytes:
+        """The whole file."""
+        path = self.files[index].path
+        require_inside(f"{self._root}/{path}")
+        try:
+            with open(f"{self._root}/{path}", "rb", opener=_open_at_once) as file:
+                found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    raise SampleError(f"{shown(path)}: is no file any more, but a pipe or a device")
+                if found.st_size > MAX_FIELD_BYTES:
+                    raise SampleError(f"{shown(path)}: has {found.st_size} bytes; at most {MAX_FIELD_BYTES} are read")
+                return file.read()
+        except OSError as error:
+            raise SampleError(f"{shown(path)}: cannot be read: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+def images_below(path: str) -> tuple[list[File], Counter[str]]:
+    """Return what `sort_out` does of a folder's files. Raises SourceError where there is no folder."""
+    return sort_out(_walk(str(_root(path)), "", ()))
+
+
+def _root(path: str) -> Path:
+    require_local(path)
+    root = Path(path)
+    if not root.is_dir():
+        what = "a file that is no .zip" if root.exists() else "nothing"
+        raise SourceError(f"no image folder at {path}: found {what} there; give a folder or a .zip of images")
+    return root
+
+
+def _named(root: Path, path: str) -> File:
+    """One that is gone is listed, so that reading it names it."""
+    try:
+        found = os.stat(root / path)  # noqa: PTH116 - as in _walk
+    except OSError:
+        return File(path, 0, 0)
+    return File(path, found.st_size, int(found.st_mtime))
+
+
+def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[File]:
+    try:
+        found = os.stat(folder)  # noqa: PTH116 - a million files: os.scandir, no Path objects
+        here = (found.st_dev, found.st_ino)
+        if here in above:
+            return
+        with os.scandir(folder) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
+    except OSError as error:
+        raise SourceError(f"folder {shown(folder)} cannot be read: {error.strerror}") from error
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_symlink():
+            require_inside(entry.path)
+        found = _what(entry)
+        if stat.S_ISDIR(found.st_mode):
+            yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, here))
+        elif stat.S_ISREG(found.st_mode):  # a pipe named .jpg would be read for ever
+            yield File(prefix + entry.name, found.st_size, int(found.st_mtime))
+        elif stat.S_ISLNK(found.st_mode):  # to nothing: listed, so that reading it names it
+            yield File(prefix + entry.name, 0, 0)
+
+
+def _what(entry: os.DirEntry[str]) -> os.stat_result:
+    """Of what a link leads to; of the link itself if it leads to nothing, in a circle, or to where nobody may look."""
+    try:
+        return entry.stat()
+    except OSError:
+        return entry.stat(follow_symlinks=False)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe that has taken a file's place since would be waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+MAX_MEMBER_BYTES = 512 << 20
+"""No tensor field may be larger, so no image file needs to be."""
+
+_ENCRYPTED = 0x1
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """What reading needs of a member; a ZipInfo takes ten times the memory, and there may be a million."""
+
+    offset: int
+    packed: int
+    size: int
+    crc: int
+    is_deflated: bool
+
+
+class Zip:
+    """The images in a zip file; a single top folder that holds everything is taken as the root."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            with zipfile.ZipFile(path) as archive:
+                members = [m for m in archive.infolist() if not m.is_dir() and not is_hidden(m.filename)]
+        except FileNotFoundError:
+            raise SourceError(f"no file at {path}; give a folder or a .zip of images") from None
+        except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+            raise SourceError(f"{path} is not a readable zip: {error}") from error
+        root = _common_root([m.filename for m in members])
+        found = {m.filename[len(root) :]: m for m in members}
+        self.files, self.passed_over = choose(_listed(found), path)
+        self._members = [_member(found[file.path], path) for file in self.files]
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, index: int) -> bytes:
+        """One member's bytes, checked against its CRC."""
+        path, member = self.files[index].path, self._members[index]
+        if max(member.size, member.packed) > MAX_MEMBER_BYTES:  # one file's fault, and not the archive's
+            raise SampleError(f"{shown(path)} has {member.size} bytes; at most {MAX_MEMBER_BYTES} are read")
+        try:
+            data = self._inflated(member)
+        except (OSError, zlib.error, struct.error, ValueError) as error:
+            raise SampleError(f"{shown(path)}: damaged in {Path(self._path).name}: {error}") from error
+        if len(data) != member.size or zlib.crc32(data) != member.crc:
+            raise SampleError(f"{shown(path)}: damaged in {Path(self._path).name}: wrong size or CRC")
+        return data
+
+    def _inflated(self, member: _Member) -> bytes:
+        data = os.pread(self._fd, member.packed, member_start(self._fd, member.offset))
+        if not member.is_deflated:
+            return data
+        # one byte more than declared shows a lie; without a bound it could fill the memory
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.size + 1)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _common_root(names: list[str]) -> str:
+    roots = {name.split("/", 1)[0] if "/" in name else "" for name in names}
+    root = roots.pop() if len(roots) == 1 else ""
+    return f"{root}/" if root else ""
+
+
+def _listed(members: dict[str, zipfile.ZipInfo]) -> Iterator[File]:
+    for path, member in members.items():
+        yield File(path, member.file_size, _seconds(member.date_time))
+
+
+def _seconds(date_time: tuple[int, int, int, int, int, int]) -> int:
+    try:
+        return int(dt.datetime(*date_time, tzinfo=dt.UTC).timestamp())
+    except ValueError:  # archives may hold month 0
+        return 0
+
+
+def _member(member: zipfile.ZipInfo, path: str) -> _Member:
+    if member.flag_bits & _ENCRYPTED:
+        raise SourceError(f"{path} is encrypted ({shown(member.filename)}); give a zip without a password")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise SourceError(f"{path}: {shown(member.filename)} is neither stored nor deflated; zip it again with either")
+    is_deflated = member.compress_type == zipfile.ZIP_DEFLATED
+    return _Member(member.header_offset, member.compress_size, member.file_size, member.CRC, is_deflated)
