@@ -23,7 +23,7 @@ from benchmarks.photographs import cut_photographs
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.decode import random_box
 from penstock_producer.sources.images import Images
-from penstock_producer.sources.plan import sample_rng
+from penstock_producer.sources.seeding import sample_rng
 
 FILES = 64
 _BILINEAR = Image.Resampling.BILINEAR

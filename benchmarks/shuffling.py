@@ -23,7 +23,7 @@ from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease, Span
 from penstock_consumer.pipeline.stage import Setting
 from penstock_consumer.pipeline.window import Window
-from penstock_producer.sources.plan import permutation
+from penstock_producer.sources.order import permutation
 from penstock_producer.writing.writer import Writer
 
 SAMPLES, BATCH, CLASSES, ENTRY = 100_000, 64, 100, 128

@@ -81,11 +81,10 @@ def _pay(job: tuple[str, bool, int]) -> Paid:
     from penstock_common.stream.link.connection import connect
     from penstock_common.stream.removal.deletion import delete_stream
     from penstock_common.stream.servers.embedded import EmbeddedServer
-    from penstock_producer.planning.order import default_shard_samples
+    from penstock_producer.planning.order import cut, default_shard_samples
     from penstock_producer.planning.plan import ProductionPlan
     from penstock_producer.planning.production import Production
     from penstock_producer.sources.config import DatasetConfig
-    from penstock_producer.sources.plan import cut
     from penstock_producer.working.memory import keep_freed
     from penstock_producer.working.trust import ANYTHING
     from penstock_producer.working.worker import WorkerOptions

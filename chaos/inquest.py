@@ -24,7 +24,7 @@ from penstock_common.stream.manifest import PRODUCED, retained_epochs
 from penstock_common.stream.streams import load_stream, read_counters
 from penstock_producer.planning.order import EpochOrder
 from penstock_producer.sources.dataset import Dataset
-from penstock_producer.sources.plan import sample_rng
+from penstock_producer.sources.seeding import sample_rng
 
 SHOWN = 5
 

@@ -19,9 +19,9 @@ from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production as Loop
 from penstock_producer.planning.production import refuse_path
 from penstock_producer.planning.progress import Progress, Summary
-from penstock_producer.sources.blocks import BLOCK_SAMPLES
 from penstock_producer.sources.config import LocalConfig
-from penstock_producer.sources.local import forget, register
+from penstock_producer.sources.names import forget, register
+from penstock_producer.sources.transform import BLOCK_SAMPLES
 from penstock_producer.working.oversight import SAMPLE_LIMIT_S
 from penstock_producer.working.task import OnError
 from penstock_producer.working.worker import WorkerOptions

@@ -15,8 +15,8 @@ import pytest
 from penstock_common.format.spec import Spec
 from penstock_producer.sources.config import SourceConfig, parse_config
 from penstock_producer.sources.open import open_source
-from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import BatchSource, Source
+from penstock_producer.sources.seeding import sample_rng
 
 Sample = dict[str, Any]
 

@@ -26,10 +26,10 @@ from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watching.waiters import Waiter
 from penstock_consumer.loader import Loader
+from penstock_producer.planning.order import cut
 from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.sources.config import DatasetConfig
-from penstock_producer.sources.plan import cut
 from penstock_producer.working.fleet import Fleet
 from penstock_producer.working.jobs import open_queue
 from penstock_producer.working.trust import ANYTHING

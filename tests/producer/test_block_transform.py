@@ -17,9 +17,8 @@ from penstock_common.errors import SampleError, SourceError
 from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.planning.progress import Summary
-from penstock_producer.sources.blocks import BlockTransform, Unequal
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, SourceConfig
-from penstock_producer.sources.transform import Transform
+from penstock_producer.sources.transform import BlockTransform, Transform, Unequal
 from penstock_producer.working.worker import WorkerOptions
 from tests.producer.reading import read_epoch
 

@@ -16,15 +16,13 @@ from PIL import Image
 from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.sources.arrays import Arrays
-from penstock_producer.sources.balanced import Balanced
-from penstock_producer.sources.chance import seed_globals
+from penstock_producer.sources.choice import Balanced, Split, Weighted
 from penstock_producer.sources.config import ArraysConfig, DatasetConfig, ImagesConfig
 from penstock_producer.sources.dataset import Dataset
 from penstock_producer.sources.images import Images
 from penstock_producer.sources.protocol import draws
-from penstock_producer.sources.split import Split
+from penstock_producer.sources.seeding import seed_globals
 from penstock_producer.sources.transform import Transform, Transformed
-from penstock_producer.sources.weighted import Weighted
 from penstock_producer.working.fill import Seed
 from penstock_producer.working.worker import WorkerOptions
 from tests.producer.reading import read_epoch

@@ -24,7 +24,7 @@ from penstock_producer.planning.plan import EpochFailed, ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.planning.progress import Progress, Summary
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig, SourceConfig
-from penstock_producer.sources.local import register
+from penstock_producer.sources.names import register
 from penstock_producer.working.fleet import Fleet
 from penstock_producer.working.task import ShardTask
 from penstock_producer.working.trust import ANYTHING

@@ -14,7 +14,7 @@ from penstock_producer.planning.plan import EpochFailed, ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.planning.progress import Summary
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig, SourceConfig
-from penstock_producer.sources.local import register
+from penstock_producer.sources.names import register
 from penstock_producer.working.fill import bad_limit
 from penstock_producer.working.worker import WorkerOptions
 from penstock_producer.writing.writer import Writer

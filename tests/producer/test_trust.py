@@ -22,7 +22,8 @@ from penstock_producer.planning import production as productions
 from penstock_producer.planning.dispatch import Dispatcher
 from penstock_producer.planning.plan import EpochFailed, ProductionPlan
 from penstock_producer.planning.production import Production
-from penstock_producer.sources import bounds, names
+from penstock_producer.sources import allowed, names
+from penstock_producer.sources.allowed import NotAllowed
 from penstock_producer.sources.config import (
     ArraysConfig,
     DatasetConfig,
@@ -32,7 +33,6 @@ from penstock_producer.sources.config import (
     WeightedConfig,
     WeightedPart,
 )
-from penstock_producer.sources.names import NotAllowed
 from penstock_producer.sources.open import open_source
 from penstock_producer.working.fleet import Fleet
 from penstock_producer.working.jobs import FUNCTION
@@ -223,7 +223,7 @@ def test_orders_cover_every_field_of_a_job_but_its_place() -> None:
 @pytest.fixture
 def _no_law() -> Iterator[None]:
     yield
-    names._allowed = bounds._roots = None
+    allowed._allowed = allowed._roots = None
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -418,9 +418,9 @@ def test_a_forged_job_on_a_shared_queue_stops_no_production(
 
 def test_no_law_means_no_bound(tmp_path: Path) -> None:
     """A library that is used by its own user reads whatever the user names."""
-    assert names._allowed is None
-    assert bounds._roots is None
-    bounds.require_inside(tmp_path)
+    assert allowed._allowed is None
+    assert allowed._roots is None
+    allowed.require_inside(tmp_path)
     assert names.resolve("os:getpid") is sys.modules["os"].getpid
     with pytest.raises(SourceError, match="did you mean"):
         open_source(DatasetConfig(name="tests.producer.made:number"))

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from penstock_common.errors import PenstockError, SampleError
-from penstock_producer.sources.choice import order_of
+from penstock_producer.sources.order import order_of
 from penstock_producer.sources.protocol import AnySource
 
 Feed = Callable[[AnySource, int, int], Iterator[int]]

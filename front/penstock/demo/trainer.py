@@ -25,7 +25,7 @@ from penstock_common.errors import PenstockError
 from penstock_consumer.loader import Loader
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.open import open_source
-from penstock_producer.sources.plan import sample_rng
+from penstock_producer.sources.seeding import sample_rng
 
 TRANSFORM = "penstock.demo.augment:augment"
 STREAM = "digits"

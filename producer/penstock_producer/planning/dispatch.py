@@ -28,8 +28,8 @@ from penstock_common.stream.link.connection import connect
 from penstock_common.stream.servers.suitability import require_keeps_jobs
 from penstock_common.stream.watching.queues import OWN_WORKER
 from penstock_common.waiting import Notify, to_stderr
+from penstock_producer.sources.allowed import NotAllowed
 from penstock_producer.sources.config import SourceConfig, parse_config
-from penstock_producer.sources.names import NotAllowed
 from penstock_producer.working.jobs import (
     FAILURE_TTL_S,
     FUNCTION,

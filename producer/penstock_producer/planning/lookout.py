@@ -17,7 +17,7 @@ from penstock_common.stream.streams import Stream
 from penstock_producer.planning.dispatch import Dispatcher, worker_command
 from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.progress import Progress, bad_reasons
-from penstock_producer.sources.names import NotAllowed
+from penstock_producer.sources.allowed import NotAllowed
 
 STALL_S = 2.0
 """Without progress for so long, the reason is looked up and told."""

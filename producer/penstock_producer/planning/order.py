@@ -1,6 +1,6 @@
 """One epoch of one source in its order, cut into shards: planned by the dispatcher, found again by every worker.
 
-The order is ``sources/choice``'s, the cut ``sources/plan``'s; reading and writing are ``fill``'s.
+The order is ``sources/order``'s; reading and writing are ``fill``'s.
 """
 
 from __future__ import annotations
@@ -12,10 +12,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_producer.sources.choice import Choosing, order_of
-from penstock_producer.sources.plan import cut, cut_batches, items_of
+from penstock_producer.sources.order import Choosing, order_of
 from penstock_producer.sources.protocol import BatchSource, Source
 
+MAX_SHARD_SAMPLES = 1 << 20
+"""Docs: a shard holds at most 2^20 samples (bits of one ledger key)."""
+
+TAPER_SHARDS = 4
+"""The rule below takes an epoch to be made by one worker for every two times so many full shards."""
+SMALLEST_PART = 8
+"""The last shards of an epoch have this part of a full one: its end then waits for one worker an eighth as long."""
+MOST_HELPERS = 64
+"""Bounds how many small shards there are, where shards are small for another reason than many workers."""
 SHARDS_PER_WORKER = 8
 """Workers end an epoch together when each has several shards to take; fewer leave the last one running alone."""
 LARGEST_DEFAULT = 4096
@@ -91,3 +99,55 @@ class EpochOrder:
     def items(self, shard: int) -> NDArray[np.int64]:
         """The source's indices in one shard, in order."""
         return items_of(self._order, self._counts, shard)
+
+
+def shard_size(left: int, n: int, shard_samples: int) -> int:
+    """Samples of the next shard when ``left`` of the epoch's ``n`` are not cut yet: full ones, then ever smaller.
+
+    Guided self-scheduling (Polychronopoulos and Kuck, 1987): an equal share of what is left for each of twice as many
+    workers as the epoch seems planned for, so that all of them end together.
+    """
+    shares = min(MOST_HELPERS, n // (TAPER_SHARDS * shard_samples))
+    if shares < 2:  # so few shards that a smaller one would only be another one
+        return shard_samples
+    return max(-(-shard_samples // SMALLEST_PART), min(shard_samples, -(-left // shares)))
+
+
+def cut(n: int, shard_samples: int) -> list[int]:
+    """Sizes of the shards of n samples: ``shard_samples`` at first, towards the end less; see `shard_size`."""
+    _check(shard_samples)
+    sizes: list[int] = []
+    left = n
+    while left:
+        sizes.append(min(left, shard_size(left, n, shard_samples)))
+        left -= sizes[-1]
+    return sizes
+
+
+def cut_batches(sizes: Sequence[int] | NDArray[np.int64], shard_samples: int) -> list[int]:
+    """Items per shard for items of these sizes in epoch order: as many as fit the shard's size, and at least one."""
+    _check(shard_samples)
+    counts: list[int] = []
+    left = n = int(sum(sizes))
+    held = room = 0
+    for item, size in enumerate(map(int, sizes)):
+        if size > MAX_SHARD_SAMPLES:
+            raise ValueError(f"batch {item} holds {size} samples; a shard takes at most {MAX_SHARD_SAMPLES}")
+        if not counts or held + size > room:
+            counts.append(0)
+            held, room = 0, shard_size(left, n, shard_samples)
+        counts[-1] += 1
+        held += size
+        left -= size
+    return counts
+
+
+def items_of(order: NDArray[np.int64], counts: Sequence[int], shard: int) -> NDArray[np.int64]:
+    """The source indices of one shard, in shard order; ``counts`` are items per shard."""
+    start = sum(counts[:shard])
+    return order[start : start + counts[shard]]
+
+
+def _check(shard_samples: int) -> None:
+    if not 1 <= shard_samples <= MAX_SHARD_SAMPLES:
+        raise ValueError(f"a shard of {shard_samples} samples; expected 1 to {MAX_SHARD_SAMPLES}")

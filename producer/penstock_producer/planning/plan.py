@@ -14,9 +14,9 @@ from penstock_common.errors import PenstockError
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream, read_counters
-from penstock_producer.sources.blocks import BLOCK_SAMPLES
 from penstock_producer.sources.config import SourceConfig
-from penstock_producer.sources.local import is_token
+from penstock_producer.sources.names import is_token
+from penstock_producer.sources.transform import BLOCK_SAMPLES
 from penstock_producer.working.oversight import SAMPLE_LIMIT_S
 from penstock_producer.working.task import MaxBad, OnError
 

@@ -31,10 +31,10 @@ from penstock_producer.planning.order import EpochOrder, count_samples, default_
 from penstock_producer.planning.plan import EpochFailed, ProductionPlan, find_epochs, plan_fingerprint
 from penstock_producer.planning.progress import EpochProgress, Progress, Summary, bad_reasons, look
 from penstock_producer.planning.tasting import taste
-from penstock_producer.sources.blocks import seen_through
 from penstock_producer.sources.image_files import passed_over
 from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import BatchSource, Source
+from penstock_producer.sources.transform import seen_through
 from penstock_producer.working.fill import HOPELESS, Seed, bad_limit
 from penstock_producer.working.fleet import LOST_SERVER, STOPPED, Fleet, advise
 from penstock_producer.working.oversight import Death

@@ -1,80 +1,102 @@
-"""Which samples an epoch takes, where it does not simply take each once: pure functions of seed, epoch and numbers.
+"""Sources made of other sources: one part of a split, classes in balance, several by weight.
 
-What they rest on is ``plan``'s permutation, so any worker, and any repair, finds the same.
+A split goes by a hash of each sample's name, so the same samples are always on the same side. In a balanced source
+every class comes equally often in each epoch: small ones come again, large ones in turns. Of several sources by weight
+each has its share of every epoch and is walked through from epoch to epoch.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from penstock_producer.sources.plan import in_order, permutation
+from penstock_common.errors import SourceError
+from penstock_common.format.spec import SpecLike
+from penstock_producer.sources.files import fingerprint
+from penstock_producer.sources.order import (
+    Choosing,
+    Indices,
+    apportion,
+    blend,
+    order_of,
+    part_seed,
+    walk,
+)
+from penstock_producer.sources.protocol import AnySource, BatchSource, Labelled, Sample, Source, draws
 
-Indices = NDArray[np.int64]
 
+class Split:
+    """The samples (or batches) of one part. Files that are added or taken away move no other."""
 
-@runtime_checkable
-class Choosing(Protocol):
-    """A source of samples whose epoch is a choice among them: some may come more than once, some not at all."""
+    unit: Literal["sample"] = "sample"
+
+    def __init__(self, source: Source | BatchSource, parts: Sequence[tuple[str, float]], part: str, seed: int) -> None:
+        self._source = source
+        fractions = [fraction for _, fraction in parts]
+        wanted = [name for name, _ in parts].index(part)
+        sides = (side_of(source.key(index), fractions, seed) for index in range(len(source)))
+        self._kept = np.flatnonzero(np.fromiter(sides, np.int64, len(source)) == wanted)
+        if not len(self._kept):
+            raise SourceError(f"none of the {len(source)} items falls into {part!r}; give it a larger fraction")
+        self.repeatable, self.draws = source.repeatable, draws(source)
+        self.fingerprint = fingerprint(["split", source.fingerprint, [list(named) for named in parts], part, seed])
+        self.info: dict[str, Any] = {**source.info, "split": part}
+        if "files" in source.info and len(source.info["files"]) == len(source):
+            self.info["files"] = [source.info["files"][index] for index in self._kept]
 
     @property
-    def chosen(self) -> int:
-        """Samples of one epoch."""
+    def inner(self) -> Source | BatchSource:
+        """What it is a part of."""
+        return self._source
 
-    def choose(self, seed: int, epoch: int, shuffle: bool, samples: int | None = None) -> Indices:
-        """The source's indices of one epoch, in order: ``chosen`` of them, or always so many as within another."""
+    def __len__(self) -> int:
+        return len(self._kept)
 
+    @property
+    def spec(self) -> SpecLike | None:
+        """The whole source's, so that all parts have the same."""
+        return self._source.spec
 
-def order_of(source: object, length: int, seed: int, epoch: int, shuffle: bool) -> Indices:
-    """One epoch of any source: its own choice, or each of its ``length`` indices once."""
-    if isinstance(source, Choosing):
-        return source.choose(seed, epoch, shuffle)
-    return permutation(length, seed, epoch) if shuffle else in_order(length)
+    def key(self, index: int) -> str:
+        """The source's name of it."""
+        return self._source.key(int(self._kept[index]))
 
+    def read(self, index: int, rng: np.random.Generator) -> Sample:
+        """The source's item."""
+        return self._source.read(int(self._kept[index]), rng)
 
-def apportion(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers that sum up to ``total`` and differ from its exact shares by less than one (largest remainders)."""
-    whole = sum(weights)
-    exact = [total * weight / whole for weight in weights]
-    counts = [int(share) for share in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda part: (counts[part] - exact[part], part))
-    for part in by_remainder[: total - sum(counts)]:
-        counts[part] += 1
-    return counts
+    def column(self, name: str) -> Any:
+        """The source's, of this part."""
+        values = self._source.column(name) if isinstance(self._source, Labelled) else None
+        return None if values is None else values[self._kept]
 
-
-def walk(pass_of: Callable[[int], Indices], length: int, first: int, count: int) -> Indices:
-    """``count`` indices from place ``first`` on of passes that follow each other, each ``length`` long.
-
-    So nothing comes a second time before everything came once, from epoch to epoch as within one.
-    """
-    taken: list[Indices] = []
-    while count:
-        number, place = divmod(first, length)
-        taken.append(pass_of(number)[place : place + count])
-        first += len(taken[-1])
-        count -= len(taken[-1])
-    return np.concatenate([in_order(0), *taken])
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
 
 
-def blend(parts: Sequence[Indices], seed: int, epoch: int, shuffle: bool) -> Indices:
-    """All of them in one order: at random, or each part's own order kept and the parts spread evenly."""
-    joined = np.concatenate(parts)
-    if shuffle:
-        order: Indices = joined[permutation(len(joined), seed, epoch)]
-        return order
-    places = np.concatenate([(np.arange(len(part)) + 0.5) / max(1, len(part)) for part in parts])
-    even: Indices = joined[np.argsort(places, kind="stable")]
-    return even
+class BatchSplit(Split):
+    """The same of a source of batches, each of which is on one side whole."""
+
+    unit: Literal["batch"] = "batch"  # type: ignore[assignment]
+
+    def size(self, item: int) -> int:
+        """Samples in this batch."""
+        assert self._source.unit == "batch"
+        return self._source.size(int(self._kept[item]))
 
 
-def part_seed(seed: int, part: str) -> int:
-    """A seed of a part's own: two parts of one length must not be walked alike."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}\0{part}".encode(), digest_size=7).digest(), "big")
+def split(source: AnySource, parts: Sequence[tuple[str, float]], part: str, seed: int) -> Split:
+    """The part of a source; raises SourceError for one whose items have no names that last."""
+    if source.unit == "item":
+        raise SourceError(
+            "an iterable cannot be split: its items are known by their place alone; split where they come from"
+        )
+    return (BatchSplit if source.unit == "batch" else Split)(source, parts, part, seed)
 
 
 def side_of(key: str, fractions: Sequence[float], seed: int) -> int:
@@ -89,3 +111,213 @@ def side_of(key: str, fractions: Sequence[float], seed: int) -> int:
         if at < end or end > 1 - 1e-9:  # 0.7 + 0.2 + 0.1 is a little less than 1
             return part
     return len(fractions)
+
+
+MAX_CLASSES = 100_000
+"""More different values are no classes."""
+
+
+class Balanced:
+    """A source's samples, chosen by class. Samples whose class is unknown are never chosen; ``info`` counts them."""
+
+    unit: Literal["sample"] = "sample"
+
+    def __init__(self, source: AnySource, by: str = "y", samples: int | None = None) -> None:
+        if source.unit != "sample":
+            raise SourceError(f"only samples by number can be balanced; this source gives each {source.unit} whole")
+        self._source: Source = source
+        labels, known = _labels(source, by)
+        self.classes, numbers = np.unique(labels, return_inverse=True)
+        if len(self.classes) > min(MAX_CLASSES, max(1, len(labels))):
+            raise SourceError(f"tensor {by!r} has {len(self.classes)} different values; expected classes")
+        self._members = [known[numbers == number] for number in range(len(self.classes))]
+        self.chosen = samples or len(source)
+        if self.chosen < len(self.classes):
+            raise SourceError(f"{self.chosen} samples an epoch are too few for {len(self.classes)} classes")
+        self.repeatable, self.draws = source.repeatable, draws(source)
+        chosen_by = [str(value) for value in self.classes] + [len(members) for members in self._members]
+        self.fingerprint = fingerprint(["balanced", source.fingerprint, by, self.chosen, chosen_by])
+        self.info: dict[str, Any] = {**source.info, "balanced": by}
+        if len(known) < len(source):
+            self.info["unlabelled"] = len(source) - len(known)
+
+    @property
+    def inner(self) -> Source:
+        """What it chooses from."""
+        return self._source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def choose(self, seed: int, epoch: int, shuffle: bool, samples: int | None = None) -> Indices:
+        """Each class's next samples, where the epoch before ended."""
+        counts = apportion(samples or self.chosen, [1.0] * len(self.classes))
+        parts = []
+        for number, (members, count) in enumerate(zip(self._members, counts, strict=True)):
+            pass_of = partial(self._pass, number, part_seed(seed, f"class {number}"), shuffle)
+            parts.append(walk(pass_of, len(members), epoch * count, count))
+        return blend(parts, seed, epoch, shuffle)
+
+    def _pass(self, number: int, seed: int, shuffle: bool, epoch: int) -> Indices:
+        members = self._members[number]
+        found: Indices = members[order_of(None, len(members), seed, epoch, shuffle)]
+        return found
+
+    @property
+    def spec(self) -> SpecLike | None:
+        """The source's."""
+        return self._source.spec
+
+    def key(self, index: int) -> str:
+        """The source's name of it."""
+        return self._source.key(index)
+
+    def read(self, index: int, rng: np.random.Generator) -> Sample:
+        """The source's sample."""
+        return self._source.read(index, rng)
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
+
+
+def _labels(source: Source, by: str) -> tuple[Any, Indices]:
+    """The classes that are known, and whose they are."""
+    found = source.column(by) if isinstance(source, Labelled) else None
+    if found is None:
+        raise SourceError(
+            f"the classes of tensor {by!r} are not known without making every sample; balanced sources are images, "
+            "tars with .cls, arrays, torch datasets with `targets`, and sources with a method `column`"
+        )
+    values = np.ma.asarray(found)
+    if values.ndim != 1 or values.dtype.kind not in "biuUS" or len(values) != len(source):
+        raise SourceError(
+            f"tensor {by!r} is {values.dtype}{list(values.shape)}; a class is one whole number or text per sample"
+        )
+    known = np.flatnonzero(~np.ma.getmaskarray(values)).astype(np.int64)
+    if not len(known):
+        raise SourceError(f"not one of {len(source)} samples has a readable class in {by!r}")
+    return values.data[known], known
+
+
+class Weighted:
+    """The samples of all parts, one part's behind the other's; an epoch is a choice of them."""
+
+    unit: Literal["sample"] = "sample"
+
+    def __init__(self, parts: Sequence[AnySource], weights: Sequence[float], samples: int | None = None) -> None:
+        self.parts: list[Source] = [_sampled(part, number) for number, part in enumerate(parts)]
+        self._ends = np.cumsum([len(part) for part in self.parts])
+        lengths = [part.chosen if isinstance(part, Choosing) else len(part) for part in self.parts]
+        self.chosen, self._weights = samples or sum(lengths), list(weights)
+        self._counts = apportion(self.chosen, weights)
+        if 0 in self._counts:
+            number = self._counts.index(0)
+            raise SourceError(
+                f"part {number} has a share of {weights[number] / sum(weights):.2g} of {self.chosen} samples: none; "
+                "give it a larger weight, or the epoch more samples"
+            )
+        _require_same_classes(self.parts)
+        self.repeatable = all(part.repeatable for part in self.parts)
+        self.draws = any(map(draws, self.parts))
+        self.fingerprint = fingerprint(
+            ["weighted", [part.fingerprint for part in self.parts], self._counts, self.chosen]
+        )
+        shares = [{**part.info, "samples": count} for part, count in zip(self.parts, self._counts, strict=True)]
+        self.info: dict[str, Any] = {"source": "weighted", "parts": [_short(info) for info in shares]}
+        if classes := self.parts[0].info.get("classes"):
+            self.info["classes"] = classes
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def choose(self, seed: int, epoch: int, shuffle: bool, samples: int | None = None) -> Indices:
+        """Each part's next samples, where the epoch before ended; all in one order."""
+        counts = self._counts if samples is None else apportion(samples, self._weights)
+        chosen = []
+        for number, (part, count) in enumerate(zip(self.parts, counts, strict=True)):
+            own, start = part_seed(seed, f"part {number}"), int(self._ends[number]) - len(part)
+            if isinstance(part, Choosing):
+                chosen.append(start + part.choose(own, epoch, shuffle, count))
+            else:
+                pass_of = partial(_pass, len(part), own, shuffle)
+                chosen.append(start + walk(pass_of, len(part), epoch * count, count))
+        return blend(chosen, seed, epoch, shuffle)
+
+    def _at(self, index: int) -> tuple[int, int]:
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        return number, index - (int(self._ends[number - 1]) if number else 0)
+
+    @cached_property
+    def spec(self) -> SpecLike | None:
+        """What the parts' specs have in common; a size that differs is free. None where a part declares none."""
+        specs = [part.spec for part in self.parts]
+        first = specs[0]
+        if first is None or any(spec is None for spec in specs):
+            return None
+        common = dict(first)
+        for number, spec in enumerate(specs[1:], 1):
+            assert spec is not None
+            common = {name: _common(name, common, dict(spec), number) for name in {**common, **spec}}
+        return common
+
+    def key(self, index: int) -> str:
+        """The part's number and its name of the sample, like ``1/cat/0012.jpg``."""
+        number, own = self._at(index)
+        return f"{number}/{self.parts[number].key(own)}"
+
+    def read(self, index: int, rng: np.random.Generator) -> Sample:
+        """The part's sample."""
+        number, own = self._at(index)
+        return self.parts[number].read(own, rng)
+
+    def close(self) -> None:
+        """Close all parts."""
+        for part in self.parts:
+            part.close()
+
+
+def _pass(length: int, seed: int, shuffle: bool, number: int) -> Indices:
+    return order_of(None, length, seed, number, shuffle)
+
+
+def _sampled(part: AnySource, number: int) -> Source:
+    if part.unit != "sample":
+        raise SourceError(f"part {number} gives each {part.unit} whole; only sources of samples by number are mixed")
+    return part
+
+
+def _require_same_classes(parts: Sequence[Source]) -> None:
+    """Class 0 of one folder must not be another animal than class 0 of the next."""
+    named = [(number, part.info["classes"]) for number, part in enumerate(parts) if part.info.get("classes")]
+    for number, classes in named[1:]:
+        first, known = named[0]
+        differing = next((name for name in classes if name in known and classes[name] != known[name]), None)
+        if differing:
+            raise SourceError(
+                f"parts {first} and {number} have other classes in {differing!r}: {_some(known[differing])} and "
+                f"{_some(classes[differing])}; give both the same (--classes)"
+            )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+
+
+def _common(name: str, one: dict[str, Any], other: dict[str, Any], number: int) -> tuple[str, tuple[int | None, ...]]:
+    if name not in one or name not in other:
+        raise SourceError(
+            f"tensor {name!r} is not in all parts: part {number} has {', '.join(other)}, others {', '.join(one)}"
+        )
+    (dtype, shape), (its_dtype, its_shape) = one[name], other[name]
+    if dtype != its_dtype or len(shape) != len(its_shape):
+        raise SourceError(
+            f"tensor {name!r} is {its_dtype}{list(its_shape)} in part {number} and {dtype}{list(shape)} in others; "
+            "a transform can make them alike"
+        )
+    return dtype, tuple(a if a == b else None for a, b in zip(shape, its_shape, strict=True))
+
+
+def _short(info: dict[str, Any]) -> dict[str, Any]:
+    """Without what is long, or stands above."""
+    return {name: value for name, value in info.items() if name not in ("files", "classes")}

@@ -171,7 +171,7 @@ class GeneratorConfig(_IterableConfig):
 
 
 class LocalConfig(_Config):
-    """An object of this process and of those forked from it, put into ``local``'s registry."""
+    """An object of this process and of those forked from it, put into ``names``' registry."""
 
     kind: Literal["local"] = "local"
     token: str

@@ -13,7 +13,7 @@ from penstock_producer.sources.files import fingerprint
 from penstock_producer.sources.items import TUPLE_NAMES, as_sample
 from penstock_producer.sources.names import blame
 from penstock_producer.sources.protocol import Sample
-from penstock_producer.sources.seeded import find_seeded, reseed
+from penstock_producer.sources.seeding import find_seeded, reseed
 from penstock_producer.sources.transform import Transform
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.files import fingerprint
-from penstock_producer.sources.items import as_sample
-from penstock_producer.sources.keras import batch_tensors
+from penstock_producer.sources.items import as_sample, batch_tensors
 from penstock_producer.sources.names import blame
 from penstock_producer.sources.protocol import Sample
 from penstock_producer.sources.transform import Transform

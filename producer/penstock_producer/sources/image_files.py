@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.limits import MAX_FIELD_BYTES
-from penstock_producer.sources.bounds import require_inside
+from penstock_producer.sources.allowed import require_inside
 from penstock_producer.sources.files import File, is_hidden, member_start, require_local, shown
 
 EXTENSIONS = (

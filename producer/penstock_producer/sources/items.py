@@ -70,3 +70,35 @@ def _value(name: Any, value: Any, key: str) -> Any:
             "give a transform that makes them"
         )
     return value if isinstance(value, list) else array
+
+
+def batch_tensors(batch: Any, key: str) -> dict[str, Any]:
+    """``x``, ``y``, ``w`` of a batch (x, y, w); parts in a dict keep their names, those in a list become x0, x1, ..."""
+    parts = batch if isinstance(batch, Mapping) else None
+    if parts is None:
+        values = batch if isinstance(batch, (tuple, list)) else (batch,)
+        if len(values) > len(TUPLE_NAMES):
+            raise SampleError(f"{key}: a batch of {len(values)} parts; expected (x, y), (x, y, w) or a dict")
+        parts = dict(zip(TUPLE_NAMES, values, strict=False))
+    tensors: dict[str, Any] = {}
+    for name, value in parts.items():
+        if value is None:
+            continue
+        for inner, tensor in _flat(str(name), value):
+            if inner in tensors:
+                raise SampleError(f"{key}: two tensors are named {inner!r}")
+            tensors[inner] = tensor if _is_texts(tensor) else as_array(tensor)
+    return tensors
+
+
+def _is_texts(value: Any) -> bool:
+    """Bytes of any length each, which an array would fill up to the longest."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], bytes)
+
+
+def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(str(inner), tensor) for inner, tensor in value.items()]
+    if isinstance(value, (tuple, list)) and value and hasattr(value[0], "shape") and len(value[0].shape):
+        return [(f"{name}{number}", tensor) for number, tensor in enumerate(value)]
+    return [(name, value)]

@@ -13,12 +13,11 @@ import numpy as np
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.spec import SpecLike
-from penstock_common.format.values import as_array
 from penstock_producer.sources.files import fingerprint
-from penstock_producer.sources.items import TUPLE_NAMES
+from penstock_producer.sources.items import batch_tensors
 from penstock_producer.sources.names import blame
 from penstock_producer.sources.protocol import Sample
-from penstock_producer.sources.seeded import find_seeded, reseed
+from penstock_producer.sources.seeding import find_seeded, reseed
 
 
 def is_keras(value: Any) -> bool:
@@ -95,38 +94,6 @@ class KerasBatches:
 
     def close(self) -> None:
         """The object is its owner's; nothing is open."""
-
-
-def batch_tensors(batch: Any, key: str) -> dict[str, Any]:
-    """``x``, ``y``, ``w`` of a batch (x, y, w); parts in a dict keep their names, those in a list become x0, x1, ..."""
-    parts = batch if isinstance(batch, Mapping) else None
-    if parts is None:
-        values = batch if isinstance(batch, (tuple, list)) else (batch,)
-        if len(values) > len(TUPLE_NAMES):
-            raise SampleError(f"{key}: a batch of {len(values)} parts; expected (x, y), (x, y, w) or a dict")
-        parts = dict(zip(TUPLE_NAMES, values, strict=False))
-    tensors: dict[str, Any] = {}
-    for name, value in parts.items():
-        if value is None:
-            continue
-        for inner, tensor in _flat(str(name), value):
-            if inner in tensors:
-                raise SampleError(f"{key}: two tensors are named {inner!r}")
-            tensors[inner] = tensor if _is_texts(tensor) else as_array(tensor)
-    return tensors
-
-
-def _is_texts(value: Any) -> bool:
-    """Bytes of any length each, which an array would fill up to the longest."""
-    return isinstance(value, list) and bool(value) and isinstance(value[0], bytes)
-
-
-def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        return [(str(inner), tensor) for inner, tensor in value.items()]
-    if isinstance(value, (tuple, list)) and value and hasattr(value[0], "shape") and len(value[0].shape):
-        return [(f"{name}{number}", tensor) for number, tensor in enumerate(value)]
-    return [(name, value)]
 
 
 def _count(batch: Mapping[str, Any], key: str) -> int:

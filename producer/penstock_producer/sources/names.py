@@ -1,66 +1,23 @@
-"""Import names ``module:attribute`` of the user's functions and objects, and errors that say what is nearest.
+"""The objects that a config names: import names ``module:attribute``, and tokens of objects that have none.
 
-The current directory is importable, as it is for ``python -m``. What the objects mean is their callers' business.
+The current directory is importable, as it is for ``python -m``. A token stands for an object of this process, such as a
+notebook's dataset: it reaches a worker because the fork copied this module with it. Errors say what is nearest. What
+the objects mean is their callers' business.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
+import secrets
 import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from penstock_common.errors import SourceError
-from penstock_producer.sources.files import shown
-
-_allowed: frozenset[str] | None = None
-"""Modules, and single names, that this process may import; None: any."""
-
-
-class NotAllowed(SourceError):
-    """A job names code or files that this worker's host did not allow."""
-
-
-def allow_only(names: Collection[str]) -> None:
-    """From now on only these names are imported: ``module`` with all below it, or ``module:name``.
-
-    For workers: whoever can write jobs could otherwise have them call any function of any module there is.
-    """
-    global _allowed  # noqa: PLW0603 - one law for the whole process, which no caller can forget to pass on
-    _allowed = frozenset(names)
-
-
-def require_named(name: str, allowed: Collection[str]) -> None:
-    """Raise NotAllowed if ``module:attribute`` is not among the allowed modules and names. Nothing is imported."""
-    if name in allowed or _is_below(name.partition(":")[0], allowed):
-        return
-    listed = " ".join(f"--allow {each}" for each in sorted(allowed)) or "no --allow"
-    raise NotAllowed(
-        f"{shown(name)} is not allowed in this worker, which was started with {listed}: start it with --allow "
-        f"{shown(name.partition(':')[0])} (or --allow {shown(name)}) if whoever queues jobs may run it"
-    )
-
-
-def _is_below(module_name: str, allowed: Collection[str]) -> bool:
-    return any(module_name == each or module_name.startswith(f"{each}.") for each in allowed if ":" not in each)
-
-
-def _require_own(name: str, found: object) -> None:
-    """Refuse what an allowed module only imports; the module that defines it may be allowed, or this very name."""
-    if _allowed is None or name in _allowed:
-        return
-    home = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
-    is_code = isinstance(found, ModuleType | type) or inspect.isroutine(found)
-    if is_code and not _is_below(home or "", _allowed):
-        raise NotAllowed(
-            f"{shown(name)} is defined in {home or 'C'}, which is not allowed in this worker: start it with --allow "
-            f"{shown(name)} if whoever queues jobs may run it"
-        )
+from penstock_producer.sources.allowed import require_attribute, require_import, require_own
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -77,18 +34,16 @@ def split_name(name: str) -> tuple[str, str]:
 def resolve(name: str) -> Any:
     """The object behind ``module:attribute`` (dots allowed on both sides); raises SourceError."""
     module_name, attribute = split_name(name)
-    if _allowed is not None:
-        require_named(name, _allowed)
+    require_import(name)
     found = _import(module_name)
     for part in attribute.split("."):
-        if _allowed is not None and part.startswith("__"):
-            raise NotAllowed(f"{shown(name)} reaches into Python itself by {part!r}, which no job may")
+        require_attribute(name, part)
         if not hasattr(found, part):
             there = [n for n in dir(found) if not n.startswith("_")]
             near = _nearest(part, there) or (f"; it has {', '.join(there[:10])}" if there else "")
             raise SourceError(f"{name!r}: {module_name} has no {part!r}{near}")
         found = getattr(found, part)
-        _require_own(name, found)
+        require_own(name, found)
     return found
 
 
@@ -147,3 +102,37 @@ def _import(module_name: str) -> Any:
 def _nearest(word: str, known: list[str]) -> str:
     close = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+_PREFIX = "local-"
+
+
+_OBJECTS: dict[str, Any] = {}
+"""Token -> object. Entries live until forgotten; workers forked later have all of them."""
+
+
+def register(value: Any) -> str:
+    """Keep an object under a new token. Register before the workers are forked."""
+    token = _PREFIX + secrets.token_hex(6)
+    _OBJECTS[token] = value
+    return token
+
+
+def lookup(token: str) -> Any:
+    """The object of a token; raises SourceError in a process that was not forked from its owner."""
+    if token not in _OBJECTS:
+        raise SourceError(
+            f"object {token!r} is not in this process: only workers forked after it was registered have it; "
+            "put it into a module and use its import name for other workers"
+        )
+    return _OBJECTS[token]
+
+
+def forget(token: str) -> None:
+    """Drop an object; an unknown token is no error."""
+    _OBJECTS.pop(token, None)
+
+
+def is_token(name: str) -> bool:
+    """Whether a name is a token rather than an import name."""
+    return name.startswith(_PREFIX)

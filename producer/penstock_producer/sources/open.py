@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from penstock_common.errors import SourceError
 from penstock_producer.sources.arrays import Arrays
-from penstock_producer.sources.balanced import Balanced
+from penstock_producer.sources.choice import Balanced, Split, Weighted, split
 from penstock_producer.sources.config import (
     ArraysConfig,
     BalancedConfig,
@@ -30,12 +30,9 @@ from penstock_producer.sources.files import require_local
 from penstock_producer.sources.generator import Factory, Generator, in_step
 from penstock_producer.sources.installed import open_installed
 from penstock_producer.sources.keras import KerasBatches, is_keras
-from penstock_producer.sources.local import is_token, is_torch, lookup, reads_as
-from penstock_producer.sources.names import resolve, resolve_object
+from penstock_producer.sources.names import is_token, lookup, resolve, resolve_object
 from penstock_producer.sources.protocol import AnySource, Source
-from penstock_producer.sources.split import Split, split
 from penstock_producer.sources.transform import Transform, Transformed
-from penstock_producer.sources.weighted import Weighted
 
 
 def open_source(config: SourceConfig) -> AnySource:
@@ -210,3 +207,23 @@ def _transform(name: str | None) -> Transform | None:
     if name is None:
         return None
     return Transform.of(lookup(name)) if is_token(name) else Transform.load(name)
+
+
+def is_torch(value: Any) -> bool:
+    """Whether an object is torch's Dataset or DataLoader, told by its classes' names."""
+    kinds = type(value).__mro__
+    return any(k.__module__.startswith("torch.utils.data.") and k.__name__ in ("Dataset", "DataLoader") for k in kinds)
+
+
+def reads_as(value: Any) -> Literal["dataset", "keras", "generator"]:
+    """How an object is read when its owner does not say: Keras by its classes, items by index, or else by iterating."""
+    if is_keras(value):
+        return "keras"
+    if hasattr(type(value), "__getitem__") and hasattr(type(value), "__len__"):
+        return "dataset"
+    if hasattr(type(value), "__iter__") or callable(value):
+        return "generator"
+    raise SourceError(
+        f"a {type(value).__name__} cannot be read; expected items by index (len and []), a Keras PyDataset, "
+        "an iterable, or a function giving one"
+    )

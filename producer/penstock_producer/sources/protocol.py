@@ -1,6 +1,6 @@
 """The three shapes a source may have: samples by index, batches by index, or items one after the other.
 
-A source makes samples and names them. Order and shards are ``plan``'s, configs ``config``'s, opening ``open``'s.
+A source makes samples and names them. Their order is ``order``'s, configs ``config``'s, opening ``open``'s.
 """
 
 from __future__ import annotations

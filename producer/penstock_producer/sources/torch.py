@@ -49,7 +49,7 @@ class Indexed(Dataset):
     """A Dataset with ``__len__`` and ``__getitem__``.
 
     What its ``__getitem__`` draws from torch's, numpy's and Python's global generators is the same when a job is done
-    again: `chance` sees to that.
+    again: `seeding` sees to that.
     """
 
     def __init__(self, dataset: Any, name: str, transform: Transform | None) -> None:

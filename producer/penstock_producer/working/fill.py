@@ -15,9 +15,8 @@ import numpy as np
 
 from penstock_common.errors import BadSpec, PenstockError, SampleError, SpecMismatch
 from penstock_common.format.spec import Spec
-from penstock_producer.sources.chance import seed_globals
-from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source, draws
+from penstock_producer.sources.seeding import sample_rng, seed_globals
 from penstock_producer.working.oversight import SAMPLE_LIMIT_S, Making, Suspicion
 from penstock_producer.working.task import OnError
 from penstock_producer.writing.shard import ShardWriter

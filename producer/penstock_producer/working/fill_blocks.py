@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from penstock_common.errors import SampleError
-from penstock_producer.sources.blocks import BlockTransform
 from penstock_producer.sources.protocol import Sample, Source
+from penstock_producer.sources.transform import BlockTransform
 from penstock_producer.working.fill import Seed, Watch, put
 from penstock_producer.working.oversight import HUNG
 from penstock_producer.writing.shard import ShardWriter

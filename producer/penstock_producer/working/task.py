@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock_common.errors import PenstockError
-from penstock_producer.sources.blocks import BLOCK_SAMPLES
+from penstock_producer.sources.transform import BLOCK_SAMPLES
 
 OnError = Literal["quarantine", "skip", "fail"]
 """What becomes of a sample that its source cannot make: it is counted and named as bad, and too many fail the epoch;
@@ -47,7 +47,7 @@ class ShardTask(BaseModel):
     sample_limit_s: Annotated[float, Field(ge=0)] = 0.0
     """A sample that takes longer hangs: its worker is replaced. 0: no limit."""
     block_transform: str | None = None
-    """``module:function`` (or a token) of many samples at once; see sources/blocks.py."""
+    """``module:function`` (or a token) of many samples at once; see sources/transform.py."""
     block_samples: Annotated[int, Field(gt=0, le=1 << 16)] = BLOCK_SAMPLES
     max_bad: MaxBad = "50%"
     spec_is_declared: bool = False

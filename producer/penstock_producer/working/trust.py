@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
 
-from penstock_producer.sources.bounds import bound_to, require_below
+from penstock_producer.sources.allowed import NotAllowed, allow_only, bound_to, require_below, require_named
 from penstock_producer.sources.config import (
     ArraysConfig,
     BalancedConfig,
@@ -31,7 +31,6 @@ from penstock_producer.sources.config import (
     parse_config,
 )
 from penstock_producer.sources.installed import module_of
-from penstock_producer.sources.names import NotAllowed, allow_only, require_named
 from penstock_producer.working.task import ShardTask
 
 _OWN_TO_A_SHARD: Final = ("epoch", "manifest_id", "shard")

@@ -25,10 +25,10 @@ from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_
 from penstock_common.stream.streams import find_stream, is_released
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.planning.order import EpochOrder
-from penstock_producer.sources.blocks import BlockTransform, seen_through
 from penstock_producer.sources.config import parse_config
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import AnySource, IterSource, Sample
+from penstock_producer.sources.transform import BlockTransform, seen_through
 from penstock_producer.working.fill import (
     HOPELESS,
     ItemFiller,

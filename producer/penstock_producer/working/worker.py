@@ -33,7 +33,7 @@ from rq.utils import now
 from penstock_common.stream.link.commands import Refused
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_common.watchdog import WATCHDOG
-from penstock_producer.sources.names import NotAllowed
+from penstock_producer.sources.allowed import NotAllowed
 from penstock_producer.working.fill import Stopped
 from penstock_producer.working.jobs import (
     OTHERS_S,

@@ -15,7 +15,7 @@ from PIL import Image
 
 from penstock_common.errors import SourceError
 from penstock_producer.planning.order import EpochOrder, count_samples
-from penstock_producer.sources.choice import apportion, blend, side_of, walk
+from penstock_producer.sources.choice import side_of
 from penstock_producer.sources.config import (
     ArraysConfig,
     BalancedConfig,
@@ -28,9 +28,9 @@ from penstock_producer.sources.config import (
     WeightedPart,
     parse_config,
 )
-from penstock_producer.sources.local import register
+from penstock_producer.sources.names import register
 from penstock_producer.sources.open import open_source, pin
-from penstock_producer.sources.plan import permutation
+from penstock_producer.sources.order import apportion, blend, permutation, walk
 from penstock_producer.sources.protocol import Source
 from tests.contracts.source import SourceContract, read
 from tests.producer.sources.conftest import UserModule

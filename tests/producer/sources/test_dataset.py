@@ -12,7 +12,7 @@ from penstock_common.errors import SampleError, SourceError
 from penstock_producer.sources.config import DatasetConfig, LocalConfig
 from penstock_producer.sources.dataset import Dataset
 from penstock_producer.sources.items import as_sample
-from penstock_producer.sources.local import forget, lookup, register
+from penstock_producer.sources.names import forget, lookup, register
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import Source
 from penstock_producer.sources.transform import Transform

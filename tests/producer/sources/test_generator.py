@@ -10,10 +10,10 @@ import pytest
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_producer.sources.config import GeneratorConfig, LocalConfig
-from penstock_producer.sources.local import register
+from penstock_producer.sources.names import register
 from penstock_producer.sources.open import open_source
-from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import IterSource
+from penstock_producer.sources.seeding import sample_rng
 from tests.contracts.iterable import IterableContract, open_items
 from tests.producer.sources.conftest import UserModule
 

@@ -12,8 +12,9 @@ import pytest
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_producer.sources.config import DatasetConfig, KerasConfig, LocalConfig
-from penstock_producer.sources.keras import KerasBatches, batch_tensors
-from penstock_producer.sources.local import register
+from penstock_producer.sources.items import batch_tensors
+from penstock_producer.sources.keras import KerasBatches
+from penstock_producer.sources.names import register
 from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import BatchSource
 from tests.contracts.source import SourceContract, read
@@ -155,7 +156,7 @@ class Data(keras.utils.PyDataset):
         return np.full((2 if index < 2 else 1, 4), index), np.zeros(2 if index < 2 else 1)
 sys.modules["datamodule"] = sys.modules["__main__"]
 from penstock_producer.sources.config import {DatasetConfig.__name__}, {LocalConfig.__name__}
-from penstock_producer.sources.local import register
+from penstock_producer.sources.names import register
 from penstock_producer.sources.open import open_source
 source = open_source(LocalConfig(token=register(Data())))
 print(source.unit, [source.size(i) for i in range(len(source))], source.read(2, None)["x"].tolist())

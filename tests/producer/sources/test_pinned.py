@@ -17,13 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock_producer.planning.order import EpochOrder
-from penstock_producer.sources.chance import seed_globals
+from penstock_producer.planning.order import EpochOrder, cut, cut_batches
 from penstock_producer.sources.config import parse_config
 from penstock_producer.sources.decode import random_box
 from penstock_producer.sources.open import open_source
-from penstock_producer.sources.plan import cut, cut_batches, sample_rng
-from penstock_producer.sources.seeded import find_seeded, reseed
+from penstock_producer.sources.seeding import find_seeded, reseed, sample_rng, seed_globals
 from tests.producer.sources.conftest import UserModule
 
 DAY = 1_700_000_000

@@ -7,17 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_producer.planning.order import default_shard_samples
-from penstock_producer.sources.plan import (
+from penstock_producer.planning.order import (
     MAX_SHARD_SAMPLES,
     cut,
     cut_batches,
-    in_order,
+    default_shard_samples,
     items_of,
-    permutation,
-    sample_rng,
     shard_size,
 )
+from penstock_producer.sources.order import in_order, permutation
+from penstock_producer.sources.seeding import sample_rng
 
 
 def test_the_permutation_is_the_same_for_ever() -> None:

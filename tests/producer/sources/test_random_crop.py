@@ -16,7 +16,7 @@ from penstock_common.errors import SampleError, SourceError
 from penstock_producer.sources.config import ImagesConfig, TarConfig, parse_config
 from penstock_producer.sources.decode import AREA, ASPECT, Decoder, random_box
 from penstock_producer.sources.open import open_source
-from penstock_producer.sources.plan import sample_rng
+from penstock_producer.sources.seeding import sample_rng
 
 
 def smooth(height: int, width: int) -> Image.Image:

@@ -12,8 +12,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from penstock_common.errors import SampleError
 from penstock_producer.sources.dataset import Dataset
-from penstock_producer.sources.plan import sample_rng
-from penstock_producer.sources.seeded import find_seeded
+from penstock_producer.sources.seeding import find_seeded, sample_rng
 from penstock_producer.sources.transform import Transform
 
 

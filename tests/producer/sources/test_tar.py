@@ -19,8 +19,8 @@ from penstock_common.errors import SampleError, SourceError
 from penstock_producer.sources import tar_index
 from penstock_producer.sources.config import TarConfig
 from penstock_producer.sources.open import open_source
-from penstock_producer.sources.plan import sample_rng
 from penstock_producer.sources.protocol import Source
+from penstock_producer.sources.seeding import sample_rng
 from penstock_producer.sources.tar_index import Found, scan, split_name
 from tests.contracts.source import SourceContract, read
 

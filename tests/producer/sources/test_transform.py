@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_producer.sources.plan import sample_rng
+from penstock_producer.sources.seeding import sample_rng
 from penstock_producer.sources.transform import Transform
 from tests.producer.sources.conftest import UserModule
 
