@@ -1,12 +1,24 @@
-"""An epoch's order found again from its manifest's sizes: what was planned is made, and another source is noticed."""
+"""An epoch's cut into shards, and how it is found again from its manifest's sizes."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock_producer.planning.order import EpochOrder
+from penstock_producer.planning.order import (
+    MAX_SHARD_SAMPLES,
+    EpochOrder,
+    cut,
+    cut_batches,
+    default_shard_samples,
+    items_of,
+    shard_size,
+)
+from penstock_producer.sources.order import permutation
 from penstock_producer.sources.protocol import BatchSource, Source
 
 
@@ -53,3 +65,60 @@ def test_sizes_of_another_source_do_not_fit(other: Lines) -> None:
     """Samples that the plan has not, or the source has not, must not pass unnoticed."""
     sizes = order(Lines(1000), shard_samples=30).sizes
     assert order(other, planned=sizes).sizes != sizes
+
+
+@given(st.integers(0, 5000), st.integers(1, 700))
+def test_shards_cover_the_epoch(n: int, shard_samples: int) -> None:
+    """The manifest's sizes must add up, never rise, and shards join to the order."""
+    sizes = cut(n, shard_samples)
+    order = permutation(n, 1, 1)
+    assert sum(sizes) == n
+    assert all(size <= shard_samples for size in sizes)
+    assert sizes == sorted(sizes, reverse=True)
+    joined = [items_of(order, sizes, shard) for shard in range(len(sizes))]
+    assert np.array_equal(np.concatenate([*joined, order[:0]]), order)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8, 30])
+def test_later_shards_are_smaller_so_that_workers_end_together(workers: int) -> None:
+    """The end of an epoch must not wait for one worker: simulated with workers of which one is half as fast."""
+
+    def ends(sizes: list[int]) -> list[float]:
+        free = [0.0] * workers
+        for size in sizes:
+            first = free.index(min(free))
+            free[first] += size * (2.0 if first == 0 and workers > 1 else 1.0)
+        return free
+
+    samples = 4800 * workers
+    full = default_shard_samples(samples, workers)
+    sizes, equal = cut(samples, full), [full] * (samples // full)
+    assert sizes[0] == full
+    assert sizes[-1] <= full / 8 + 1
+    assert len(sizes) < 2 * len(equal)
+    waits, before = ends(sizes), ends(equal)
+    assert max(waits) - min(waits) <= full / 4
+    assert workers == 1 or max(waits) < max(before)
+
+
+@given(st.lists(st.integers(1, 90), max_size=60), st.integers(1, 200))
+def test_batches_are_never_cut(sizes: list[int], shard_samples: int) -> None:
+    """A batch is read once, so it belongs to one shard; a shard takes what fits."""
+    counts = cut_batches(sizes, shard_samples)
+    assert sum(counts) == len(sizes)
+    start, n = 0, sum(sizes)
+    for count in counts:
+        held, room = sizes[start : start + count], shard_size(sum(sizes[start:]), n, shard_samples)
+        assert count == 1 or (count > 1 and sum(held) <= room <= shard_samples)
+        if start + count < len(sizes):
+            assert sum(held) + sizes[start + count] > room
+        start += count
+
+
+def test_impossible_shards_are_refused() -> None:
+    """A shard's ledger holds 2^20 bits."""
+    for shard_samples in (0, -1, MAX_SHARD_SAMPLES + 1):
+        with pytest.raises(ValueError, match="expected 1 to 1048576"):
+            cut(10, shard_samples)
+    with pytest.raises(ValueError, match="batch 1 holds 1048577 samples"):
+        cut_batches([1, MAX_SHARD_SAMPLES + 1], 10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from penstock_producer.sources.config import (
 )
 from penstock_producer.sources.names import register
 from penstock_producer.sources.open import open_source, pin
-from penstock_producer.sources.order import apportion, blend, permutation, walk
 from penstock_producer.sources.protocol import Source
 from tests.contracts.source import SourceContract, read
 from tests.producer.sources.conftest import UserModule
@@ -58,39 +56,6 @@ def epoch_of(source: Any, epoch: int = 0, seed: int = 1, *, shuffle: bool = True
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 10_000), st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12))
-def test_shares_add_up_and_are_exact_to_one_sample(total: int, weights: list[float]) -> None:
-    """An epoch has the size that was planned, and nobody is cheated by rounding."""
-    counts = apportion(total, weights)
-    assert sum(counts) == total
-    assert all(abs(count - total * w / sum(weights)) < 1.0001 for count, w in zip(counts, weights, strict=True))
-
-
-@given(st.integers(1, 40), st.lists(st.integers(0, 90), min_size=1, max_size=8), st.integers(0, 2**40))
-def test_nothing_comes_again_before_everything_came(length: int, counts: list[int], seed: int) -> None:
-    """A large source is seen whole over the epochs, a small one evenly, however the passes are cut."""
-    seen: Counter[int] = Counter()
-    first = 0
-    for count in counts:
-        taken = walk(lambda number: permutation(length, seed, number), length, first, count)
-        assert len(taken) == count
-        seen.update(taken.tolist())
-        first += count
-        often = [seen[index] for index in range(length)]
-        assert max(often) - min(often) <= 1
-
-
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any), st.booleans())
-def test_blending_keeps_every_sample(sizes: list[int], shuffle: bool) -> None:
-    """Parts become one order that loses and doubles nothing; unshuffled, each part keeps its own."""
-    ends = list(itertools.accumulate(sizes))
-    parts = [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-    order = blend(parts, 3, 0, shuffle).tolist()
-    assert sorted(order) == list(range(ends[-1]))
-    if not shuffle:
-        assert all([index for index in order if index in part] == part.tolist() for part in parts)
 
 
 @given(st.text(max_size=20), st.integers(0, 2**63))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock_common.errors import SourceError
-from penstock_producer.sources import names
+from penstock_producer.sources import allowed
 from penstock_producer.sources.names import resolve, resolve_callable, resolve_object
 from tests.producer.sources.conftest import UserModule
 
@@ -13,7 +13,7 @@ from tests.producer.sources.conftest import UserModule
 def test_a_name_cannot_go_through_a_module_to_another(user_module: UserModule, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker is told to import would else open all that this imports, os.system with it."""
     name = user_module("import os\ndef f(): return 1\n")
-    monkeypatch.setattr(names, "_allowed", frozenset({name}))
+    monkeypatch.setattr(allowed, "_allowed", frozenset({name}))
     assert resolve(f"{name}:f")() == 1
     for wanted in (f"{name}:os.system", "os:system", f"{name}2:f"):
         with pytest.raises(SourceError, match=rf"is not allowed in this worker.*--allow {name}"):
