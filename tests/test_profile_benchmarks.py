@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import between, limits, profiles, sampling
+from benchmarks import between, channel, limits, profiles, sampling
 from benchmarks.cases import ONE_BY_ONE, Case
 from benchmarks.cpu import running_seconds
 from benchmarks.sides import INLINE
@@ -206,3 +206,19 @@ def test_samples_one_by_one_are_told_in_microseconds_and_beside_the_bare_loop() 
     lines = limits.shown(ONE_BY_ONE, {limits.LOOP: [1.0], limits.BARE: [2.0], limits.WRITER: [5.0]})
     last = [cell.strip() for cell in lines[-1].strip("|").split("|")]
     assert last == [f"{ONE_BY_ONE.name}: {limits.WRITER}", "5.00", "1.28", "2.50x"]
+
+
+def test_channels_are_compared_round_by_round(capsys: pytest.CaptureFixture[str]) -> None:
+    """A ratio of two rounds would show what else the machine did in between."""
+    slower = {"write_cpu": 0.9, "write_wall": 1.0, "read_cpu": 0.6, "read_wall": 1.0}
+    ours = {"write_cpu": 0.3, "write_wall": 1.0, "read_cpu": 0.4, "read_wall": 1.0}
+    busy = {name: 10 * value for name, value in ours.items()}
+    text = channel.shown({"penstock": [ours, busy], "other": [slower, {**busy, "write_cpu": 6.0}]})
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    assert cells[2] == ["penstock", "0.30", "1", "0.40", "1"]
+    assert cells[3] == ["other", "0.90", "2.50x (2.00-3.00)", "0.60", "1.25x (1.00-1.50)"]
+
+    channel.main(["--nbytes", "20000", "--mb", "1", "--rounds", "2", "--json"])
+    found = json.loads(capsys.readouterr().out)["seconds_per_gb"]
+    assert set(found) == set(channel.WAYS)
+    assert all(value > 0 for each in found.values() for one in each for value in one.values())

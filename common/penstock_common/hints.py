@@ -24,6 +24,7 @@ HABITS: Sequence[tuple[str, str, str]] = (
     ("group", "window", "it reads without a group; leave it out"),
     ("epochs", "group", "each iteration is one epoch: `for _ in range(epochs): for batch in loader: ...`"),
     ("collate_fn", "group", "write loader.view().collate(function)"),
+    ("fast", "url", "there is one way to the server, the fast one; leave it out"),
     ("transform", "group", "write loader.view().map(function), or have the producer do it (`--transform`)"),
 )
 """(Argument of another library, argument by which a call is known that this is true of, what to do instead)."""

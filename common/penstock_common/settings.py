@@ -42,16 +42,6 @@ def _check_url(url: str) -> str:
     return url
 
 
-def _switch(text: str) -> bool:
-    word = text.lower()
-    if word not in (*_YES, *_NO):
-        raise ValueError
-    return word in _YES
-
-
-_YES, _NO = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
-
-
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split(","))
 
@@ -79,8 +69,6 @@ class Settings:
     """The file that ``named_url`` was read from, if it was."""
     session: Path | None = field(default=None, metadata=_set_by("XDG_RUNTIME_DIR", Path))
     """Folder of this user alone, of which each login has one on most Linux systems."""
-    plain_redis: bool = field(default=False, metadata=_set_by("PENSTOCK_PLAIN_REDIS", _switch))
-    """Move payloads through redis-py's own data path, not ours."""
     no_color: bool = field(default=False, metadata=_set_by("NO_COLOR", bool))
     """Any value of NO_COLOR asks for output without colours (no-color.org)."""
     colorterm: str = field(default="", metadata=_set_by("COLORTERM", str))
@@ -144,7 +132,7 @@ class Settings:
                     wanted = f"a file that holds one URL like {DEFAULT_URL}"
                     raise BadSettings(variable + FILE, given[variable + FILE], wanted) from None
                 found = text.rpartition("@")[2]  # a password is nobody's business
-                raise BadSettings(variable, found, _expected(name)) from None
+                raise BadSettings(variable, found, f"a URL like {DEFAULT_URL}") from None
         return cls(**values)
 
 
@@ -174,7 +162,3 @@ def _urls_by_file(environ: Mapping[str, str]) -> dict[str, str]:
 @functools.cache
 def _tell_once(text: str) -> None:
     to_stderr(text)
-
-
-def _expected(name: str) -> str:
-    return f"a URL like {DEFAULT_URL}" if name.endswith("url") else "yes or no (1, 0, true, false)"

@@ -80,7 +80,6 @@ class Loader(Verbs):
         lease_s: float = LEASE_S,
         timeout_s: float | None = None,
         views: bool = False,
-        fast: bool | None = None,
         notify: Notify = to_stderr,
     ) -> None:
         """``start`` is 'resume' (where the group stands), 'earliest' or an epoch, which make the group read again.
@@ -121,7 +120,6 @@ class Loader(Verbs):
             batch_size=batch_size,
             prefetch_bytes=prefetch_bytes,
             lease_s=lease_s,
-            fast=fast if fast is not None else (False if settings.plain_redis else None),
             notify=notify,
             order=ranked,
             remainder=remainder or ("keep" if world_size == 1 else "pad"),

@@ -46,7 +46,6 @@ class Part:
     remainder: str
     prefetch_bytes: int
     lease_s: float
-    fast: bool | None
     timeout_s: float | None
 
     def after(self, steps: int) -> Part:
@@ -78,14 +77,14 @@ def _batches(part: Part, share: tuple[int, int], client: object, notify: Notify)
     who = Membership(stream, part.group, rank_member(part.order.rank), "", part.order)
     limit = max(1, part.prefetch_bytes // share[1])
     options = Options(
-        start="resume", batch_size=part.batch_size, prefetch_bytes=limit, lease_s=part.lease_s, fast=part.fast,
+        start="resume", batch_size=part.batch_size, prefetch_bytes=limit, lease_s=part.lease_s,
         notify=notify, order=part.order, remainder=part.remainder,
     )  # fmt: skip
     assert stream.spec is not None
     queue = Prefetch(limit)
     reader = OrderedReader(  # place and pulse of one that never joined: only the rank itself reports and lives
-        OrderedPlace(client, who, notify=notify, fast=part.fast), Pulse(client, who, part.lease_s), part.epoch, queue,
-        options.arena(stream.spec), start=part.start, remainder=part.remainder, notify=notify, fast=part.fast,
+        OrderedPlace(client, who, notify=notify), Pulse(client, who, part.lease_s), part.epoch, queue,
+        options.arena(stream.spec), start=part.start, remainder=part.remainder, notify=notify,
         share=share,
     )  # fmt: skip
     thread = threading.Thread(target=reader.run, name="penstock-share", daemon=True)
@@ -177,7 +176,7 @@ class Shares:
         return Part(
             url=loader._url, stream=loader.name, stream_id=loader.stream.id, group=loader.group, order=options.order,
             epoch=epoch, start=start, batch_size=options.batch_size, remainder=options.remainder,
-            prefetch_bytes=options.prefetch_bytes, lease_s=options.lease_s, fast=options.fast,
+            prefetch_bytes=options.prefetch_bytes, lease_s=options.lease_s,
             timeout_s=loader._timeout_s,
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ def test_an_empty_environment_means_a_local_server(tmp_path: Path) -> None:
     """The first try needs no setting; an empty variable counts as none."""
     assert Settings.from_environment({}) == Settings.from_environment({"PENSTOCK_URL": ""}) == Settings()
     alone = Settings.from_environment({"XDG_RUNTIME_DIR": str(tmp_path)})
-    assert (alone.url, alone.queue_url, alone.plain_redis) == (DEFAULT_URL, DEFAULT_URL, False)
+    assert (alone.url, alone.queue_url) == (DEFAULT_URL, DEFAULT_URL)
 
 
 def test_jobs_live_with_the_streams_unless_said_otherwise() -> None:
@@ -85,13 +85,10 @@ def test_a_url_and_a_file_with_one_are_one_too_many(variable: str, tmp_path: Pat
         Settings.from_environment({variable: "redis://a", f"{variable}_FILE": str(tmp_path / "secret")})
 
 
-def test_switches_are_read_as_yes_or_no() -> None:
-    """Any value of NO_COLOR counts, as no-color.org asks; ours must be clear."""
-    assert Settings.from_environment({"PENSTOCK_PLAIN_REDIS": "yes"}).plain_redis
-    assert not Settings.from_environment({"PENSTOCK_PLAIN_REDIS": "0"}).plain_redis
+def test_any_value_of_no_color_counts() -> None:
+    """no-color.org asks for it."""
     assert Settings.from_environment({"NO_COLOR": "whatever"}).no_color
-    with pytest.raises(BadSettings, match=r"PENSTOCK_PLAIN_REDIS='maybe': expected yes or no"):
-        Settings.from_environment({"PENSTOCK_PLAIN_REDIS": "maybe"})
+    assert not Settings.from_environment({"NO_COLOR": ""}).no_color
 
 
 def test_a_child_gets_our_environment_and_what_we_add(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,14 +34,13 @@ SIZES = (100,) * 7
 class TestOrder:
     """The same batches, whatever happened on the way."""
 
-    @pytest.mark.parametrize("fast", [False, None])
     @pytest.mark.parametrize("partitions", [1, 3, 8])
-    def test_batches_are_the_plans_and_not_the_producers(self, url: str, partitions: int, fast: bool | None) -> None:
+    def test_batches_are_the_plans_and_not_the_producers(self, url: str, partitions: int) -> None:
         """A run is reproducible only if order does not depend on who was faster."""
         plan(url, SIZES, BAD, partitions=partitions, turn=(3, 0, 6, 4, 2, 1, 5), block_samples=partitions + 5)
-        ranks = read_ranks(url, 3, 8, fast=fast)
+        ranks = read_ranks(url, 3, 8)
         assert interleaved(ranks) == expected(700, BAD, 0, 720)
-        with rank_of(url, group="alone", fast=fast) as loader:
+        with rank_of(url, group="alone") as loader:
             assert len(loader) == 88
             assert numbers(loader) == expected(700, BAD, 0, 700)
             assert loader.stats().filled == len(BAD)

@@ -20,9 +20,8 @@ from tests.consumer.test_loader_troubles import our_threads
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, numbers, open_stream, produce, sample
 
 
-@pytest.mark.parametrize("fast", [False, None])
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_shards_written_in_any_order_replay_in_the_planned_one(url: str, partitions: int, fast: bool | None) -> None:
+def test_shards_written_in_any_order_replay_in_the_planned_one(url: str, partitions: int) -> None:
     """The seeded permutation made the order random once; everyone must then see the same."""
     with Writer("t", url=url, spec=SPEC, block_bytes=7 * SAMPLE_BYTES, partitions=partitions) as writer:
         epoch = writer.epoch(sizes=[20] * 5)
@@ -30,7 +29,7 @@ def test_shards_written_in_any_order_replay_in_the_planned_one(url: str, partiti
             with epoch.shard(number) as shard:
                 for offset in range(20):
                     shard.write(sample(20 * number + offset))
-    with Replay("t", url=url, epoch=0, batch_size=8, fast=fast) as replay:
+    with Replay("t", url=url, epoch=0, batch_size=8) as replay:
         assert (len(replay), replay.samples) == (13, 100)
         batches = list(replay)
         assert [batch.size for batch in batches] == [8] * 12 + [4]
@@ -135,15 +134,14 @@ class TestRefusals:
         with pytest.raises(ValueError, match="batch_size"):
             Replay("train", url=any_url, epoch=0, batch_size=0)
 
-    @pytest.mark.parametrize("fast", [False, None])
-    def test_an_entry_that_is_gone_is_an_error_not_a_gap(self, url: str, client: Client, fast: bool | None) -> None:
+    def test_an_entry_that_is_gone_is_an_error_not_a_gap(self, url: str, client: Client) -> None:
         """Silently shorter epochs are how experiments become irreproducible."""
         produce(url, "t", 100)
         key = open_stream(client, "t").partitions[0].entries(0)
         client.xdel(key, entries(client, "t", 0)[5][0])
         found: list[int] = []
         truncated = pytest.raises(ReplayTruncated, match="no longer whole")
-        with Replay("t", url=url, epoch=0, batch_size=10, fast=fast) as replay, truncated:
+        with Replay("t", url=url, epoch=0, batch_size=10) as replay, truncated:
             for batch in replay:
                 found += numbers([batch])
         assert found == list(range(len(found)))

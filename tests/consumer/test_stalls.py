@@ -115,27 +115,25 @@ def require_cause(stats: Stats, cause: str) -> None:
     assert stats.waited_s <= stats.elapsed_s + 1e-6
 
 
-@pytest.mark.parametrize("fast", [None, False])
 @pytest.mark.parametrize("order", ORDERS)
-def test_slow_producers_are_found_to_be_the_cause(any_url: str, order: Any, fast: bool | None) -> None:
-    """More workers help then, and nothing else does. Also before the first sample, and over plain redis-py."""
+def test_slow_producers_are_found_to_be_the_cause(any_url: str, order: Any) -> None:
+    """More workers help then, and nothing else does. Also before the first sample."""
     with Writer("t", url=any_url, spec=WIDE, notify=lambda _: None):
         pass
     writer = threading.Timer(0.5, write, (any_url,), {"pause_s": 0.02})
     writer.start()
-    with loader_of(any_url, order=order, fast=fast) as loader:
+    with loader_of(any_url, order=order) as loader:
         stats = read(loader)
     writer.join()
     assert stats.samples == SAMPLES
     require_cause(stats, "producers")
 
 
-@pytest.mark.parametrize("fast", [None, False])
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_slow_connection_is_found_to_be_the_cause(any_url: str, order: Any, fast: bool | None) -> None:
+def test_a_slow_connection_is_found_to_be_the_cause(any_url: str, order: Any) -> None:
     """No worker can help where the samples are there and do not arrive."""
     write(any_url)
-    with slowed(any_url, 2e6) as far, loader_of(far, order=order, fast=fast) as loader:
+    with slowed(any_url, 2e6) as far, loader_of(far, order=order) as loader:
         require_cause(read(loader), "server")
 
 

@@ -1,4 +1,4 @@
-"""What any Channel promises, whatever carries it. A subclass provides `channel`, open to the server of `client`."""
+"""What a Channel promises over any socket. A subclass provides `channel`, open to the server of `client`."""
 
 from __future__ import annotations
 

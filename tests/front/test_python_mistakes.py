@@ -70,6 +70,8 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: replay(drop_last=True), TypeError, "its last batch may be smaller, and batch.size says how large it is"),
     (lambda: replay(group="g"), TypeError, "Replay() has no argument 'group': it reads without a group"),
     (lambda: penstock.produce([1], num_workers=2), TypeError, "did you mean 'workers'?"),  # type: ignore[call-arg]
+    (lambda: replay(fast=True), TypeError, "Replay() has no argument 'fast': there is one way to the server, the fast"),
+    (lambda: writer(fast=None), TypeError, "Writer() has no argument 'fast': there is one way to the server, the fast"),
     (lambda: writer(maxlen=5), TypeError, "Writer() has no argument 'maxlen'; it takes stream, url, spec, partitions"),
     # arguments that lack, or are given by place
     (lambda: penstock.Loader("train", batch_size=8), TypeError, "needs group: a name for this training"),  # type: ignore[call-arg]

@@ -16,8 +16,9 @@ import hiredis
 from redis.exceptions import InvalidResponse, ResponseError
 
 from penstock_common.stream.link import resp
-from penstock_common.stream.link.channel import SKIP, Skip, _deliver, _entries
+from penstock_common.stream.link.channel import SKIP, Skip
 from penstock_common.stream.link.failure import translate
+from tests.contracts.plain_channel import deliver, entries_of
 from tests.contracts.sink import RecordingSink
 
 BUFFER, THROUGH, BEHIND, LARGEST = 256, 64, 16, 4096
@@ -177,7 +178,7 @@ def _check_reply(reader: resp.Reader, switches: int, expected: Any) -> bool:
 
 
 def _check_entries(reader: resp.Reader, switches: int, expected: Any) -> bool:
-    """The fast reader hands a sink what the plain channel hands it, or both refuse."""
+    """The reader hands a sink what the plain channel hands it, or both refuse."""
     if type(expected) is tuple:
         assert _plain(reader.entries(_sink(switches))) == expected
         return True
@@ -188,9 +189,9 @@ def _check_entries(reader: resp.Reader, switches: int, expected: Any) -> bool:
         return False  # nor this
     wanted = _sink(switches)
     try:
-        listed = _entries(expected)
+        listed = entries_of(expected)
         for entry in listed:
-            _deliver(entry, wanted)
+            deliver(entry, wanted)
     except InvalidResponse:
         try:
             reader.entries(_sink(switches))

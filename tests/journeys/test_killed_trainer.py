@@ -128,15 +128,12 @@ def test_a_member_that_closes_hands_over_without_a_lease(any_url: str) -> None:
     assert sorted(found) == list(range(COUNT))
 
 
-@pytest.mark.parametrize("fast", [False, None])
-def test_connections_cut_while_reading_repeat_and_lose_nothing(url: str, client: Client, fast: bool | None) -> None:
+def test_connections_cut_while_reading_repeat_and_lose_nothing(url: str, client: Client) -> None:
     """Every connection of a trainer is cut again and again; entries under way are found by id."""
     produce(url, "t", COUNT, block_samples=3)
     said: list[str] = []
     found: list[int] = []
-    with Loader(
-        "t", group="g", batch_size=5, url=url, timeout_s=20, prefetch_bytes=400, fast=fast, notify=said.append
-    ) as loader:
+    with Loader("t", group="g", batch_size=5, url=url, timeout_s=20, prefetch_bytes=400, notify=said.append) as loader:
         for number, batch in enumerate(loader):
             found += batch["y"].tolist()
             if number % 10 == 5:

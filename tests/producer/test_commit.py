@@ -64,15 +64,14 @@ def write_shard(url: str, pause_s: str, size: str = str(SIZE)) -> None:
                 time.sleep(float(pause_s))
 
 
-@pytest.mark.parametrize("fast", [False, None])
-def test_two_runs_of_one_shard_at_once_append_each_sample_once(url: str, client: Client, fast: bool | None) -> None:
+def test_two_runs_of_one_shard_at_once_append_each_sample_once(url: str, client: Client) -> None:
     """A job whose worker seemed dead is started again while the first still runs."""
     errors: list[BaseException] = []
     start = threading.Barrier(3)
 
     def run(packed: int) -> None:
         try:
-            with writer_of(url, fast=fast) as writer, writer.epoch(0, sizes=[SIZE]).shard(0) as shard:
+            with writer_of(url) as writer, writer.epoch(0, sizes=[SIZE]).shard(0) as shard:
                 start.wait(10)
                 while shard.position < SIZE:
                     shard.write(sample(shard.position))
@@ -115,13 +114,10 @@ def test_a_writer_killed_in_its_shard_is_gone_on_from(any_url: str, any_client: 
     require_exactly_once(any_url, any_client)
 
 
-@pytest.mark.parametrize("fast", [False, None])
-def test_a_connection_cut_again_and_again_loses_and_doubles_nothing(
-    url: str, client: Client, fast: bool | None
-) -> None:
+def test_a_connection_cut_again_and_again_loses_and_doubles_nothing(url: str, client: Client) -> None:
     """The answer to an append may be lost with the connection: the writer must look before it sends again."""
     said: list[str] = []
-    with writer_of(url, fast=fast, notify=said.append) as writer:
+    with writer_of(url, notify=said.append) as writer:
         epoch = writer.epoch(0, sizes=[SIZE])
         writer.client.client_setname("control")
         with epoch.shard(0) as shard, connections_cut(client, spared="control"):

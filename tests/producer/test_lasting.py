@@ -19,10 +19,9 @@ from tests.contracts.feed import SPEC, replayed, sample, stored, writer_of
 SHARDS = 60
 
 
-@pytest.mark.parametrize("fast", [False, None])
-def test_small_shards_share_a_connection(url: str, client: Client, fast: bool | None) -> None:
+def test_small_shards_share_a_connection(url: str, client: Client) -> None:
     """A thousand shards in an epoch must not mean a thousand logins."""
-    with writer_of(url, spec=SPEC, fast=fast) as writer:
+    with writer_of(url, spec=SPEC) as writer:
         epoch = writer.epoch(0, sizes=[1] * SHARDS)
         before = client.info("stats")["total_connections_received"]
         asked = client.info("commandstats").get("cmdstat_info", {"calls": 0})["calls"]
@@ -125,14 +124,13 @@ def test_a_shard_that_nobody_has_any_more_is_gone_at_once(any_url: str, memory_p
             gc.enable()
 
 
-@pytest.mark.parametrize("fast", [False, None])
 @pytest.mark.parametrize("trouble", ["script flush", "client kill"])
 def test_a_shard_is_declared_complete_though_its_connection_or_the_script_is_gone(
-    url: str, client: Client, trouble: str, fast: bool | None
+    url: str, client: Client, trouble: str
 ) -> None:
     """It is said on the shard's own connection, which may have been closed while the last samples were made."""
     said: list[str] = []
-    with writer_of(url, spec=SPEC, notify=said.append, fast=fast) as writer:
+    with writer_of(url, spec=SPEC, notify=said.append) as writer:
         epoch = writer.epoch(0, sizes=[1] * 3)
         for number in range(3):
             with epoch.shard(number) as shard:

@@ -107,12 +107,9 @@ def test_an_epoch_that_takes_nothing_more_is_left_as_it_is(url: str, client: Cli
         assert not client.exists(*keys, partition.quarantine(0))
 
 
-@pytest.mark.parametrize("fast", [False, None])
-def test_the_answer_to_a_block_sent_behind_a_refused_one_is_read(
-    any_url: str, any_client: Client, fast: bool | None
-) -> None:
+def test_the_answer_to_a_block_sent_behind_a_refused_one_is_read(any_url: str, any_client: Client) -> None:
     """Left unread it is taken for the answer to what is sent next, and everything after it by one too early."""
-    with writer_of(any_url, spec=SPEC, fast=fast) as writer, writer_of(any_url, spec=SPEC) as other:
+    with writer_of(any_url, spec=SPEC) as writer, writer_of(any_url, spec=SPEC) as other:
         ours, theirs = (each.epoch(0, sizes=[8]).shard(0) for each in (writer, other))
         for number in range(6):
             theirs.write(sample(number))
@@ -129,10 +126,9 @@ def test_the_answer_to_a_block_sent_behind_a_refused_one_is_read(
     assert stored(any_client, "t", 0) == {(0, offset): 1 for offset in range(8)}
 
 
-@pytest.mark.parametrize("fast", [False, None])
-def test_blocks_sent_ahead_of_one_that_is_refused_come_in_order(url: str, client: Client, fast: bool | None) -> None:
+def test_blocks_sent_ahead_of_one_that_is_refused_come_in_order(url: str, client: Client) -> None:
     """The next block travels before the last one was answered; another run's block may come between the two."""
-    with writer_of(url, spec=SPEC, fast=fast) as writer, writer_of(url, spec=SPEC) as other:
+    with writer_of(url, spec=SPEC) as writer, writer_of(url, spec=SPEC) as other:
         ours, theirs = (each.epoch(0, sizes=[40]).shard(0) for each in (writer, other))
         for number in range(40):
             ours.write(sample(number))
@@ -148,13 +144,10 @@ def test_blocks_sent_ahead_of_one_that_is_refused_come_in_order(url: str, client
         assert np.array_equal(sorted(numbers(loader)), range(40))
 
 
-@pytest.mark.parametrize("fast", [False, None])
-def test_a_block_that_was_lost_with_its_connection_outlasts_a_full_budget(
-    any_url: str, any_client: Client, fast: bool | None
-) -> None:
+def test_a_block_that_was_lost_with_its_connection_outlasts_a_full_budget(any_url: str, any_client: Client) -> None:
     """The writer reconnects, finds no room and says so. Whoever waits and goes on must not lack that block."""
     settings: dict[str, Any] = {"spec": WIDE, "block_bytes": 1000, "budget_bytes": 100_000, "room_wait_s": 0.05}
-    with writer_of(any_url, fast=fast, **settings) as writer, writer_of(any_url, **settings) as other:
+    with writer_of(any_url, **settings) as writer, writer_of(any_url, **settings) as other:
         ahead = writer.epoch(0, sizes=[1, 3]).shard(1)  # of what the others leave, since shard 0 is not there
         ahead.write(wide(0))
         ahead.settle()

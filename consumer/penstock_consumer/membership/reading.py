@@ -50,7 +50,6 @@ class Options:
     batch_size: int
     prefetch_bytes: int
     lease_s: float
-    fast: bool | None
     notify: Notify
     order: Order | None = None
     """None where reading is shared."""
@@ -194,7 +193,7 @@ class SharedReading(Reading):
     keeper: Keeper
 
     def __init__(self, client: Client, who: Membership, options: Options) -> None:
-        place = Place(client, who, notify=options.notify, fast=options.fast)
+        place = Place(client, who, notify=options.notify)
         place.join(options.start)
         keeper = Keeper(client, who, place.holdings, options.lease_s, options.notify, witness=place.witness)
         _bear(client.patience, keeper.recover)
@@ -206,7 +205,7 @@ class SharedReading(Reading):
         def read(epoch: int, queue: Prefetch) -> EpochReader:
             return EpochReader(
                 place, keeper, epoch, queue, arena,
-                batch_size=options.batch_size, notify=options.notify, fast=options.fast, views=options.views,
+                batch_size=options.batch_size, notify=options.notify, views=options.views,
             )  # fmt: skip
 
         super().__init__(place, keeper, read, options)
@@ -284,7 +283,7 @@ class OrderedReading(Reading):
     is_ordered = True
 
     def __init__(self, client: Client, who: Membership, options: Options) -> None:
-        place = OrderedPlace(client, who, notify=options.notify, fast=options.fast)
+        place = OrderedPlace(client, who, notify=options.notify)
         place.quiet_ms = max(MIN_QUIET_MS, int(options.lease_s * 1000 / QUIET_PER_LEASE))
         place.join(options.start)
         peers = PeerWatch(client, who, options.notify)
@@ -299,7 +298,7 @@ class OrderedReading(Reading):
             start = self._again.pop(epoch, None)
             return OrderedReader(
                 place, pulse, epoch, queue, arena, start=place.position(epoch) if start is None else start,
-                remainder=options.remainder, notify=options.notify, fast=options.fast, views=options.views,
+                remainder=options.remainder, notify=options.notify, views=options.views,
             )  # fmt: skip
 
         super().__init__(place, pulse, read, options)

@@ -71,7 +71,6 @@ class OrderedReader:
         remainder: str,
         start: int,
         notify: Notify,
-        fast: bool | None = None,
         share: tuple[int, int] = (0, 1),
         views: bool = False,
     ) -> None:
@@ -81,7 +80,7 @@ class OrderedReader:
         """
         self.place, self.keeper, self.epoch, self.queue = place, keeper, epoch, queue
         self._notify, queue.when_less = notify, arena.trim
-        self._line = Line(place.client, queue, notify, fast)
+        self._line = Line(place.client, queue, notify)
         self.bad_entries = 0
         self.filled = 0
         """Rows that stand in for samples that are bad."""

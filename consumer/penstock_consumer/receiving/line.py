@@ -18,8 +18,8 @@ from penstock_consumer.pipeline.prefetch import Prefetch
 class Line:
     """Used by one thread."""
 
-    def __init__(self, client: Client, queue: Prefetch, notify: Notify, fast: bool | None) -> None:
-        self._client, self._queue, self._fast = client, queue, fast
+    def __init__(self, client: Client, queue: Prefetch, notify: Notify) -> None:
+        self._client, self._queue = client, queue
         self._channel: Channel | None = None
         self._outage = Outage(notify, doing="reading")
 
@@ -31,7 +31,7 @@ class Line:
     def open(self) -> Channel:
         """The connection; raises ServerUnavailable."""
         if self._channel is None:
-            self._channel = open_channel(self._client, fast=self._fast)
+            self._channel = open_channel(self._client)
         return self._channel
 
     def reopen(self, error: ServerUnavailable, then: Callable[[], object] = lambda: None) -> None:

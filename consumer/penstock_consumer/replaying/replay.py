@@ -70,7 +70,6 @@ class Replay(Passes):
         views: bool = False,
         prefetch_bytes: int = PREFETCH_BYTES,
         lease_s: float = LEASE_S,
-        fast: bool | None = None,
         notify: Notify = to_stderr,
     ) -> None:
         super().__init__(batch_size, prefetch_bytes, shuffle, window, notify)
@@ -78,7 +77,6 @@ class Replay(Passes):
         seconds("lease_s", lease_s)
         settings = Settings.from_environment()
         self._client: Client = connect(url or settings.url, bears_outages=notify)
-        self._fast = fast if fast is not None else (False if settings.plain_redis else None)
         self.epoch, self._views = epoch, views
         try:
             self.stream: Stream = load_stream(self._client, stream)
@@ -104,7 +102,7 @@ class Replay(Passes):
     # --- the thread ---
 
     def _read(self, queue: Prefetch, shuffle: Shuffle | None, arena: Arena) -> None:
-        line = Line(self._client, queue, self._notify, self._fast)
+        line = Line(self._client, queue, self._notify)
         try:
             self._fetch_all(line, queue, shuffle, arena)
         except ReplayTruncated as error:

@@ -29,8 +29,8 @@ MOST_SHARDS = 256
 class Committed:
     """What the indexes name, on a connection of its own that is opened at the first entry; used by one thread."""
 
-    def __init__(self, client: Client, stream: Stream, *, fast: bool | None = None) -> None:
-        self._client, self._stream, self._fast = client, stream, fast
+    def __init__(self, client: Client, stream: Stream) -> None:
+        self._client, self._stream = client, stream
         self._channel: Channel | None = None
         self._pages: dict[tuple[int, int], dict[bytes, bytes]] = {}
         """(epoch, shard) -> id of a record, which is the block's end -> id of its entry."""
@@ -57,7 +57,7 @@ class Committed:
         key = self._stream.partition_of(header.shard).index(header.epoch, header.shard).encode()
         try:
             if self._channel is None:
-                self._channel = open_channel(self._client, fast=self._fast)
+                self._channel = open_channel(self._client)
             self._channel.send([(b"EVAL", _NAMED, b"1", key, b"%d-0" % header.end, b"%d" % self._size)])
             self._awaited = at
         except ServerUnavailable:  # idle for too long, perhaps: `require` asks the control client, which bears outages

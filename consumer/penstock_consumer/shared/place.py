@@ -59,16 +59,14 @@ class Place:
     """Epochs iterated here that were not fully settled yet: others held some of them."""
 
     notify: Notify = to_stderr
-    fast: bool | None = None
-    """Whether acknowledgements take the fast channel; None where it fits."""
 
     _known: dict[int, Manifest] = field(default_factory=dict)
     _half_open: int | None = None
     """An epoch that a producer has begun to open, when last looked."""
 
     def __post_init__(self) -> None:
-        self._outbox = Outbox(self.client, fast=self.fast, notify=self.notify)
-        self.committed = Committed(self.client, self.stream, fast=self.fast)
+        self._outbox = Outbox(self.client, notify=self.notify)
+        self.committed = Committed(self.client, self.stream)
         self._maps = maps_of_stream(self.stream)
         by = f"member {self.who.group}/{self.who.member}"
         self.witness = Witness(self.client.impatient(), self.stream, by, self.notify)

@@ -54,7 +54,6 @@ class EpochReader:
         *,
         batch_size: int,
         notify: Notify,
-        fast: bool | None = None,
         views: bool = False,
     ) -> None:
         self.place, self.keeper, self.epoch, self.queue = place, keeper, epoch, queue
@@ -70,7 +69,7 @@ class EpochReader:
         self._burials = Burials(place, notify)
         self._segments = reader_of(place.stream, gives_views=views)
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
-        self._line = Line(place.client, queue, notify, fast)
+        self._line = Line(place.client, queue, notify)
         self._asking = Asking(len(self._partitions), queue.budget_bytes, place.stream.budget_bytes)
         self._asked, self._resting = deque[Request](), Resting(place.client, place.stream.keys)
         self._arrivals, queue.when_less = Arrivals(place.client), arena.trim

@@ -81,7 +81,7 @@ class Committer:
 
     def __init__(
         self, client: Client, stream: Stream, manifest: Manifest, shard: int, *, checksum: bool = True,
-        room_wait_s: float | None = None, fast: bool | None = None, notify: Notify = to_stderr,
+        room_wait_s: float | None = None, notify: Notify = to_stderr,
         clock: Callable[[], float] = time.monotonic, should_stop: Callable[[], bool] = lambda: False,
         lasting: Lasting | None = None, token: str = "",
     ) -> None:  # fmt: skip
@@ -91,7 +91,7 @@ class Committer:
         """
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition, self._token = stream.partition_of(shard), token
-        self._checksum, self._fast, self._notify, self._clock = checksum, fast, notify, clock
+        self._checksum, self._notify, self._clock = checksum, notify, clock
         self._lasting = lasting = lasting or Lasting(client, stream, notify)
         self._room = RoomKeeper(client, stream, manifest, shard, clock, lasting)
         self._room_wait_s, self._should_stop = room_wait_s, should_stop
@@ -462,7 +462,7 @@ class Committer:
         if spare is not None:
             with suppress(ServerUnavailable):  # it may have been closed since: a new one will say
                 return self._begin_on(spare)
-        return self._begin_on(open_channel(self._client, fast=self._fast))
+        return self._begin_on(open_channel(self._client))
 
     def _begin_on(self, channel: Channel) -> None:
         self._channel = channel

@@ -72,7 +72,6 @@ class Writer:
         info: Mapping[str, Any] | None = None,
         checksum: bool = True,
         room_wait_s: float | None = None,
-        fast: bool | None = None,
         notify: Notify = to_stderr,
     ) -> None:
         """``spec`` left out is inferred from the first sample; what is None takes the stream's or the default value.
@@ -93,7 +92,6 @@ class Writer:
         callable_of("notify", notify, "print")
         settings = Settings.from_environment()
         self._client: Client = connect(url or settings.url, bears_outages=notify)
-        self._fast = fast if fast is not None else (False if settings.plain_redis else None)
         self._checksum, self._room_wait_s, self._notify = checksum, room_wait_s, notify
         policy = None if retention is None else parse_policy(retention).text
         level = Durability.parse(durability) if durability is not None else self._stored_durability(stream)
@@ -267,7 +265,7 @@ class Writer:
     def _committer(self, manifest: Manifest, shard: int, token: str = "") -> Committer:
         return Committer(
             self._client, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
-            fast=self._fast, notify=self._notify, should_stop=self.should_stop, lasting=self._lasting,
+            notify=self._notify, should_stop=self.should_stop, lasting=self._lasting,
             token=token,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Both channels keep the contract on both servers at hand, and the fast parser agrees with redis-py's on any bytes."""
+"""The channel keeps its contract, as the plain one does, and agrees with redis-py's packer and parser on any bytes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from redis._parsers import _RESP2Parser
 from redis._parsers.encoders import Encoder
+from redis.connection import PythonRespSerializer
 from redis.exceptions import BusyLoadingError, InvalidResponse, ResponseError
 
-from penstock_common.stream.link.channel import SKIP, Channel, PlainChannel, Reply, Skip, _deliver, _entries
+from penstock_common.stream.link.channel import SKIP, Channel, Command, Reply, ReplyError, Skip
 from penstock_common.stream.link.connection import connect, open_channel
-from penstock_common.stream.link.fast import FastChannel, PlainWire
-from penstock_common.stream.link.resp import BUFFER_BYTES, Reader
+from penstock_common.stream.link.resp import BUFFER_BYTES, BY_REFERENCE_BYTES, Reader, pack
+from penstock_common.stream.link.sockets import PlainWire
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from tests.contracts.channel import ChannelContract
+from tests.contracts.channel import ChannelContract, pattern
+from tests.contracts.plain_channel import deliver, entries_of, open_plain_channel
 from tests.contracts.sink import RecordingSink
 
 
@@ -30,41 +32,24 @@ def client(server: EmbeddedServer) -> Iterator[redis.Redis]:
         yield connected
 
 
-class TestPlainChannel(ChannelContract):
-    """The fallback, with hiredis where it is installed."""
-
-    @pytest.fixture
-    def channel(self, client: redis.Redis) -> Iterator[Channel]:
-        """An open channel of the kind under test."""
-        channel = open_channel(client, fast=False)
-        assert isinstance(channel, PlainChannel)
-        yield channel
-        channel.close()
-
-
-class TestPlainChannelWithoutHiredis(ChannelContract):
-    """The fallback as it is on a bare redis-py."""
-
-    @pytest.fixture
-    def channel(self, client: redis.Redis) -> Iterator[Channel]:
-        """An open channel of the kind under test."""
-        pool = client.connection_pool
-        kwargs = {**pool.connection_kwargs, "parser_class": _RESP2Parser}
-        other = redis.Redis(connection_pool=redis.ConnectionPool(**kwargs))
-        channel = open_channel(other, fast=False)
-        yield channel
-        channel.close()
-        other.close()
-
-
-class TestFastChannel(ChannelContract):
-    """The default."""
+class TestChannel(ChannelContract):
+    """Over TCP."""
 
     @pytest.fixture
     def channel(self, client: redis.Redis) -> Iterator[Channel]:
         """An open channel of the kind under test."""
         channel = open_channel(client)
-        assert isinstance(channel, FastChannel)
+        yield channel
+        channel.close()
+
+
+class TestPlainChannel(ChannelContract):
+    """The oracle: what redis-py cannot do would be no fair contract."""
+
+    @pytest.fixture
+    def channel(self, client: redis.Redis) -> Iterator[Channel]:
+        """An open channel of the kind under test."""
+        channel = open_plain_channel(client)
         yield channel
         channel.close()
 
@@ -80,7 +65,7 @@ def unix_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redi
         yield connected
 
 
-class TestFastChannelOverUnixSocket(ChannelContract):
+class TestChannelOverUnixSocket(ChannelContract):
     """The same socket calls, another family."""
 
     @pytest.fixture
@@ -91,12 +76,12 @@ class TestFastChannelOverUnixSocket(ChannelContract):
     @pytest.fixture
     def channel(self, client: redis.Redis) -> Iterator[Channel]:
         """An open channel of the kind under test."""
-        channel = open_channel(client, fast=True)
+        channel = open_channel(client)
         yield channel
         channel.close()
 
 
-# --- the parser against redis-py's, on bytes cut anywhere -------------------------------------------------------------
+# --- against the plain channel and redis-py, on anything that may be sent and received --------------------------------
 
 
 class CutWire(PlainWire):
@@ -179,8 +164,65 @@ class SplittingSink(RecordingSink):
         return [view[: nbytes // 2], view[nbytes // 2 :]]
 
 
+items = st.sampled_from([0, 1, 2, 8, 1023, 1024, BY_REFERENCE_BYTES - 1, BY_REFERENCE_BYTES, 40_000]).map(pattern)
+argument: st.SearchStrategy[bytes | memoryview] = st.one_of(
+    items,
+    items.map(lambda data: memoryview(data)),
+    items.map(lambda data: memoryview(bytearray(data))),
+    items.map(lambda data: memoryview(data[: len(data) // 8 * 8]).cast("q")),
+)
+commands = st.lists(st.lists(argument, max_size=5).map(lambda arguments: [b"XADD", *arguments]), max_size=5)
+
+
+class TestAgainstThePlainChannel:
+    """What is sent and what is received, the same on both."""
+
+    @settings(max_examples=150, deadline=None)
+    @given(commands)
+    def test_the_bytes_on_the_wire_are_those_of_redis_py(self, sent: list[list[bytes | memoryview]]) -> None:
+        """A length that is wrong by one shifts all that follows it."""
+        packer = PythonRespSerializer(BY_REFERENCE_BYTES, Encoder("utf-8", "strict", False).encode)
+        flat = [[part if isinstance(part, bytes) else part.cast("B") for part in command] for command in sent]
+        theirs = b"".join(bytes(part) for command in flat for part in packer.pack(*command))
+        assert b"".join(pack(sent)) == theirs
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.lists(fields, min_size=1, max_size=6))
+    def test_a_stream_that_one_writes_is_read_alike_by_both(
+        self, server: EmbeddedServer, sent: list[list[bytes]]
+    ) -> None:
+        """The same commands to one server, by both channels in turn."""
+        appends: list[Command] = [[b"XADD", b"alike", b"%d-1" % n, *each] for n, each in enumerate(sent, 1)]
+        reads: list[Command] = [
+            [b"XREADGROUP", b"GROUP", b"g", b"me", b"STREAMS", b"alike", b">"],
+            [b"XDEL", b"alike", b"1-1"],
+            [b"XREADGROUP", b"GROUP", b"g", b"me", b"STREAMS", b"alike", b"0"],
+            [b"XRANGE", b"alike", b"-", b"+"],
+            [b"XREAD", b"STREAMS", b"alike", b"0"],
+            [b"XPENDING", b"alike", b"nobody"],
+        ]
+        seen: list[list[object]] = []
+        with connect(server.url) as client:
+            for channel in (open_channel(client), open_plain_channel(client)):
+                client.delete("alike")
+                client.xgroup_create("alike", "g", id="0", mkstream=True)
+                channel.send([*appends, *reads])
+                seen.append([channel.read() for _ in appends])
+                for command in reads:
+                    sink = SplittingSink()
+                    if command[0] == b"XDEL":
+                        seen[-1].append(channel.read())
+                        continue
+                    try:
+                        seen[-1] += [channel.read_entries(sink), sink.events, sink.rooms]
+                    except ReplyError as error:
+                        seen[-1].append(str(error))
+                channel.close()
+        assert seen[0] == seen[1]
+
+
 class TestParser:
-    """The fast parser against redis-py's, on bytes cut anywhere, sane or not."""
+    """Replies cut anywhere, sane or not, against redis-py's parser."""
 
     @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(replies, min_size=1, max_size=4), cuts)
@@ -217,8 +259,8 @@ class TestParser:
             quick, careful = SplittingSink(), SplittingSink()
             found = reader.entries(quick)
             assert reader.reply() == b"next"
-        for one in _entries(reply):
-            _deliver(one, careful)
+        for one in entries_of(reply):
+            deliver(one, careful)
         assert (found, quick.events) == (len(sent), careful.events)
         assert quick.rooms == careful.rooms
 

@@ -3,22 +3,52 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from redis import exceptions as foreign
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable, Unauthorized
-from penstock_common.stream.link.channel import PlainChannel, ReplyError
+from penstock_common.stream.link.channel import KNOWN_REDIS_PY, ReplyError
 from penstock_common.stream.link.connection import connect, open_channel, translated
 from penstock_common.stream.link.failure import address, redacted
-from penstock_common.stream.link.fast import FastChannel
 from penstock_common.stream.servers.embedded import EmbeddedServer
 
 Fresh = Callable[..., EmbeddedServer]
+
+WITHOUT_HIREDIS = """
+import sys
+sys.modules["hiredis"] = None
+import numpy, penstock
+url = sys.argv[1]
+spec = {"x": ("int64", (20_000,))}
+with penstock.Writer("bare", url=url, spec=spec) as writer, writer.epoch(sizes=[40]) as epoch:
+    with epoch.shard(0) as shard:
+        for number in range(40):
+            shard.write({"x": numpy.full(20_000, number)})
+with penstock.Loader("bare", group="g", batch_size=10, url=url) as loader:
+    read = sorted(value for batch in loader for value in batch["x"][:, -1].tolist())
+assert read == list(range(40))
+print(type(loader._client.connection_pool.make_connection()._parser).__name__, len(read))
+"""
+
+
+class SocketOfAnotherKind:
+    """A socket wrapped in an object that only has its methods."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._sock, name)
 
 
 def closed_port() -> int:
@@ -80,14 +110,13 @@ class TestConnect:
                 connect(f"redis://{login}127.0.0.1:{server.port}")
         with connect(f"redis://:right@127.0.0.1:{server.port}/3", client_name="me") as client:
             assert address(client) == f"redis://127.0.0.1:{server.port}/3"
-            for fast in (True, False):
-                channel = open_channel(client, fast=fast)
-                channel.send([[b"CLIENT", b"LIST"], [b"SET", b"k", b"v"]])
-                listed = channel.read()
-                assert isinstance(listed, bytes)
-                assert sum(b"name=me " in line and b"db=3 " in line for line in listed.splitlines()) >= 1
-                assert channel.read() == b"OK"
-                channel.close()
+            channel = open_channel(client)
+            channel.send([[b"CLIENT", b"LIST"], [b"SET", b"k", b"v"]])
+            listed = channel.read()
+            assert isinstance(listed, bytes)
+            assert sum(b"name=me " in line and b"db=3 " in line for line in listed.splitlines()) >= 1
+            assert channel.read() == b"OK"
+            channel.close()
             assert client.get("k") == b"v"
 
     def test_a_user_without_rights_is_unauthorized(self, fresh_server: Fresh) -> None:
@@ -185,33 +214,55 @@ class TestTranslated:
 
 
 class TestOpenChannel:
-    """Which channel one gets."""
+    """What a channel needs of redis-py, and of the server."""
 
-    def test_the_fast_path_is_taken_where_it_fits(self, any_server: EmbeddedServer) -> None:
-        """Nobody should have to ask for speed."""
-        with connect(any_server.url) as client:
-            channel = open_channel(client)
-            assert isinstance(channel, FastChannel)
-            channel.close()
-
-    def test_an_unknown_redis_py_falls_back_to_its_own_calls(
+    def test_a_redis_py_of_other_habits_is_refused_with_the_versions_that_fit(
         self, any_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A new release of redis-py must cost speed, not correctness; asked for, the reason is told."""
+        """A channel drives the socket of redis-py's connection, and must not do so where that is kept otherwise."""
 
         class Sealed(redis.Connection):
             def can_read(self, *args: object, **kwargs: object) -> bool:
                 raise TypeError("can_read has other arguments now")
 
+        class Unread(redis.Connection):
+            def can_read(self, *args: object, **kwargs: object) -> bool:
+                return True
+
+        class Hidden(redis.Connection):
+            def connect(self) -> None:
+                super().connect()  # type: ignore[no-untyped-call]
+                hidden: Any = self
+                hidden._sock = SocketOfAnotherKind(hidden._sock)
+
+        reasons = {
+            Sealed: "can_read has other arguments now",
+            Unread: "it holds unread replies",
+            Hidden: "its connection has no socket",
+        }
         with connect(any_server.url) as client:
-            monkeypatch.setattr(client.connection_pool, "connection_class", Sealed)
-            channel = open_channel(client)
-            assert isinstance(channel, PlainChannel)
-            channel.send([[b"PING"]])
-            assert channel.read() == b"PONG"
-            channel.close()
-            with pytest.raises(ServerUnsuitable, match="can_read has other arguments now"):
-                open_channel(client, fast=True)
+            before = client.info("clients")["connected_clients"]
+            for kind, reason in reasons.items():
+                monkeypatch.setattr(client.connection_pool, "connection_class", kind)
+                with pytest.raises(ServerUnsuitable) as caught:
+                    open_channel(client)
+                assert str(caught.value) == (
+                    f"redis-py {redis.__version__} keeps its connections in a way that Penstock does not know "
+                    f"({reason}): pip install 'redis>=5.3,<9'"
+                )
+            monkeypatch.undo()
+            assert client.info("clients")["connected_clients"] == before, "a refused connection is still open"
+
+    def test_the_versions_that_fit_are_those_that_are_installed(self) -> None:
+        """The message would otherwise send a user to a version that pip replaces again."""
+        project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+        assert KNOWN_REDIS_PY in project["dependencies"]
+
+    def test_data_moves_without_hiredis(self, any_server: EmbeddedServer) -> None:
+        """Penstock does not depend on hiredis. With it redis-py parses otherwise than without."""
+        command = [sys.executable, "-c", WITHOUT_HIREDIS, any_server.url]
+        told = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert told.stdout == "_RESP2Parser 40\n", told.stderr
 
     def test_a_server_that_is_gone_is_named(self, fresh_server: Fresh) -> None:
         """A channel is opened again after every failure, often while the server restarts."""

@@ -17,10 +17,10 @@ KEYS = StreamKeys("t")
 SOON_MS, LONG_MS = 20, 20_000
 
 
-@pytest.fixture(params=[True, False], ids=["fast", "plain"])
-def channel(request: pytest.FixtureRequest, url: str) -> Iterator[Channel]:
-    """Of either kind."""
-    opened = open_channel(connect(url), fast=request.param)
+@pytest.fixture
+def channel(url: str) -> Iterator[Channel]:
+    """An open channel to the server."""
+    opened = open_channel(connect(url))
     yield opened
     opened.close()
 

@@ -1,4 +1,4 @@
-"""Both channels keep their contract over TLS, and a wrong certificate or scheme gets its own line."""
+"""The channel keeps its contract over TLS, and a wrong certificate or scheme gets its own line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
 import redis
 
@@ -19,9 +21,10 @@ from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.stream.link import connection
 from penstock_common.stream.link.channel import Channel
 from penstock_common.stream.link.connection import connect, open_channel
-from penstock_common.stream.link.fast import FastChannel
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
-from tests.contracts.channel import ChannelContract
+from penstock_consumer.loader import Loader
+from penstock_producer.writing.writer import Writer
+from tests.contracts.channel import ChannelContract, pattern
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
 
@@ -79,7 +82,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @contextmanager
-def tls_server(certificate: Path, key: Path) -> Iterator[int]:
+def tls_server(certificate: Path, key: Path, clients: str = "no") -> Iterator[int]:
     """The TLS port of a server whose build speaks it; skips where none does."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
@@ -87,7 +90,7 @@ def tls_server(certificate: Path, key: Path) -> Iterator[int]:
     for executable in find_servers():
         try:
             server = EmbeddedServer(
-                executable, password="", extra={"tls-port": str(port), "tls-auth-clients": "no", **files}
+                executable, password="", extra={"tls-port": str(port), "tls-auth-clients": clients, **files}
             )
         except PenstockError:
             continue
@@ -118,22 +121,48 @@ def client(tls_port: int, certificate: tuple[Path, Path]) -> Iterator[redis.Redi
         yield connected
 
 
-class TestFastChannelOverTls(ChannelContract):
+class TestChannelOverTls(ChannelContract):
     """No sendmsg, no recvmsg_into: another wire, the same promises."""
 
     @pytest.fixture
     def channel(self, client: redis.Redis) -> Iterator[Channel]:
         """An open channel of the kind under test."""
-        with closing(open_channel(client, fast=True)) as channel:
-            assert isinstance(channel, FastChannel)
+        with closing(open_channel(client)) as channel:
             yield channel
 
 
-def test_the_plain_channel_speaks_tls_too(client: redis.Redis) -> None:
-    """A site with TLS and an unknown redis-py must still get its data."""
-    with closing(open_channel(client, fast=False)) as channel:
-        channel.send([[b"SET", b"k", memoryview(bytes(1_000_000))], [b"STRLEN", b"k"]])
-        assert [channel.read(), channel.read()] == [b"OK", 1_000_000]
+@pytest.mark.parametrize("order", [None, "canonical"])
+def test_samples_of_any_size_travel_by_tls(
+    tls_port: int, certificate: tuple[Path, Path], order: Literal["canonical"] | None
+) -> None:
+    """A TLS record holds 16 kB, so a sample comes in many or shares one; the last one fills no record."""
+    url = f"rediss://localhost:{tls_port}?ssl_ca_certs={certificate[0]}"
+    sizes = [1, 4096, 16_384, 16_385, 150_528, 3_000_001]
+    name = f"tls-{order}"
+    with (
+        Writer(name, url=url, spec={"x": ("uint8", (None,))}, notify=lambda _: None) as writer,
+        writer.epoch(sizes=[len(sizes)]) as epoch,
+        epoch.shard(0) as shard,
+    ):
+        for size in sizes:
+            shard.write({"x": np.frombuffer(pattern(size), np.uint8)})
+    with Loader(name, group="g", batch_size=2, url=url, order=order) as loader:
+        read = [row.tobytes() for batch in loader for row in batch["x"]]
+    assert sorted(read, key=len) == [pattern(size) for size in sizes]
+
+
+def test_a_server_that_asks_for_a_client_certificate_gets_it_from_each_connection(
+    certificate: tuple[Path, Path],
+) -> None:
+    """Channels are opened with the settings of the control connection, and log in by themselves."""
+    with tls_server(*certificate, clients="yes") as port:
+        url = f"rediss://localhost:{port}?ssl_ca_certs={certificate[0]}"
+        with pytest.raises(ServerUnavailable):
+            connect(url)
+        named = f"{url}&ssl_certfile={certificate[0]}&ssl_keyfile={certificate[1]}"
+        with connect(named) as client, closing(open_channel(client)) as channel:
+            channel.send([[b"SET", b"k", memoryview(bytes(1_000_000))], [b"STRLEN", b"k"]])
+            assert [channel.read(), channel.read()] == [b"OK", 1_000_000]
 
 
 def test_an_untrusted_certificate_names_the_option_that_trusts_it(tls_port: int) -> None:

@@ -13,11 +13,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable
-from penstock_common.stream.link.channel import REPLY_TIMEOUT_S, Channel, PlainChannel
+from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.stream.link.channel import REPLY_TIMEOUT_S, Channel
 from penstock_common.stream.link.client import ControlClient
 from penstock_common.stream.link.failure import address, broke_off, may_pass, redacted, translated
-from penstock_common.stream.link.fast import FastChannel, unfit
 from penstock_common.stream.link.runs import connections_of
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 from penstock_common.watchdog import Request
@@ -71,24 +70,18 @@ def connect(
     return client
 
 
-def open_channel(client: redis.Redis, *, fast: bool | None = None) -> Channel:
-    """A connection of its own for data, made as the client's are; `fast` None takes the fast path where it fits."""
+def open_channel(client: redis.Redis) -> Channel:
+    """Return a connection of its own for data, made as the client's are: address, TLS and login."""
     where = address(client)
     notify = client.patience.notify if isinstance(client, ControlClient) else to_stderr
     with translated(where):
         connection = _dedicated(client)
         try:
             Request(where, notify).of(connection.connect)
-            reason = "not wanted" if fast is False else unfit(connection)
+            return Channel(connection, where, notify)
         except BaseException:
             connection.disconnect()
             raise
-    if reason is None:
-        return FastChannel(connection, where, notify)
-    if fast:
-        connection.disconnect()
-        raise ServerUnsuitable(f"redis-py {redis.__version__} does not fit the fast channel ({reason}): use fast=None")
-    return PlainChannel(connection, where, notify)
 
 
 def _greet(client: ControlClient) -> None:

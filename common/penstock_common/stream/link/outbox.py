@@ -31,8 +31,8 @@ SHORTEST_S = 0.3
 class Outbox:
     """Sends acknowledgements in order on a connection of its own; `flush` waits until all are answered."""
 
-    def __init__(self, client: Client, *, fast: bool | None = None, notify: Notify = to_stderr) -> None:
-        self._client, self._fast = client, fast
+    def __init__(self, client: Client, *, notify: Notify = to_stderr) -> None:
+        self._client = client
         self.patience_s = OUTAGE_S
         """How long a server that went away is tried again."""
         self._outage = Outage(notify, doing="acknowledging")
@@ -109,7 +109,7 @@ class Outbox:
     def _connected(self) -> Channel:
         if self._channel is None:
             self._scripts = dict.fromkeys(self._scripts, False)
-            self._channel = open_channel(self._client, fast=self._fast)
+            self._channel = open_channel(self._client)
         if not all(self._scripts.values()):
             for script in [script for script, is_loaded in self._scripts.items() if not is_loaded]:
                 self._client.script_load(script)

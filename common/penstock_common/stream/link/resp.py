@@ -1,17 +1,29 @@
-"""RESP2 received in place: small things go through one reused buffer, payloads straight into the memory they are for.
+"""RESP2, both ways: commands are packed without a copy of large arguments, replies are received in place.
 
-Reader knows the protocol and its limits, a Wire knows a socket. Neither opens connections or names commands.
+Small replies go through one reused buffer, payloads straight into the memory that they are for. Reader knows the
+protocol and its limits, a Wire knows a socket. Neither opens connections or names commands.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from enum import Enum
+from typing import Final, Protocol, TypeAlias
 
 from redis.exceptions import InvalidResponse, ResponseError
 
-from penstock_common.stream.link.channel import SKIP, EntrySink, Reply, Skip, check_target
+Command: TypeAlias = Sequence[bytes | memoryview]
+"""One command. Its arguments are bytes or C-contiguous memoryviews; large ones are sent without a copy."""
+
+Reply: TypeAlias = "int | bytes | list[Reply] | ResponseError | None"
+"""An error reply is a value, also inside the array of an EXEC."""
+
+Part: TypeAlias = bytes | bytearray | memoryview
+"""A piece of what is sent."""
+
+BY_REFERENCE_BYTES: Final = 6000
+"""From this size on an iovec is cheaper than a copy; redis-py's own packer cuts there too."""
 
 BUFFER_BYTES: Final = 65536
 """What one receive may bring of small replies."""
@@ -33,10 +45,40 @@ MAX_DEPTH: Final = 16
 
 _PLACES = 16
 _NUMBER = re.compile(rb"0|-?[1-9]\d{0,18}")
+_LENGTHS = tuple(b"$%d\r\n" % size for size in range(1024))
 _CRLF = b"\r\n"
 _NIL = (bytearray(b"*-1"), bytearray(b"$-1"))
 _ENTRY = re.compile(rb"\*2\r\n\$([1-9]\d?)\r\n(\d{1,20}-\d{1,20})\r\n\*(0|[1-9]\d{0,6})\r\n")
 _FIELD = re.compile(rb"\$(0|[1-9]\d{0,2})\r\n([^\r\n]{0,255})\r\n\$(0|[1-9]\d{0,9})\r\n")
+
+
+class Skip(Enum):
+    """The type of SKIP."""
+
+    SKIP = "skip"
+
+
+SKIP: Final = Skip.SKIP
+"""Answer of EntrySink.target: read this field's bytes and drop them."""
+
+
+class EntrySink(Protocol):
+    """Decides where each field of a received entry goes. It never raises: it records its failure and answers SKIP."""
+
+    def begin(self, entry_id: bytes) -> None:
+        """An entry starts."""
+
+    def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
+        """None: hand the field to `value`; else SKIP, or writable 'B' views adding up to `nbytes`, filled in order."""
+
+    def value(self, name: bytes, data: bytes) -> None:
+        """A field for which `target` answered None."""
+
+    def end(self) -> None:
+        """The entry is complete."""
+
+    def missing(self, entry_id: bytes) -> None:
+        """The id is listed but its fields are gone; the id is b"" where XCLAIM of Redis 6.2 does not say which."""
 
 
 class Wire(Protocol):
@@ -47,6 +89,33 @@ class Wire(Protocol):
 
     def receive_all(self, views: Sequence[memoryview]) -> None:
         """Fill all the (non-empty) views."""
+
+
+def pack(commands: Sequence[Command]) -> list[Part]:
+    """Return the commands as bytes to be sent one after the other: small arguments copied, large ones referenced."""
+    parts: list[Part] = []
+    small = bytearray()
+    for command in commands:
+        small += b"*%d\r\n" % len(command)
+        for argument in command:
+            size = len(argument) if isinstance(argument, bytes) else argument.nbytes
+            small += _LENGTHS[size] if size < 1024 else b"$%d\r\n" % size
+            if size < BY_REFERENCE_BYTES:
+                small += argument
+            else:
+                parts += (small, argument if isinstance(argument, bytes) else argument.cast("B"))
+                small = bytearray()
+            small += b"\r\n"
+    if small:
+        parts.append(small)
+    return parts
+
+
+def check_target(views: Sequence[memoryview], nbytes: int) -> None:
+    """Raise ValueError for views of another size than the field: filling them would corrupt what lies beside them."""
+    found = views[0].nbytes if len(views) == 1 else sum(view.nbytes for view in views)
+    if found != nbytes:
+        raise ValueError(f"the sink gave views of {found} bytes for a field of {nbytes}")
 
 
 class Reader:

@@ -1,7 +1,4 @@
-"""The fast channel: redis-py connects and logs in, then this module owns the socket (design, section 7).
-
-Sending gathers small arguments in one buffer and passes large ones by reference; receiving is resp.Reader's.
-"""
+"""Sockets that wait no longer for a silent server than they are told, and count the time spent in waiting."""
 
 from __future__ import annotations
 
@@ -11,27 +8,17 @@ import ssl
 import struct
 import time
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
-from redis.exceptions import ResponseError
+from penstock_common.stream.link.resp import Part, Wire
 
-from penstock_common.stream.link.channel import REPLY_TIMEOUT_S, Command, EntrySink, OwnsConnection, Reply
-from penstock_common.stream.link.failure import translate_reply
-from penstock_common.stream.link.resp import Reader, Wire
-from penstock_common.waiting import Notify, to_stderr
-from penstock_common.watchdog import Request
-
-Part: TypeAlias = bytes | bytearray | memoryview
-
-BY_REFERENCE_BYTES: Final = 6000
-"""From here on an iovec is cheaper than a copy; redis-py's own packer cuts there too."""
+REPLY_TIMEOUT_S: Final = 30.0
+"""Patience with a server that was asked something it answers at once; 6.2 sleeps through UNLINK and FLUSHALL."""
 
 PIECE_BYTES: Final = 16 << 20
 """What one receive may wait for: on a slow network a large payload is not silence."""
 
-_IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024) if hasattr(os, "sysconf") else 16
-_LENGTHS = tuple(b"$%d\r\n" % size for size in range(1024))
+_IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
 
 
 class SendingWire(Wire, Protocol):
@@ -149,106 +136,6 @@ class TlsWire:
         self._sock.settimeout(REPLY_TIMEOUT_S)
         for part in parts:
             self._sock.sendall(part)
-
-
-class FastChannel(OwnsConnection):
-    """A Channel over a connection that redis-py has connected; `unfit` says whether it can be driven so."""
-
-    def __init__(self, connection: Any, where: str, notify: Notify = to_stderr) -> None:
-        super().__init__(connection, where, notify)
-        sock = connection._sock
-        self._wire: SendingWire = TlsWire(sock) if isinstance(sock, ssl.SSLSocket) else PlainWire(sock)
-        self._request = Request(where, notify, heard=partial(getattr, self._wire, "heard_s"))
-        self._reader = Reader(self._wire, connection._parser.parse_error)
-
-    @property
-    def waited_s(self) -> float:
-        """See Channel."""
-        return self._wire.waited_s
-
-    def send(self, commands: Sequence[Command]) -> None:
-        """Gather, then hand over; see Channel."""
-        self._check()
-        try:
-            self._request.begin()
-            self._wire.send_all(gather(commands))
-        except BaseException as error:
-            self._fail(error)
-            raise
-        finally:
-            self._request.end()
-
-    def read(self, timeout_s: float | None = REPLY_TIMEOUT_S) -> Reply:
-        """The next reply; see Channel."""
-        self._check()
-        try:
-            self._request.begin()
-            self._wire.set_timeout(timeout_s)
-            reply = self._reader.reply()
-            self._request.answered()
-            return reply
-        except BaseException as error:
-            self._fail(error)
-            raise
-        finally:
-            self._request.end()
-
-    def read_entries(self, sink: EntrySink, timeout_s: float | None = REPLY_TIMEOUT_S) -> int:
-        """The next reply, received in place; see Channel."""
-        self._check()
-        try:
-            self._request.begin()
-            self._wire.set_timeout(timeout_s)
-            found = self._reader.entries(sink)
-            self._request.answered()
-        except BaseException as error:
-            self._fail(error)
-            raise
-        finally:
-            self._request.end()
-        if isinstance(found, ResponseError):
-            raise translate_reply(found, self._where) from found
-        return found
-
-
-def unfit(connection: Any) -> str | None:
-    """Why this connected redis-py connection cannot be driven by FastChannel; None if it can.
-
-    The contract: `_sock` is the socket itself, `_parser.parse_error` makes exceptions, and no reply is half read.
-    """
-    sock = getattr(connection, "_sock", None)
-    if not isinstance(sock, socket.socket):
-        return "its connection has no socket"
-    if not isinstance(sock, ssl.SSLSocket) and not hasattr(sock, "sendmsg"):
-        return "this platform has no sendmsg"
-    try:
-        if not isinstance(connection._parser.parse_error("ERR probe"), ResponseError):
-            return "its parser makes no ResponseError"
-        if connection.can_read(0):
-            return "it holds unread replies"
-    except (AttributeError, TypeError) as error:
-        return str(error)
-    return None
-
-
-def gather(commands: Sequence[Command]) -> list[Part]:
-    """The commands as byte strings to be sent one after the other: small arguments copied, large ones referenced."""
-    parts: list[Part] = []
-    small = bytearray()
-    for command in commands:
-        small += b"*%d\r\n" % len(command)
-        for argument in command:
-            size = len(argument) if isinstance(argument, bytes) else argument.nbytes
-            small += _LENGTHS[size] if size < 1024 else b"$%d\r\n" % size
-            if size < BY_REFERENCE_BYTES:
-                small += argument
-            else:
-                parts += (small, argument if isinstance(argument, bytes) else argument.cast("B"))
-                small = bytearray()
-            small += b"\r\n"
-    if small:
-        parts.append(small)
-    return parts
 
 
 def _after(parts: Sequence[Part], done: int) -> list[memoryview]:
