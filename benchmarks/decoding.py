@@ -22,7 +22,7 @@ from PIL import Image
 from benchmarks.photographs import cut_photographs
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.decode import random_box
-from penstock_producer.sources.images import Images
+from penstock_producer.sources.images import ImagesSource
 from penstock_producer.sources.seeding import sample_rng
 
 FILES = 64
@@ -39,14 +39,14 @@ def main() -> int:
         paths = cut_photographs(Path(folder), FILES)
         print(f"{'what':34}{'bare / ours':>12}{'lowest-highest':>18}{'ours':>10}{'bare':>10}")
         for name, options, bare in CASES:
-            images = Images(ImagesConfig(path=folder, **options))
+            images = ImagesSource(ImagesConfig(path=folder, **options))
             ratios, ours, theirs = measure(images, paths, bare, args.rounds)
             spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
             print(f"{name:34}{statistics.median(ratios):12.2f}{spread:>18}{ours:7.2f} ms{theirs:7.2f} ms")
     return 0
 
 
-def measure(images: Images, paths: list[Path], bare: Bare, rounds: int) -> tuple[list[float], float, float]:
+def measure(images: ImagesSource, paths: list[Path], bare: Bare, rounds: int) -> tuple[list[float], float, float]:
     """Ratios of neighbouring rounds, and the medians of both sides in milliseconds of CPU per image."""
 
     def ours() -> None:

@@ -74,11 +74,11 @@ def _in_turns(data: Any, writer: Any) -> dict[str, list[float]]:
 
 def _sides(data: Any, writer: Any, epoch: Any) -> dict[str, Callable[[list[int], int], None]]:
     from penstock_common.format.wire import encode
-    from penstock_producer.sources.dataset import Dataset
+    from penstock_producer.sources.dataset import DatasetSource
     from penstock_producer.working.fill import Seed, Watch, fill_samples
     from penstock_producer.writing.shard import ShardWriter
 
-    source = Dataset(data, "photographs")
+    source = DatasetSource(data, "photographs")
 
     def bare(items: list[int], turn: int) -> None:
         for item in items:

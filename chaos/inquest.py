@@ -23,7 +23,7 @@ from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import PRODUCED, retained_epochs
 from penstock_common.stream.streams import load_stream, read_counters
 from penstock_producer.planning.order import EpochOrder
-from penstock_producer.sources.dataset import Dataset
+from penstock_producer.sources.dataset import DatasetSource
 from penstock_producer.sources.seeding import sample_rng
 
 SHOWN = 5
@@ -109,7 +109,7 @@ def _judge_groups(
 
 def plan_epochs(options: Options, epochs: int) -> list[PlannedEpoch]:
     """What all epochs must hold, by seed and order alone."""
-    source = Dataset(range(options.samples), "chaos")
+    source = DatasetSource(range(options.samples), "chaos")
     planned = []
     for number in range(epochs):
         order = EpochOrder(source, seed=options.seed, epoch=number, shuffle=True, shard_samples=options.shard_samples)

@@ -18,7 +18,7 @@ from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.planning.progress import Summary
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, SourceConfig
-from penstock_producer.sources.transform import BlockTransform, Transform, Unequal
+from penstock_producer.sources.transform import BlockTransform, Transform, UnequalSamples
 from penstock_producer.working.worker import WorkerOptions
 from tests.producer.reading import read_epoch
 
@@ -157,7 +157,7 @@ def test_a_block_transform_may_return_dicts_within_its_dict() -> None:
 def test_samples_of_different_shapes_are_no_block() -> None:
     """They come one by one: padding is the user's choice."""
     transform = BlockTransform(Transform.of(lambda block: block, "mine"))
-    with pytest.raises(Unequal, match="different shapes"):
+    with pytest.raises(UnequalSamples, match="different shapes"):
         transform([{"x": np.zeros(2)}, {"x": np.zeros(3)}], np.random.default_rng(0), "key")
 
 

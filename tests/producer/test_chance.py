@@ -15,14 +15,14 @@ from PIL import Image
 
 from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
-from penstock_producer.sources.arrays import Arrays
-from penstock_producer.sources.choice import Balanced, Split, Weighted
+from penstock_producer.sources.arrays import ArraysSource
+from penstock_producer.sources.choice import BalancedSource, SplitSource, WeightedSource
 from penstock_producer.sources.config import ArraysConfig, DatasetConfig, ImagesConfig
-from penstock_producer.sources.dataset import Dataset
-from penstock_producer.sources.images import Images
+from penstock_producer.sources.dataset import DatasetSource
+from penstock_producer.sources.images import ImagesSource
 from penstock_producer.sources.protocol import draws
 from penstock_producer.sources.seeding import seed_globals
-from penstock_producer.sources.transform import Transform, Transformed
+from penstock_producer.sources.transform import Transform, TransformedSource
 from penstock_producer.working.fill import Seed
 from penstock_producer.working.worker import WorkerOptions
 from tests.producer.reading import read_epoch
@@ -105,8 +105,8 @@ def test_only_a_source_that_says_it_draws_nothing_is_given_no_generator(tmp_path
         draws = 0
 
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    plain, drawing = Dataset([1], "plain"), Dataset([1], "drawing", Transform.of(with_rng))
-    images, flipped = (Images(ImagesConfig(path=str(tmp_path), flip=flip)) for flip in (False, True))
+    plain, drawing = DatasetSource([1], "plain"), DatasetSource([1], "drawing", Transform.of(with_rng))
+    images, flipped = (ImagesSource(ImagesConfig(path=str(tmp_path), flip=flip)) for flip in (False, True))
     found = [
         draws(cast(Any, source))
         for source in (
@@ -114,7 +114,7 @@ def test_only_a_source_that_says_it_draws_nothing_is_given_no_generator(tmp_path
             drawing,
             images,
             flipped,
-            Transformed(plain, Transform.of(with_rng)),
+            TransformedSource(plain, Transform.of(with_rng)),
             Written(),
             Counting(),
         )
@@ -126,8 +126,12 @@ def test_only_a_source_that_says_it_draws_nothing_is_given_no_generator(tmp_path
 def test_a_choice_of_samples_draws_as_what_it_chooses_from(tmp_path: Path) -> None:
     """Else `--split` or `mix` would give a transform None, or every array a generator that it has no use for."""
     np.save(tmp_path / "x.npy", np.arange(8))
-    arrays = Arrays(ArraysConfig(columns={"x": (str(tmp_path / "x.npy"),)}))
-    drawing = Dataset(list(range(8)), "drawing", Transform.of(dice))
+    arrays = ArraysSource(ArraysConfig(columns={"x": (str(tmp_path / "x.npy"),)}))
+    drawing = DatasetSource(list(range(8)), "drawing", Transform.of(dice))
     for part in (arrays, drawing):
-        chosen = (Split(part, [("train", 1.0)], "train", 0), Balanced(arrays, "x"), Weighted([arrays, part], [1, 1]))
+        chosen = (
+            SplitSource(part, [("train", 1.0)], "train", 0),
+            BalancedSource(arrays, "x"),
+            WeightedSource([arrays, part], [1, 1]),
+        )
         assert [source.draws for source in chosen] == [draws(part), False, draws(part)]

@@ -23,7 +23,7 @@ from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.files import shown
-from penstock_producer.sources.image_files import Folder
+from penstock_producer.sources.image_files import ImageFolder
 from penstock_producer.working.worker import WorkerOptions
 from tests.contracts.source import in_fork
 from tests.producer.reading import read_epoch
@@ -144,7 +144,7 @@ def test_names_are_shown_in_one_line(name: str) -> None:
 def test_a_pipe_that_took_a_files_place_is_not_waited_for(tmp_path: Path) -> None:
     """Between planning and making lie hours."""
     (tmp_path / "a.jpg").write_bytes(b"was a file")
-    folder = Folder(str(tmp_path))
+    folder = ImageFolder(str(tmp_path))
     (tmp_path / "a.jpg").unlink()
     os.mkfifo(tmp_path / "a.jpg")
     with pytest.raises(SampleError, match=r"a.jpg: is no file any more"):
@@ -162,6 +162,6 @@ def test_a_file_nobody_may_read_is_named() -> None:
         def as_nobody() -> str:
             if os.geteuid() == 0:
                 os.setuid(65534)
-            return str(Folder(path).read(0))
+            return str(ImageFolder(path).read(0))
 
         assert in_fork(as_nobody) == "SampleError: secret.jpg: cannot be read: Permission denied"

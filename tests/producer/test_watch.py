@@ -23,7 +23,7 @@ from penstock_common.stream.watched import load_watched, note_made, take_files
 from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.watch import Sightings, Watch
 from penstock_producer.sources.config import ImagesConfig
-from penstock_producer.sources.files import File
+from penstock_producer.sources.files import SourceFile
 from penstock_producer.working.worker import WorkerOptions
 from penstock_producer.writing.writer import Writer
 from tests.producer.reading import read_epoch
@@ -81,14 +81,14 @@ def test_files_that_are_not_read_as_images_are_said_once(any_url: str, tmp_path:
 def test_a_file_is_whole_when_it_has_not_changed_for_a_while() -> None:
     """Half a picture is a bad sample for ever: whoever still writes must be waited for."""
     sightings = Sightings(whole_after_s=3.0)
-    small, grown, other = File("a.png", 10, 100), File("a.png", 20, 103), File("b.png", 5, 100)
+    small, grown, other = SourceFile("a.png", 10, 100), SourceFile("a.png", 20, 103), SourceFile("b.png", 5, 100)
     assert sightings.whole(0.0, [small, other]) == []
     assert sightings.whole(2.9, [small, other]) == []
     assert sightings.whole(3.0, [grown, other]) == [other]
     assert sightings.whole(5.9, [grown, other]) == [other]
     assert sightings.whole(6.0, [grown]) == [grown]
     assert sightings.whole(7.0, [other]) == []  # it was gone, and is another file
-    assert sightings.whole(99.0, [File("empty.png", 0, 0)]) == []
+    assert sightings.whole(99.0, [SourceFile("empty.png", 0, 0)]) == []
 
 
 def test_new_files_become_epochs_each_file_once(any_url: str, tmp_path: Path) -> None:

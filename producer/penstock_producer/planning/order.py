@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_producer.sources.order import Choosing, order_of
+from penstock_producer.sources.order import ChoosingSource, order_of
 from penstock_producer.sources.protocol import BatchSource, Source
 
 MAX_SHARD_SAMPLES = 1 << 20
@@ -39,7 +39,7 @@ def count_samples(source: Source | BatchSource) -> int:
     """Samples of one epoch."""
     if source.unit == "batch":
         return sum(source.size(item) for item in range(len(source)))
-    return source.chosen if isinstance(source, Choosing) else len(source)
+    return source.chosen if isinstance(source, ChoosingSource) else len(source)
 
 
 class EpochOrder:

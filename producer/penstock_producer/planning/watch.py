@@ -25,7 +25,7 @@ from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.planning.progress import Progress
 from penstock_producer.sources.config import ImagesConfig
-from penstock_producer.sources.files import File, shown
+from penstock_producer.sources.files import SourceFile, shown
 from penstock_producer.sources.image_files import images_below
 from penstock_producer.working.fleet import LOST_SERVER, STOPPED, Fleet
 from penstock_producer.working.oversight import Death
@@ -48,9 +48,9 @@ class Sightings:
 
     def __init__(self, whole_after_s: float = WHOLE_AFTER_S) -> None:
         self._whole_after_s = whole_after_s
-        self._since: dict[File, float] = {}
+        self._since: dict[SourceFile, float] = {}
 
-    def whole(self, now_s: float, files: Iterable[File]) -> list[File]:
+    def whole(self, now_s: float, files: Iterable[SourceFile]) -> list[SourceFile]:
         """Those of ``files``, all that are there now, which have not changed for long enough; empty ones never are."""
         self._since = {file: self._since.get(file, now_s) for file in files}
         return [file for file, since in self._since.items() if file.size and now_s - since >= self._whole_after_s]

@@ -22,7 +22,7 @@ _allowed: frozenset[str] | None = None
 """Modules, and single names, that this process may import; None: any."""
 
 
-def allow_only(names: Collection[str]) -> None:
+def allow_names(names: Collection[str]) -> None:
     """From now on only these names are imported: ``module`` with all below it, or ``module:name``.
 
     For workers: whoever can write jobs could otherwise have them call any function of any module there is.
@@ -34,7 +34,7 @@ def allow_only(names: Collection[str]) -> None:
 def require_import(name: str) -> None:
     """Raise NotAllowed if this process may not import ``module:attribute``."""
     if _allowed is not None:
-        require_named(name, _allowed)
+        require_name(name, _allowed)
 
 
 def require_attribute(name: str, part: str) -> None:
@@ -43,7 +43,7 @@ def require_attribute(name: str, part: str) -> None:
         raise NotAllowed(f"{shown(name)} reaches into Python itself by {part!r}, which no job may")
 
 
-def require_named(name: str, allowed: Collection[str]) -> None:
+def require_name(name: str, allowed: Collection[str]) -> None:
     """Raise NotAllowed if ``module:attribute`` is not among the allowed modules and names. Nothing is imported."""
     if name in allowed or _is_below(name.partition(":")[0], allowed):
         return
@@ -75,7 +75,7 @@ _roots: tuple[str, ...] | None = None
 """Folders, without links; None: any file may be read."""
 
 
-def bound_to(folders: Collection[str]) -> None:
+def allow_folders(folders: Collection[str]) -> None:
     """From now on this process opens no file of a source outside these folders."""
     global _roots  # noqa: PLW0603 - one law for the whole process, which no caller can forget to pass on
     _roots = tuple(map(os.path.realpath, folders))

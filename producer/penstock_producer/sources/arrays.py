@@ -18,7 +18,7 @@ from penstock_common.errors import SourceError
 from penstock_common.format.dtypes import wire_name
 from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.config import ArraysConfig
-from penstock_producer.sources.files import File, fingerprint, member_start, shown
+from penstock_producer.sources.files import SourceFile, fingerprint, member_start, shown
 from penstock_producer.sources.items import as_sample
 from penstock_producer.sources.protocol import Sample
 
@@ -26,7 +26,7 @@ _TEXT = "US"
 """Kinds of numpy's fixed-length texts, which travel as bytes."""
 
 
-class Column:
+class ArrayColumn:
     """One tensor's rows, of one file after the other."""
 
     def __init__(self, name: str, parts: Sequence[tuple[str, NDArray[Any]]]) -> None:
@@ -59,7 +59,7 @@ class Column:
         return np.concatenate(self._parts)
 
 
-class Arrays:
+class ArraysSource:
     """Rows by index."""
 
     unit: Literal["sample"] = "sample"
@@ -79,7 +79,7 @@ class Arrays:
                 if name in config.columns:
                     raise SourceError(f"tensor {name!r} is both in {path} and in {config.columns[name][0]}")
                 parts.setdefault(name, []).append((path, array))
-        self._columns = {name: Column(name, group) for name, group in parts.items()}
+        self._columns = {name: ArrayColumn(name, group) for name, group in parts.items()}
         lengths = {name: len(column) for name, column in self._columns.items()}
         if len(set(lengths.values())) > 1:
             raise SourceError(f"the arrays have different lengths: {lengths}; each needs one row per sample")
@@ -119,12 +119,12 @@ class Arrays:
         """The maps go with the object."""
 
 
-def _file(path: str) -> File:
+def _file(path: str) -> SourceFile:
     try:
         stat = os.stat(path)  # noqa: PTH116
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; give .npy or .npz files") from error
-    return File(os.path.basename(path), stat.st_size, int(stat.st_mtime))  # noqa: PTH119
+    return SourceFile(os.path.basename(path), stat.st_size, int(stat.st_mtime))  # noqa: PTH119
 
 
 def _mapped(path: str) -> NDArray[Any]:

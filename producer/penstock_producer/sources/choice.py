@@ -18,7 +18,7 @@ from penstock_common.errors import SourceError
 from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.files import fingerprint
 from penstock_producer.sources.order import (
-    Choosing,
+    ChoosingSource,
     Indices,
     apportion,
     blend,
@@ -29,7 +29,7 @@ from penstock_producer.sources.order import (
 from penstock_producer.sources.protocol import AnySource, BatchSource, Labelled, Sample, Source, draws
 
 
-class Split:
+class SplitSource:
     """The samples (or batches) of one part. Files that are added or taken away move no other."""
 
     unit: Literal["sample"] = "sample"
@@ -79,7 +79,7 @@ class Split:
         self._source.close()
 
 
-class BatchSplit(Split):
+class BatchSplitSource(SplitSource):
     """The same of a source of batches, each of which is on one side whole."""
 
     unit: Literal["batch"] = "batch"  # type: ignore[assignment]
@@ -90,13 +90,13 @@ class BatchSplit(Split):
         return self._source.size(int(self._kept[item]))
 
 
-def split(source: AnySource, parts: Sequence[tuple[str, float]], part: str, seed: int) -> Split:
+def split(source: AnySource, parts: Sequence[tuple[str, float]], part: str, seed: int) -> SplitSource:
     """The part of a source; raises SourceError for one whose items have no names that last."""
     if source.unit == "item":
         raise SourceError(
             "an iterable cannot be split: its items are known by their place alone; split where they come from"
         )
-    return (BatchSplit if source.unit == "batch" else Split)(source, parts, part, seed)
+    return (BatchSplitSource if source.unit == "batch" else SplitSource)(source, parts, part, seed)
 
 
 def side_of(key: str, fractions: Sequence[float], seed: int) -> int:
@@ -117,7 +117,7 @@ MAX_CLASSES = 100_000
 """More different values are no classes."""
 
 
-class Balanced:
+class BalancedSource:
     """A source's samples, chosen by class. Samples whose class is unknown are never chosen; ``info`` counts them."""
 
     unit: Literal["sample"] = "sample"
@@ -200,7 +200,7 @@ def _labels(source: Source, by: str) -> tuple[Any, Indices]:
     return values.data[known], known
 
 
-class Weighted:
+class WeightedSource:
     """The samples of all parts, one part's behind the other's; an epoch is a choice of them."""
 
     unit: Literal["sample"] = "sample"
@@ -208,7 +208,7 @@ class Weighted:
     def __init__(self, parts: Sequence[AnySource], weights: Sequence[float], samples: int | None = None) -> None:
         self.parts: list[Source] = [_sampled(part, number) for number, part in enumerate(parts)]
         self._ends = np.cumsum([len(part) for part in self.parts])
-        lengths = [part.chosen if isinstance(part, Choosing) else len(part) for part in self.parts]
+        lengths = [part.chosen if isinstance(part, ChoosingSource) else len(part) for part in self.parts]
         self.chosen, self._weights = samples or sum(lengths), list(weights)
         self._counts = apportion(self.chosen, weights)
         if 0 in self._counts:
@@ -237,7 +237,7 @@ class Weighted:
         chosen = []
         for number, (part, count) in enumerate(zip(self.parts, counts, strict=True)):
             own, start = part_seed(seed, f"part {number}"), int(self._ends[number]) - len(part)
-            if isinstance(part, Choosing):
+            if isinstance(part, ChoosingSource):
                 chosen.append(start + part.choose(own, epoch, shuffle, count))
             else:
                 pass_of = partial(_pass, len(part), own, shuffle)

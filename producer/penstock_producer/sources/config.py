@@ -203,7 +203,7 @@ class SplitConfig(_Config):
     """One part of a source, by a hash of each sample's name."""
 
     kind: Literal["split"] = "split"
-    source: SplitSource
+    source: _Splittable
     parts: tuple[tuple[str, Annotated[float, Field(gt=0, le=1)]], ...]
     """Name and fraction of every part, in order; what is left of 1 belongs to none."""
     part: str
@@ -230,7 +230,7 @@ class BalancedConfig(_Config):
     """A source of which each epoch takes every class equally often."""
 
     kind: Literal["balanced"] = "balanced"
-    source: BalanceSource
+    source: _Balanceable
     by: str = "y"
     """The tensor that holds the class."""
     samples: Count | None = None
@@ -240,7 +240,7 @@ class BalancedConfig(_Config):
 class WeightedPart(_Config):
     """One of several sources."""
 
-    source: PartSource
+    source: _Weighable
     weight: Annotated[float, Field(gt=0, lt=1e12)] = 1.0
 
 
@@ -264,9 +264,9 @@ _Plain = (
     | LocalConfig
     | InstalledConfig
 )
-SplitSource = Annotated[_Plain, Field(discriminator="kind")]
-BalanceSource = Annotated[_Plain | SplitConfig, Field(discriminator="kind")]
-PartSource = Annotated[_Plain | SplitConfig | BalancedConfig, Field(discriminator="kind")]
+_Splittable = Annotated[_Plain, Field(discriminator="kind")]
+_Balanceable = Annotated[_Plain | SplitConfig, Field(discriminator="kind")]
+_Weighable = Annotated[_Plain | SplitConfig | BalancedConfig, Field(discriminator="kind")]
 SourceConfig = Annotated[_Plain | SplitConfig | BalancedConfig | WeightedConfig, Field(discriminator="kind")]
 
 for _nested in (SplitConfig, BalancedConfig, WeightedPart, WeightedConfig):

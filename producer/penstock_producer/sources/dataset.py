@@ -17,7 +17,7 @@ from penstock_producer.sources.seeding import find_seeded, reseed
 from penstock_producer.sources.transform import Transform
 
 
-class Dataset:
+class DatasetSource:
     """An object's items by index; without a transform they are samples already (see ``items``)."""
 
     unit: Literal["sample"] = "sample"
@@ -58,13 +58,13 @@ class Dataset:
 
     def column(self, name: str) -> Any:
         """All values of one tensor, where the dataset is arrays side by side."""
-        return self._items.arrays.get(name) if isinstance(self._items, Columns) else None
+        return self._items.arrays.get(name) if isinstance(self._items, ParallelArrays) else None
 
     def close(self) -> None:
         """The object is its owner's; nothing is open."""
 
 
-class Columns:
+class ParallelArrays:
     """Equally long arrays side by side, as ``(x_train, y_train)`` or ``{"x": ..., "y": ...}``."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
@@ -90,7 +90,7 @@ def _as_columns(dataset: Any, name: str) -> Any:
     lengths = {key: len(array) for key, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise SourceError(f"{name}: arrays of different lengths: {lengths}; each needs one row per sample")
-    return Columns(arrays)
+    return ParallelArrays(arrays)
 
 
 def _is_array(value: Any) -> bool:

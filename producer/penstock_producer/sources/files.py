@@ -20,7 +20,7 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class SourceFile:
     """One file, by its path relative to the root, with ``/`` whatever the system."""
 
     path: str
@@ -50,7 +50,7 @@ def shown(path: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def fingerprint(options: Any, files: Iterable[File] = ()) -> str:
+def fingerprint(options: Any, files: Iterable[SourceFile] = ()) -> str:
     """16 hex digits of JSON options and of every file's path, size and time."""
     digest = hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=8)
     for file in files:

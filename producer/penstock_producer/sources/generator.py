@@ -20,7 +20,7 @@ Factory = Callable[[], Iterable[Any]]
 _ENDED = object()
 
 
-class Generator:
+class GeneratorSource:
     """Items of one iterable."""
 
     unit: Literal["item"] = "item"

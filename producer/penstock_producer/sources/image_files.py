@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.limits import MAX_FIELD_BYTES
 from penstock_producer.sources.allowed import require_inside
-from penstock_producer.sources.files import File, is_hidden, member_start, require_local, shown
+from penstock_producer.sources.files import SourceFile, is_hidden, member_start, require_local, shown
 
 EXTENSIONS = (
     ".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2", ".j2k", ".ico",
@@ -30,10 +30,10 @@ EXTENSIONS = (
 """Read, in any case; other files are passed over."""
 
 
-class Files(Protocol):
+class ImageFiles(Protocol):
     """A folder's or an archive's images, sorted by path; safe to read after a fork and from threads."""
 
-    files: list[File]
+    files: list[SourceFile]
     passed_over: Counter[str]
     """How many other files there are, by what their names end in."""
 
@@ -44,9 +44,9 @@ class Files(Protocol):
         """Give back what is open."""
 
 
-def sort_out(files: Iterable[File]) -> tuple[list[File], Counter[str]]:
+def images_among(files: Iterable[SourceFile]) -> tuple[list[SourceFile], Counter[str]]:
     """Return the images among these, sorted by path, and how many others there are by what their names end in."""
-    chosen: list[File] = []
+    chosen: list[SourceFile] = []
     others: Counter[str] = Counter()
     for file in files:
         if is_hidden(file.path):
@@ -59,9 +59,9 @@ def sort_out(files: Iterable[File]) -> tuple[list[File], Counter[str]]:
     return sorted(chosen, key=lambda file: file.path), others
 
 
-def choose(files: Iterable[File], where: str) -> tuple[list[File], Counter[str]]:
-    """Return what `sort_out` does. Raises SourceError, saying what was found instead, where there are no images."""
-    chosen, others = sort_out(files)
+def some_images(files: Iterable[SourceFile], where: str) -> tuple[list[SourceFile], Counter[str]]:
+    """Return what `images_among` does. Raises SourceError, saying what was found instead, where there are no images."""
+    chosen, others = images_among(files)
     if not chosen:
         raise SourceError(f"no images in {where}: found {_counted(others) or 'nothing'}; {_IMAGES}")
     return chosen, others
@@ -88,14 +88,14 @@ def _counted(others: Counter[str]) -> str:
     return ", ".join(f"{n} x {shown(suffix)}" for suffix, n in ranked[:_SHOWN]) + (f", {more} others" if more else "")
 
 
-class Folder:
+class ImageFolder:
     """The images below a folder."""
 
     def __init__(self, path: str, only: Sequence[str] | None = None) -> None:
         """``only`` these, by relative path, whether they are there or not."""
         self._root = _root(path)
         found = _walk(str(self._root), "", ()) if only is None else (_named(self._root, each) for each in only)
-        self.files, self.passed_over = choose(found, path)
+        self.files, self.passed_over = some_images(found, path)
 
     def read(self, index: int) -> bytes:
         """The whole file."""
@@ -116,9 +116,9 @@ class Folder:
         """Nothing is kept open."""
 
 
-def images_below(path: str) -> tuple[list[File], Counter[str]]:
-    """Return what `sort_out` does of a folder's files. Raises SourceError where there is no folder."""
-    return sort_out(_walk(str(_root(path)), "", ()))
+def images_below(path: str) -> tuple[list[SourceFile], Counter[str]]:
+    """Return what `images_among` does of a folder's files. Raises SourceError where there is no folder."""
+    return images_among(_walk(str(_root(path)), "", ()))
 
 
 def _root(path: str) -> Path:
@@ -130,16 +130,16 @@ def _root(path: str) -> Path:
     return root
 
 
-def _named(root: Path, path: str) -> File:
+def _named(root: Path, path: str) -> SourceFile:
     """One that is gone is listed, so that reading it names it."""
     try:
         found = os.stat(root / path)  # noqa: PTH116 - as in _walk
     except OSError:
-        return File(path, 0, 0)
-    return File(path, found.st_size, int(found.st_mtime))
+        return SourceFile(path, 0, 0)
+    return SourceFile(path, found.st_size, int(found.st_mtime))
 
 
-def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[File]:
+def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[SourceFile]:
     try:
         found = os.stat(folder)  # noqa: PTH116 - a million files: os.scandir, no Path objects
         here = (found.st_dev, found.st_ino)
@@ -158,9 +158,9 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Itera
         if stat.S_ISDIR(found.st_mode):
             yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, here))
         elif stat.S_ISREG(found.st_mode):  # a pipe named .jpg would be read for ever
-            yield File(prefix + entry.name, found.st_size, int(found.st_mtime))
+            yield SourceFile(prefix + entry.name, found.st_size, int(found.st_mtime))
         elif stat.S_ISLNK(found.st_mode):  # to nothing: listed, so that reading it names it
-            yield File(prefix + entry.name, 0, 0)
+            yield SourceFile(prefix + entry.name, 0, 0)
 
 
 def _what(entry: os.DirEntry[str]) -> os.stat_result:
@@ -183,7 +183,7 @@ _ENCRYPTED = 0x1
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
+class _ZipMember:
     """What reading needs of a member; a ZipInfo takes ten times the memory, and there may be a million."""
 
     offset: int
@@ -193,7 +193,7 @@ class _Member:
     is_deflated: bool
 
 
-class Zip:
+class ImageZip:
     """The images in a zip file; a single top folder that holds everything is taken as the root."""
 
     def __init__(self, path: str) -> None:
@@ -207,7 +207,7 @@ class Zip:
             raise SourceError(f"{path} is not a readable zip: {error}") from error
         root = _common_root([m.filename for m in members])
         found = {m.filename[len(root) :]: m for m in members}
-        self.files, self.passed_over = choose(_listed(found), path)
+        self.files, self.passed_over = some_images(_listed(found), path)
         self._members = [_member(found[file.path], path) for file in self.files]
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -224,7 +224,7 @@ class Zip:
             raise SampleError(f"{shown(path)}: damaged in {Path(self._path).name}: wrong size or CRC")
         return data
 
-    def _inflated(self, member: _Member) -> bytes:
+    def _inflated(self, member: _ZipMember) -> bytes:
         data = os.pread(self._fd, member.packed, member_start(self._fd, member.offset))
         if not member.is_deflated:
             return data
@@ -244,9 +244,9 @@ def _common_root(names: list[str]) -> str:
     return f"{root}/" if root else ""
 
 
-def _listed(members: dict[str, zipfile.ZipInfo]) -> Iterator[File]:
+def _listed(members: dict[str, zipfile.ZipInfo]) -> Iterator[SourceFile]:
     for path, member in members.items():
-        yield File(path, member.file_size, _seconds(member.date_time))
+        yield SourceFile(path, member.file_size, _seconds(member.date_time))
 
 
 def _seconds(date_time: tuple[int, int, int, int, int, int]) -> int:
@@ -256,10 +256,10 @@ def _seconds(date_time: tuple[int, int, int, int, int, int]) -> int:
         return 0
 
 
-def _member(member: zipfile.ZipInfo, path: str) -> _Member:
+def _member(member: zipfile.ZipInfo, path: str) -> _ZipMember:
     if member.flag_bits & _ENCRYPTED:
         raise SourceError(f"{path} is encrypted ({shown(member.filename)}); give a zip without a password")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise SourceError(f"{path}: {shown(member.filename)} is neither stored nor deflated; zip it again with either")
     is_deflated = member.compress_type == zipfile.ZIP_DEFLATED
-    return _Member(member.header_offset, member.compress_size, member.file_size, member.CRC, is_deflated)
+    return _ZipMember(member.header_offset, member.compress_size, member.file_size, member.CRC, is_deflated)

@@ -13,7 +13,7 @@ from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.decode import Decoder
 from penstock_producer.sources.files import fingerprint, shown
-from penstock_producer.sources.image_files import Files, Folder, Zip
+from penstock_producer.sources.image_files import ImageFiles, ImageFolder, ImageZip
 from penstock_producer.sources.labels import Labels, from_file, from_folders, from_function
 from penstock_producer.sources.protocol import Sample
 
@@ -26,7 +26,7 @@ MAX_ENDINGS = 100
 """Endings of files passed over that the stream's meta counts, the commonest."""
 
 
-class Images:
+class ImagesSource:
     """Images by index, sorted by path."""
 
     unit: Literal["sample"] = "sample"
@@ -34,7 +34,7 @@ class Images:
 
     def __init__(self, config: ImagesConfig) -> None:
         is_zip = config.path.lower().endswith(".zip")
-        self._files: Files = Zip(config.path) if is_zip else Folder(config.path, config.files)
+        self._files: ImageFiles = ImageZip(config.path) if is_zip else ImageFolder(config.path, config.files)
         paths = [file.path for file in self._files.files]
         self._labels = _labels(config, paths)
         self._kept = range(len(paths)) if self._labels.kept is None else self._labels.kept

@@ -29,7 +29,7 @@ def is_keras(value: Any) -> bool:
     )
 
 
-class KerasBatches:
+class KerasSource:
     """Batches by index. All hold as many samples as the first, but for the last: Keras's own way of cutting."""
 
     unit: Literal["batch"] = "batch"

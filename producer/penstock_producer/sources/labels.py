@@ -32,7 +32,7 @@ FILE_KEYS = ("file", "file_name", "path")
 class Labels:
     """Tensors of every image, by position among the images that are kept."""
 
-    columns: Mapping[str, Column] = field(default_factory=dict)
+    columns: Mapping[str, LabelColumn] = field(default_factory=dict)
     kept: Sequence[int] | None = None
     """Indices of the images that have labels; None: all."""
     digest: str = ""
@@ -173,7 +173,7 @@ def _by_path(paths: list[str], values: list[dict[str, Any]], file: str) -> dict[
     return named
 
 
-def _columns(rows: list[dict[str, Any]], where: str, classes: tuple[str, ...] | None) -> dict[str, Column]:
+def _columns(rows: list[dict[str, Any]], where: str, classes: tuple[str, ...] | None) -> dict[str, LabelColumn]:
     names = list(rows[0])
     for row in rows:
         if row.keys() != set(names):
@@ -200,7 +200,7 @@ BOXES = ("boxes", "bboxes")
 
 
 @dataclass(frozen=True)
-class Column:
+class LabelColumn:
     """One tensor's values for all rows."""
 
     dtype: str
@@ -211,7 +211,7 @@ class Column:
     """Names in id order where the rows were strings."""
 
 
-def column(name: str, rows: Sequence[Any], where: str, classes: tuple[str, ...] | None = None) -> Column:
+def column(name: str, rows: Sequence[Any], where: str, classes: tuple[str, ...] | None = None) -> LabelColumn:
     """Whole numbers -> int64, others float32, bools bool, strings -> int64 ids, lists arrays. Raises SourceError."""
     plain = [row.tolist() if isinstance(row, (np.ndarray, np.generic)) else row for row in rows]
     kinds = {type(leaf) for row in plain for leaf in _leaves(row)}
@@ -222,9 +222,9 @@ def column(name: str, rows: Sequence[Any], where: str, classes: tuple[str, ...] 
             plain = [_mapped(row, ids) for row in plain]
         except KeyError as error:
             raise SourceError(f"{where}: {name!r} holds {error}, which is not among the classes {classes}") from None
-        return Column("int64", *_arrays(name, plain, np.int64, where), classes)
+        return LabelColumn("int64", *_arrays(name, plain, np.int64, where), classes)
     dtype = _number_dtype(name, kinds, where)
-    return Column(dtype, *_arrays(name, plain, np.dtype(dtype).type, where), None)
+    return LabelColumn(dtype, *_arrays(name, plain, np.dtype(dtype).type, where), None)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

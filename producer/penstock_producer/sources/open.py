@@ -8,8 +8,8 @@ from itertools import chain
 from typing import Any, Literal
 
 from penstock_common.errors import SourceError
-from penstock_producer.sources.arrays import Arrays
-from penstock_producer.sources.choice import Balanced, Split, Weighted, split
+from penstock_producer.sources.arrays import ArraysSource
+from penstock_producer.sources.choice import BalancedSource, SplitSource, WeightedSource, split
 from penstock_producer.sources.config import (
     ArraysConfig,
     BalancedConfig,
@@ -25,14 +25,14 @@ from penstock_producer.sources.config import (
     TorchConfig,
     WeightedConfig,
 )
-from penstock_producer.sources.dataset import Dataset
+from penstock_producer.sources.dataset import DatasetSource
 from penstock_producer.sources.files import require_local
-from penstock_producer.sources.generator import Factory, Generator, in_step
+from penstock_producer.sources.generator import Factory, GeneratorSource, in_step
 from penstock_producer.sources.installed import open_installed
-from penstock_producer.sources.keras import KerasBatches, is_keras
+from penstock_producer.sources.keras import KerasSource, is_keras
 from penstock_producer.sources.names import is_token, lookup, resolve, resolve_object
 from penstock_producer.sources.protocol import AnySource, Source
-from penstock_producer.sources.transform import Transform, Transformed
+from penstock_producer.sources.transform import Transform, TransformedSource
 
 
 def open_source(config: SourceConfig) -> AnySource:
@@ -41,10 +41,10 @@ def open_source(config: SourceConfig) -> AnySource:
         case SplitConfig():
             return split(open_source(config.source), config.parts, config.part, config.seed)
         case BalancedConfig():
-            return Balanced(open_source(config.source), config.by, config.samples)
+            return BalancedSource(open_source(config.source), config.by, config.samples)
         case WeightedConfig():
             parts = [open_source(part.source) for part in config.parts]
-            return Weighted(parts, [part.weight for part in config.parts], config.samples)
+            return WeightedSource(parts, [part.weight for part in config.parts], config.samples)
         case _:
             return _open_plain(config)
 
@@ -62,7 +62,7 @@ def _open_plain(config: Any) -> AnySource:
         case DatasetConfig():
             return _dataset(resolve_object(config.name), config.name, _transform(config.transform))
         case KerasConfig():
-            return KerasBatches(resolve_object(config.name), config.name, config.sizes)
+            return KerasSource(resolve_object(config.name), config.name, config.sizes)
         case GeneratorConfig():
             return _generator(config)
         case InstalledConfig():
@@ -76,10 +76,10 @@ def pin(config: SourceConfig, source: AnySource) -> SourceConfig:
     """The config with what opening found out, for jobs: absolute paths, and batch sizes that need no second probe."""
     match config:
         case SplitConfig() | BalancedConfig():
-            assert isinstance(source, (Split, Balanced))
+            assert isinstance(source, (SplitSource, BalancedSource))
             return config.model_copy(update={"source": pin(config.source, source.inner)})
         case WeightedConfig():
-            assert isinstance(source, Weighted)
+            assert isinstance(source, WeightedSource)
             pairs = zip(config.parts, source.parts, strict=True)
             parts = tuple(part.model_copy(update={"source": pin(part.source, own)}) for part, own in pairs)
             return config.model_copy(update={"parts": parts})
@@ -91,7 +91,7 @@ def pin(config: SourceConfig, source: AnySource) -> SourceConfig:
         case ArraysConfig():
             columns = {name: tuple(map(_absolute, paths)) for name, paths in config.columns.items()}
             return config.model_copy(update={"columns": columns, "archives": tuple(map(_absolute, config.archives))})
-    if isinstance(config, (KerasConfig, LocalConfig)) and isinstance(source, KerasBatches):
+    if isinstance(config, (KerasConfig, LocalConfig)) and isinstance(source, KerasSource):
         return config.model_copy(update={"sizes": source.sizes})
     return config
 
@@ -101,22 +101,22 @@ def _absolute(path: str) -> str:
 
 
 def _images(config: ImagesConfig) -> Source:
-    from penstock_producer.sources.images import Images  # Pillow is an extra
+    from penstock_producer.sources.images import ImagesSource  # Pillow is an extra
 
     require_local(config.path, config.labels)
-    return _transformed(Images(config), config.transform)
+    return _transformed(ImagesSource(config), config.transform)
 
 
 def _arrays(config: ArraysConfig) -> Source:
     require_local(*config.archives, *chain.from_iterable(config.columns.values()))
-    return _transformed(Arrays(config), config.transform)
+    return _transformed(ArraysSource(config), config.transform)
 
 
 def _tar(config: TarConfig) -> Source:
-    from penstock_producer.sources.tar import Tars  # Pillow again
+    from penstock_producer.sources.tar import TarSource  # Pillow again
 
     require_local(config.path)
-    return _transformed(Tars(config), config.transform)
+    return _transformed(TarSource(config), config.transform)
 
 
 def _installed(config: InstalledConfig) -> AnySource:
@@ -135,7 +135,7 @@ def _torch(config: TorchConfig) -> AnySource:
 
 
 def _transformed(source: Source, transform: str | None) -> Source:
-    return Transformed(source, Transform.load(transform)) if transform else source
+    return TransformedSource(source, Transform.load(transform)) if transform else source
 
 
 def _dataset(dataset: Any, name: str, transform: Transform | None) -> Source:
@@ -143,17 +143,17 @@ def _dataset(dataset: Any, name: str, transform: Transform | None) -> Source:
         raise SourceError(
             f"{name} is a Keras {type(dataset).__name__}: its items are batches; use the source kind keras"
         )
-    return Dataset(dataset, name, transform)
+    return DatasetSource(dataset, name, transform)
 
 
-def _generator(config: GeneratorConfig) -> Generator:
+def _generator(config: GeneratorConfig) -> GeneratorSource:
     if config.pairs:
         name = " + ".join(config.pairs.values())
         factory = in_step({key: _factory(value) for key, value in config.pairs.items()}, name)
     else:
         name = str(config.name)
         factory = _factory(name)
-    return Generator(factory, name, _transform(config.transform), batched=config.batched, limit=config.limit)
+    return GeneratorSource(factory, name, _transform(config.transform), batched=config.batched, limit=config.limit)
 
 
 def _factory(name: str) -> Factory:
@@ -197,10 +197,10 @@ def _local(config: LocalConfig) -> AnySource:
     if kind == "dataset":
         return _dataset(found, name, transform)
     if kind == "generator":
-        return Generator(_factory_of(found, name), name, transform, batched=config.batched, limit=config.limit)
+        return GeneratorSource(_factory_of(found, name), name, transform, batched=config.batched, limit=config.limit)
     if transform:
         raise SourceError(f"{name} gives batches, which no transform is applied to; transform in its __getitem__")
-    return KerasBatches(found, name, config.sizes)
+    return KerasSource(found, name, config.sizes)
 
 
 def _transform(name: str | None) -> Transform | None:

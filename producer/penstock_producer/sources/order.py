@@ -40,7 +40,7 @@ Indices = NDArray[np.int64]
 
 
 @runtime_checkable
-class Choosing(Protocol):
+class ChoosingSource(Protocol):
     """A source of samples whose epoch is a choice among them: some may come more than once, some not at all."""
 
     @property
@@ -53,7 +53,7 @@ class Choosing(Protocol):
 
 def order_of(source: object, length: int, seed: int, epoch: int, shuffle: bool) -> Indices:
     """One epoch of any source: its own choice, or each of its ``length`` indices once."""
-    if isinstance(source, Choosing):
+    if isinstance(source, ChoosingSource):
         return source.choose(seed, epoch, shuffle)
     return permutation(length, seed, epoch) if shuffle else in_order(length)
 

@@ -16,7 +16,7 @@ Sample = Mapping[str, Any]
 """One sample: tensor name -> ndarray, Python number, (nested) list of numbers, or bytes."""
 
 
-class _Described(Protocol):
+class _SourceInfo(Protocol):
     """What all sources tell about themselves."""
 
     @property
@@ -42,7 +42,7 @@ class _Described(Protocol):
         """Give back what is open. A closed source is not read again."""
 
 
-class Source(_Described, Protocol):
+class Source(_SourceInfo, Protocol):
     """Samples by index. Every method may be called in a process forked after opening, and from several threads."""
 
     unit: Literal["sample"]
@@ -72,7 +72,7 @@ class Labelled(Protocol):
         """A tensor's values, one for each index, in an array; masked where they cannot be read. None: not known."""
 
 
-class BatchSource(_Described, Protocol):
+class BatchSource(_SourceInfo, Protocol):
     """Items by index, each of a known number of samples: an item is read once and belongs to one shard whole."""
 
     unit: Literal["batch"]
@@ -90,7 +90,7 @@ class BatchSource(_Described, Protocol):
         """The item's name in messages, like ``data:train[12]``."""
 
 
-class IterSource(_Described, Protocol):
+class IterSource(_SourceInfo, Protocol):
     """Items in the order an iterator yields them: one job, no repair; done again, it leaves out what is committed.
 
     Going on to the next item and making a sample of it are two calls, because a bad sample must not end the pass.

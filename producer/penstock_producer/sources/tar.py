@@ -32,7 +32,7 @@ PROBES = 64
 """Samples read to learn which sizes are common to all."""
 
 
-class Tars:
+class TarSource:
     """The samples of one tar or of all tars below a folder, tars sorted by path."""
 
     unit: Literal["sample"] = "sample"

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_producer.sources.files import File, is_hidden, shown
+from penstock_producer.sources.files import SourceFile, is_hidden, shown
 
 BLOCK = tarfile.BLOCKSIZE
 MAX_MEMBER_BYTES = 512 << 20
@@ -35,7 +35,7 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5":
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TarMember:
     """One file's bytes in the archive."""
 
     offset: int
@@ -43,11 +43,11 @@ class Member:
 
 
 @dataclass
-class Found:
+class TarContents:
     """Samples in the order of their first members; ``members[n]`` maps a field, like ``jpg``, to its place."""
 
     keys: list[str] = field(default_factory=list)
-    members: list[dict[str, Member]] = field(default_factory=list)
+    members: list[dict[str, TarMember]] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
     """Per sample why it cannot be read, or an empty string."""
 
@@ -62,10 +62,10 @@ def split_name(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{stem}", extension.lower()
 
 
-def scan(fd: int, path: str) -> Found:
+def scan(fd: int, path: str) -> TarContents:
     """Every sample of the archive. Raises SourceError for what is no plain tar at all, or names two members alike."""
     _require_tar(fd, path)
-    found, places = Found(), dict[str, int]()
+    found, places = TarContents(), dict[str, int]()
     for name, member in _members(fd):
         if member is None:
             found.keys.append(name)
@@ -103,7 +103,7 @@ _BEFORE_A_MEMBER = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.
 """Headers whose data says more of the member behind them."""
 
 
-def _members(fd: int) -> Iterator[tuple[str, Member | None]]:
+def _members(fd: int) -> Iterator[tuple[str, TarMember | None]]:
     """Regular files; (``@offset``, None) where a header should be and is none."""
     end, at, is_lost = os.fstat(fd).st_size, 0, False
     said: dict[str, str] = {}
@@ -123,7 +123,7 @@ def _members(fd: int) -> Iterator[tuple[str, Member | None]]:
             continue
         size = min(int(said["size"]), _MAX_SIZE) if said.get("size", "").isdecimal() else info.size
         if info.type in tarfile.REGULAR_TYPES:
-            yield said.get("path", info.name), Member(start, size)
+            yield said.get("path", info.name), TarMember(start, size)
         at = start + (0 if info.type in _WITHOUT_DATA else _padded(size))
         said = {}
 
@@ -162,7 +162,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Shard:
+class TarShard:
     """One tar's samples: arrays, because there may be millions."""
 
     keys: list[str]
@@ -173,7 +173,7 @@ class Shard:
     sizes: dict[str, NDArray[np.int64]]
 
     @classmethod
-    def of(cls, found: Found) -> Shard:
+    def of(cls, found: TarContents) -> TarShard:
         """From a pass over the headers."""
         fields = dict.fromkeys(name for members in found.members for name in members)
         offsets = {name: np.full(len(found.keys), -1, np.int64) for name in fields}
@@ -195,7 +195,7 @@ class TarFile:
             raise SourceError(f"{path} cannot be opened: {error.strerror}") from error
         try:
             stat = os.fstat(fd)
-            self.file, self._time = File(name, stat.st_size, int(stat.st_mtime)), stat.st_mtime_ns
+            self.file, self._time = SourceFile(name, stat.st_size, int(stat.st_mtime)), stat.st_mtime_ns
             where = _remembered_at(path, stat, cache)
             self.shard = _recalled(where) or _scanned(fd, path, where)
         finally:
@@ -233,8 +233,8 @@ class TarFile:
         return data
 
 
-def _scanned(fd: int, path: Path, where: Path | None) -> Shard:
-    shard = Shard.of(scan(fd, str(path)))
+def _scanned(fd: int, path: Path, where: Path | None) -> TarShard:
+    shard = TarShard.of(scan(fd, str(path)))
     if where is not None:
         _remember(where, shard)
     return shard
@@ -248,7 +248,7 @@ def _remembered_at(path: Path, stat: os.stat_result, cache: Path | None) -> Path
     return cache / "tar" / f"{digest}.npz"
 
 
-def _remember(where: Path, shard: Shard) -> None:
+def _remember(where: Path, shard: TarShard) -> None:
     """A cache that cannot be written is none; a half-written one is never seen."""
     fields = list(shard.offsets)
     words = json.dumps({"keys": shard.keys, "bad": shard.bad, "fields": fields}).encode()
@@ -264,7 +264,7 @@ def _remember(where: Path, shard: Shard) -> None:
             unfinished.unlink(missing_ok=True)
 
 
-def _recalled(where: Path | None) -> Shard | None:
+def _recalled(where: Path | None) -> TarShard | None:
     """What was remembered, if it is whole."""
     if where is None or not where.exists():
         return None
@@ -279,4 +279,4 @@ def _recalled(where: Path | None) -> Shard | None:
     except Exception:  # damaged in whatever way: it is made again
         return None
     whole = all(len(array) == len(keys) for array in (*offsets.values(), *sizes.values()))
-    return Shard(keys, bad, offsets, sizes) if whole else None
+    return TarShard(keys, bad, offsets, sizes) if whole else None

@@ -14,8 +14,8 @@ import numpy as np
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.extras import needed
 from penstock_common.format.values import as_array
-from penstock_producer.sources.dataset import Dataset
-from penstock_producer.sources.generator import Factory, Generator
+from penstock_producer.sources.dataset import DatasetSource
+from penstock_producer.sources.generator import Factory, GeneratorSource
 from penstock_producer.sources.items import by_name, flat
 from penstock_producer.sources.protocol import Sample
 from penstock_producer.sources.transform import Transform
@@ -27,14 +27,14 @@ with needed("torch", "reading torch datasets"):
 
 def open_torch(
     found: Any, name: str, transform: Transform | None = None, limit: int | None = None
-) -> Dataset | Generator:
+) -> DatasetSource | GeneratorSource:
     """The source of a Dataset, an IterableDataset or a DataLoader. Raises SourceError for anything else."""
     if multiprocessing.parent_process() is not None:
         torch.set_num_threads(1)  # as in torch's own workers: there is one process for each core already
     if isinstance(found, data.DataLoader):
-        return Batches(found, name, transform, limit)
+        return TorchLoaderSource(found, name, transform, limit)
     if isinstance(found, data.IterableDataset):
-        return Items(found, name, transform, limit)
+        return TorchIterableSource(found, name, transform, limit)
     if not isinstance(found, data.Dataset):
         raise SourceError(
             f"{name} is a {type(found).__name__}; expected a torch Dataset, IterableDataset or DataLoader, or a "
@@ -42,10 +42,10 @@ def open_torch(
         )
     if limit is not None:
         raise SourceError(f"{name} has a length, so limit= has no meaning; use torch.utils.data.Subset")
-    return Indexed(found, name, transform)
+    return TorchDatasetSource(found, name, transform)
 
 
-class Indexed(Dataset):
+class TorchDatasetSource(DatasetSource):
     """A Dataset with ``__len__`` and ``__getitem__``.
 
     What its ``__getitem__`` draws from torch's, numpy's and Python's global generators is the same when a job is done
@@ -68,7 +68,7 @@ class Indexed(Dataset):
         return None if targets is None else np.asarray(_plain(targets))
 
 
-class Items(Generator):
+class TorchIterableSource(GeneratorSource):
     """An IterableDataset: samples in order, read by one job."""
 
     def __init__(self, found: Iterable[Any], name: str, transform: Transform | None, limit: int | None) -> None:
@@ -76,7 +76,7 @@ class Items(Generator):
         self.info = {"source": "torch", "name": name}
 
 
-class Batches(Generator):
+class TorchLoaderSource(GeneratorSource):
     """A DataLoader: its batches in its own order, read by one job, with its own worker processes if it has them."""
 
     def __init__(self, found: Any, name: str, transform: Transform | None, limit: int | None) -> None:

@@ -84,7 +84,7 @@ def _takes_rng(function: Callable[..., Any], name: str) -> bool:
     return len(positional) >= 2 and (len(needed) == 2 or positional[1].name == "rng")
 
 
-class Transformed:
+class TransformedSource:
     """A source whose samples go through a transform."""
 
     unit: Literal["sample"] = "sample"
@@ -122,7 +122,7 @@ BLOCK_SAMPLES = 64
 """Samples that a block transform is given at once: at 150 kB some 10 MB, which is little and long enough to pay."""
 
 
-class Unequal(SampleError):
+class UnequalSamples(SampleError):
     """These samples are no block: their tensors differ in name, kind or shape."""
 
 
@@ -153,7 +153,7 @@ class BlockTransform:
         return [as_sample({name: values[row] for name, values in made.items()}, key) for row in range(len(samples))]
 
 
-class Alone:
+class OneSampleBlocks:
     """A source seen through a block transform, one sample at a time: what tells a spec."""
 
     unit: Literal["sample"] = "sample"
@@ -180,13 +180,13 @@ def seen_through(source: AnySource, block_transform: str | None) -> Any:
             f"block transform {block_transform} takes samples that have a number each, and this source gives each "
             f"{source.unit} as a whole: transform it there"
         )
-    return Alone(source, BlockTransform.load(block_transform))
+    return OneSampleBlocks(source, BlockTransform.load(block_transform))
 
 
 def _stacked(samples: Sequence[Sample], key: str) -> dict[str, Any]:
     first = samples[0]
     if any(sample.keys() != first.keys() for sample in samples):
-        raise Unequal(f"{key}: samples of one block have tensors of different names")
+        raise UnequalSamples(f"{key}: samples of one block have tensors of different names")
     return {name: _column([sample[name] for sample in samples], name, key) for name in first}
 
 
@@ -195,5 +195,5 @@ def _column(values: list[Any], name: str, key: str) -> Any:
         return values
     arrays = [np.asarray(value) for value in values]
     if any(array.shape != arrays[0].shape or array.dtype != arrays[0].dtype for array in arrays):
-        raise Unequal(f"{key}: tensor {name!r} has different shapes in samples of one block")
+        raise UnequalSamples(f"{key}: tensor {name!r} has different shapes in samples of one block")
     return np.stack(arrays)

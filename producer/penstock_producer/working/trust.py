@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
 
-from penstock_producer.sources.allowed import NotAllowed, allow_only, bound_to, require_below, require_named
+from penstock_producer.sources.allowed import NotAllowed, allow_folders, allow_names, require_below, require_name
 from penstock_producer.sources.config import (
     ArraysConfig,
     BalancedConfig,
@@ -56,8 +56,8 @@ class Trust:
     def enforce(self) -> None:
         """Make it the law of this process, also for what only opening a source finds out."""
         if not self.is_unlimited:
-            allow_only(self.allow)
-            bound_to(self.roots)
+            allow_names(self.allow)
+            allow_folders(self.roots)
 
     def check(self, task: ShardTask) -> None:
         """Raise NotAllowed naming the first name or path of a task that is not allowed. Nothing is imported or opened.
@@ -70,11 +70,11 @@ class Trust:
             return
         roots = tuple(map(os.path.realpath, self.roots))
         if task.block_transform is not None:
-            require_named(task.block_transform, self.allow)
+            require_name(task.block_transform, self.allow)
         for config in _parts(parse_config(task.source)):
             for name in _names(config):
                 if name is not None:
-                    require_named(name, self.allow)
+                    require_name(name, self.allow)
             for path in _paths(config):
                 require_below(path, roots)
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_producer.sources.config import DatasetConfig, LocalConfig
-from penstock_producer.sources.dataset import Dataset
+from penstock_producer.sources.dataset import DatasetSource
 from penstock_producer.sources.items import as_sample
 from penstock_producer.sources.names import forget, lookup, register
 from penstock_producer.sources.open import open_source
@@ -93,7 +93,7 @@ def opened(config: Any) -> Source:
 
 def first(dataset: Any, transform: Any = None) -> Any:
     """The first sample of an object."""
-    return read(Dataset(dataset, "data", Transform.of(transform) if transform else None), 0)
+    return read(DatasetSource(dataset, "data", Transform.of(transform) if transform else None), 0)
 
 
 Point = namedtuple("Point", ["row", "column"])
@@ -157,12 +157,12 @@ def test_arrays_side_by_side_are_one_dataset() -> None:
     """(x_train, y_train) is how Keras users hold data; it is not a dataset of two items."""
     x, y = np.arange(8).reshape(4, 2), np.arange(4)
     for arrays in ((x, y), {"x": x, "y": y}):
-        source = Dataset(arrays, "data")
+        source = DatasetSource(arrays, "data")
         assert len(source) == 4
         assert read(source, 2)["x"].tolist() == [4, 5]
         assert read(source, 2)["y"] == 2
     with pytest.raises(SourceError, match=r"arrays of different lengths: {'x': 4, 'y': 3}"):
-        Dataset((x, y[:3]), "data")
+        DatasetSource((x, y[:3]), "data")
 
 
 def test_a_transform_working_in_place_leaves_the_arrays_alone() -> None:
@@ -189,7 +189,7 @@ def test_a_transform_working_in_place_leaves_the_arrays_alone() -> None:
 def test_what_cannot_be_indexed_is_refused(dataset: Any, message: str) -> None:
     """When opening, not in the first job."""
     with pytest.raises(SourceError, match=message):
-        Dataset(dataset, "data")
+        DatasetSource(dataset, "data")
 
 
 def test_an_item_that_fails_is_named_with_the_users_line(user_module: UserModule) -> None:
@@ -214,8 +214,8 @@ def test_an_item_that_fails_is_named_with_the_users_line(user_module: UserModule
 
 def test_the_fingerprint_knows_name_length_and_transform(user_module: UserModule) -> None:
     """A dataset that has grown is another one."""
-    prints = {Dataset(list(range(n)), name).fingerprint for n in (1, 2) for name in ("a", "b")}
-    prints.add(Dataset([0], "a", Transform.of(str)).fingerprint)
+    prints = {DatasetSource(list(range(n)), name).fingerprint for n in (1, 2) for name in ("a", "b")}
+    prints.add(DatasetSource([0], "a", Transform.of(str)).fingerprint)
     assert len(prints) == 5
 
 

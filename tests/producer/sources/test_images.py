@@ -18,7 +18,7 @@ from penstock_producer.planning.plan import ProductionPlan
 from penstock_producer.planning.production import Production
 from penstock_producer.sources.config import ImagesConfig, parse_config
 from penstock_producer.sources.image_files import EXTENSIONS, images_below, passed_over
-from penstock_producer.sources.images import Images
+from penstock_producer.sources.images import ImagesSource
 from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import Source
 from penstock_producer.working.worker import WorkerOptions
@@ -36,7 +36,7 @@ class TestFolder(SourceContract):
     @pytest.fixture
     def source(self, config: ImagesConfig) -> Source:
         """Opened here."""
-        return Images(config)
+        return ImagesSource(config)
 
 
 class TestZip(SourceContract):
@@ -50,7 +50,7 @@ class TestZip(SourceContract):
     @pytest.fixture
     def source(self, config: ImagesConfig) -> Source:
         """Opened here."""
-        return Images(config)
+        return ImagesSource(config)
 
 
 class TestUnequalImagesWithBoxes(SourceContract):
@@ -68,12 +68,12 @@ class TestUnequalImagesWithBoxes(SourceContract):
     @pytest.fixture
     def source(self, config: ImagesConfig) -> Source:
         """Opened here."""
-        return Images(config)
+        return ImagesSource(config)
 
 
 def test_a_folder_gives_images_and_class_ids_in_the_order_of_their_paths(folder: Path) -> None:
     """Ids equal those of torchvision and Keras, which sort the class folders too."""
-    images = Images(ImagesConfig(path=str(folder)))
+    images = ImagesSource(ImagesConfig(path=str(folder)))
     assert images.info["files"] == ["cat/a.png", "cat/b.bmp", "cat/deep/c.png", "dog/a.png", "dog/b.tiff", "dog/c.png"]
     assert images.info["classes"] == {"y": ["cat", "dog"]}
     assert [int(read(images, index)["x"][0, 0, 0]) for index in range(6)] == [0, 10, 20, 30, 40, 50]
@@ -83,7 +83,7 @@ def test_a_folder_gives_images_and_class_ids_in_the_order_of_their_paths(folder:
 
 def test_a_zip_gives_what_the_folder_gives(folder: Path, zipped: Path) -> None:
     """Zipping a folder with its top folder is the usual way, and must not make it a class."""
-    from_folder, from_zip = Images(ImagesConfig(path=str(folder))), Images(ImagesConfig(path=str(zipped)))
+    from_folder, from_zip = ImagesSource(ImagesConfig(path=str(folder))), ImagesSource(ImagesConfig(path=str(zipped)))
     assert from_zip.info == from_folder.info
     assert [digest(read(from_zip, i)) for i in range(6)] == [digest(read(from_folder, i)) for i in range(6)]
 
@@ -93,7 +93,7 @@ def test_files_that_are_no_images_or_hidden_are_passed_over(folder: Path) -> Non
     for name in ("notes.txt", "cat/.hidden.png", "dog/Thumbs.db", ".cache/x.png", "cat/a.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("hello")
-    images = Images(ImagesConfig(path=str(folder)))
+    images = ImagesSource(ImagesConfig(path=str(folder)))
     assert len(images) == 6
     assert images.info["passed_over"] == {".txt": 2, ".db": 1}
     assert passed_over(images.info) == (
@@ -105,7 +105,7 @@ def test_an_avif_a_jp2_and_an_ico_beside_a_jpg_are_all_read(tmp_path: Path) -> N
     """Cameras and the web write more formats every year; none may be missing in silence."""
     for name in ("a.jpg", "b.avif", "c.jp2", "d.j2k", "e.ico", "F.AVIF"):
         Image.new("RGB", (32, 32), (0, 200, 0)).save(tmp_path / name)
-    images = Images(ImagesConfig(path=str(tmp_path)))
+    images = ImagesSource(ImagesConfig(path=str(tmp_path)))
     assert list(map(images.key, range(len(images)))) == [
         "F.AVIF",
         "a.jpg",
@@ -137,23 +137,23 @@ def test_a_production_counts_aloud_what_it_passes_over(any_url: str, folder: Pat
 def test_pipes_and_sockets_are_passed_over(folder: Path) -> None:
     """Reading one would wait for ever."""
     os.mkfifo(folder / "cat/pipe.png")
-    assert len(Images(ImagesConfig(path=str(folder)))) == 6
+    assert len(ImagesSource(ImagesConfig(path=str(folder)))) == 6
 
 
 def test_a_flat_folder_gives_images_without_labels(tmp_path: Path) -> None:
     """Labels are not always needed."""
     Image.new("L", (4, 4)).save(tmp_path / "a.JPG")
-    images = Images(ImagesConfig(path=str(tmp_path)))
+    images = ImagesSource(ImagesConfig(path=str(tmp_path)))
     assert images.spec == {"x": ("uint8", (4, 4, 3))}
     assert list(read(images, 0)) == ["x"]
 
 
 def test_given_classes_fix_the_ids(folder: Path) -> None:
     """A validation folder that lacks a class must number the others as training did."""
-    images = Images(ImagesConfig(path=str(folder), classes=("ant", "cat", "dog")))
+    images = ImagesSource(ImagesConfig(path=str(folder), classes=("ant", "cat", "dog")))
     assert int(read(images, 0)["y"]) == 1
     with pytest.raises(SourceError, match=r"'dog', which is not among the classes \('ant', 'cat'\)"):
-        Images(ImagesConfig(path=str(folder), classes=("ant", "cat")))
+        ImagesSource(ImagesConfig(path=str(folder), classes=("ant", "cat")))
 
 
 def test_links_are_followed_and_circles_end(folder: Path, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_links_are_followed_and_circles_end(folder: Path, tmp_path: Path) -> Non
     for name in ("one", "two"):
         (tmp_path / "linked" / name).symlink_to(folder / "cat")
     (folder / "cat/deep/up").symlink_to(tmp_path / "linked")
-    images = Images(ImagesConfig(path=str(tmp_path / "linked")))
+    images = ImagesSource(ImagesConfig(path=str(tmp_path / "linked")))
     assert images.info["files"] == [
         f"{name}/{file}" for name in ("one", "two") for file in ("a.png", "b.bmp", "deep/c.png")
     ]
@@ -172,7 +172,7 @@ def test_the_fingerprint_changes_with_the_files_and_the_options(folder: Path) ->
     """A retried job must notice that it would make other samples than the first try."""
 
     def fingerprint(**options: object) -> str:
-        return Images(ImagesConfig.model_validate({"path": str(folder), **options})).fingerprint
+        return ImagesSource(ImagesConfig.model_validate({"path": str(folder), **options})).fingerprint
 
     seen = [fingerprint(), fingerprint(mode="gray"), fingerprint(resize=3)]
     os.utime(folder / "dog/a.png", (1, 1))
@@ -187,7 +187,7 @@ def test_the_fingerprint_changes_with_the_files_and_the_options(folder: Path) ->
 def test_images_of_unequal_size_are_ragged_unless_resized(folder: Path) -> None:
     """Boxes and segmentation need the original sizes; batches need equal ones."""
     Image.new("RGB", (9, 5)).save(folder / "cat/a.png")
-    ragged, resized = (Images(ImagesConfig(path=str(folder), resize=size)) for size in (None, (3, 2)))
+    ragged, resized = (ImagesSource(ImagesConfig(path=str(folder), resize=size)) for size in (None, (3, 2)))
     assert ragged.spec["x"] == ("uint8", (None, None, 3))
     assert [read(ragged, i)["x"].shape for i in range(2)] == [(5, 9, 3), (6, 4, 3)]
     assert resized.spec["x"] == ("uint8", (3, 2, 3))
@@ -198,7 +198,7 @@ def test_a_single_odd_size_among_many_names_the_image(tmp_path: Path) -> None:
     """Only some headers are read to learn the size; the one that differs must be found by name, not by a crash."""
     for number in range(130):
         Image.new("L", (4, 4 if number != 1 else 5)).save(tmp_path / f"{number:03}.png")
-    images = Images(ImagesConfig(path=str(tmp_path)))
+    images = ImagesSource(ImagesConfig(path=str(tmp_path)))
     assert images.spec["x"] == ("uint8", (4, 4, 3))
     with pytest.raises(SampleError, match=r"001.png: is 5 x 4 \(height x width\), others 4 x 4; set resize"):
         read(images, 1)
@@ -211,7 +211,7 @@ def test_a_bad_image_is_named_and_the_others_are_read(folder: Path) -> None:
     (folder / "dog/a.png").write_text("hello, I am a text")
     (folder / "dog/c.png").unlink()
     (folder / "dog/c.png").symlink_to(folder / "nowhere")
-    images = Images(ImagesConfig(path=str(folder)))
+    images = ImagesSource(ImagesConfig(path=str(folder)))
     with pytest.raises(SampleError, match=r"^cat/a.png: cannot be decoded: .*[Tt]runcated"):
         read(images, 0)
     with pytest.raises(SampleError, match=r"^dog/a.png: not a readable image: its 18 bytes begin with b'hello, I am "):
@@ -225,7 +225,7 @@ def test_file_names_of_any_bytes_are_read_and_shown(tmp_path: Path) -> None:
     """Old archives hold names in forgotten encodings."""
     Image.new("L", (2, 2)).save(tmp_path / "plain.png")
     os.rename(os.fsencode(tmp_path / "plain.png"), os.fsencode(tmp_path) + b"/\xe9t\xe9.png")  # noqa: PTH104
-    images = Images(ImagesConfig(path=str(tmp_path)))
+    images = ImagesSource(ImagesConfig(path=str(tmp_path)))
     assert images.key(0) == "�t�.png"
     assert read(images, 0)["x"].shape == (2, 2, 3)
 
@@ -237,13 +237,13 @@ def test_an_empty_or_missing_folder_says_what_was_found(tmp_path: Path) -> None:
         (tmp_path, r"no images in .*: found nothing; images are files ending in \.jpg"),
     ):
         with pytest.raises(SourceError, match=message):
-            Images(ImagesConfig(path=str(path)))
+            ImagesSource(ImagesConfig(path=str(path)))
     (tmp_path / "a.txt").touch()
     (tmp_path / "README").touch()
     with pytest.raises(SourceError, match=r"found 1 x \.txt, 1 x no extension; images are"):
-        Images(ImagesConfig(path=str(tmp_path)))
+        ImagesSource(ImagesConfig(path=str(tmp_path)))
     with pytest.raises(SourceError, match=r"found a file that is no \.zip there"):
-        Images(ImagesConfig(path=str(tmp_path / "a.txt")))
+        ImagesSource(ImagesConfig(path=str(tmp_path / "a.txt")))
 
 
 @pytest.mark.parametrize(
@@ -272,14 +272,14 @@ def test_a_folder_whose_name_looks_like_an_address_is_read(folder: Path, monkeyp
     (folder.parent / "s3:").mkdir()
     folder.rename(folder.parent / "s3:/train")
     monkeypatch.chdir(folder.parent)
-    assert len(Images(ImagesConfig(path="s3://train"))) == 6
+    assert len(ImagesSource(ImagesConfig(path="s3://train"))) == 6
 
 
 def test_images_beside_class_folders_are_refused(folder: Path) -> None:
     """Which label they should have cannot be guessed."""
     Image.new("L", (2, 2)).save(folder / "stray.png")
     with pytest.raises(SourceError, match=r"1 image \(stray.png\) lie beside the class folders; move them"):
-        Images(ImagesConfig(path=str(folder)))
+        ImagesSource(ImagesConfig(path=str(folder)))
 
 
 def test_a_zip_that_cannot_be_read_says_why(tmp_path: Path, zipped: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_zip_that_cannot_be_read_says_why(tmp_path: Path, zipped: Path) -> Non
         ("none", "no file at .*none.zip"),
     ):
         with pytest.raises(SourceError, match=message):
-            Images(ImagesConfig(path=str(tmp_path / f"{name}.zip")))
+            ImagesSource(ImagesConfig(path=str(tmp_path / f"{name}.zip")))
 
 
 def test_a_bomb_in_a_zip_costs_itself_and_not_the_archive(zipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_a_bomb_in_a_zip_costs_itself_and_not_the_archive(zipped: Path, monkeypa
     monkeypatch.setattr("penstock_producer.sources.image_files.MAX_MEMBER_BYTES", 5000)
     with zipfile.ZipFile(zipped, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("train/cat/bomb.png", bytes(5001))
-    images = Images(ImagesConfig(path=str(zipped)))
+    images = ImagesSource(ImagesConfig(path=str(zipped)))
     bombs = []
     for index in range(len(images)):
         try:
@@ -328,7 +328,7 @@ def test_a_damaged_member_of_a_zip_is_named(zipped: Path) -> None:
         broken = bytearray(whole)
         broken[at] ^= 0xFF
         zipped.write_bytes(broken)
-        images = Images(ImagesConfig(path=str(zipped)))
+        images = ImagesSource(ImagesConfig(path=str(zipped)))
         with pytest.raises(SampleError, match=r"^dog/a.png: damaged in train.zip: "):
             read(images, 3)
         assert read(images, 1)["y"] == 0
@@ -337,7 +337,7 @@ def test_a_damaged_member_of_a_zip_is_named(zipped: Path) -> None:
 def test_a_closed_zip_holds_no_file_open(zipped: Path) -> None:
     """Long-lived workers open many sources."""
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    images = Images(ImagesConfig(path=str(zipped)))
+    images = ImagesSource(ImagesConfig(path=str(zipped)))
     images.close()
     images.close()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

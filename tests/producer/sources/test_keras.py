@@ -13,7 +13,7 @@ import pytest
 from penstock_common.errors import SampleError, SourceError
 from penstock_producer.sources.config import DatasetConfig, KerasConfig, LocalConfig
 from penstock_producer.sources.items import batch_tensors
-from penstock_producer.sources.keras import KerasBatches
+from penstock_producer.sources.keras import KerasSource
 from penstock_producer.sources.names import register
 from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import BatchSource
@@ -72,7 +72,7 @@ def opened(config: Any) -> BatchSource:
 def test_batch_sizes_are_learned_from_the_first_and_the_last() -> None:
     """Planning must know every sample's offset, and may not read the whole dataset for it."""
     batches = Batches()
-    source = KerasBatches(batches, "data")
+    source = KerasSource(batches, "data")
     assert [source.size(item) for item in range(len(source))] == [3, 3, 3, 1]
     assert batches.reads == [0, 3]
     assert read(source, 3)["y"].tolist() == [9]
@@ -92,7 +92,7 @@ def test_jobs_with_the_planned_sizes_read_nothing_twice() -> None:
 
 def test_a_batch_of_another_size_is_named() -> None:
     """Offsets are planned; a batch that is short would shift all samples after it."""
-    source = KerasBatches([np.zeros((3, 1)), np.zeros((2, 1)), np.zeros((3, 1))], "data")
+    source = KerasSource([np.zeros((3, 1)), np.zeros((2, 1)), np.zeros((3, 1))], "data")
     with pytest.raises(SampleError, match=r"^data\[1\]: 2 samples, 3 planned; only the last may differ$"):
         read(source, 1)
 
@@ -123,12 +123,12 @@ def test_parts_keep_their_names() -> None:
 def test_what_has_no_batches_is_refused(batches: Any, message: str) -> None:
     """When opening, not in the first job."""
     with pytest.raises(SourceError, match=message):
-        KerasBatches(batches, "data")
+        KerasSource(batches, "data")
 
 
 def test_tensors_of_different_length_are_named() -> None:
     """Else samples would be paired with others' labels."""
-    source = KerasBatches([(np.zeros((3, 1)), np.zeros(2))], "data")
+    source = KerasSource([(np.zeros((3, 1)), np.zeros(2))], "data")
     with pytest.raises(SourceError, match=r"data\[0\]: tensors disagree on the number of samples: {'x': 3, 'y': 2}"):
         source.size(0)
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from penstock_common.errors import SourceError
 from penstock_producer.sources.config import ImagesConfig
-from penstock_producer.sources.images import Images
+from penstock_producer.sources.images import ImagesSource
 from tests.contracts.source import read
 from tests.producer.sources.conftest import UserModule
 
@@ -29,14 +29,14 @@ def pictures(tmp_path: Path) -> Path:
     return root
 
 
-def labelled(pictures: Path, text: str, suffix: str = ".csv", **options: Any) -> Images:
+def labelled(pictures: Path, text: str, suffix: str = ".csv", **options: Any) -> ImagesSource:
     """The pictures with a labels file of this text."""
     file = pictures.parent / f"labels{suffix}"
     file.write_text(text, encoding="utf-8")
-    return Images(ImagesConfig(path=str(pictures), labels=str(file), **options))
+    return ImagesSource(ImagesConfig(path=str(pictures), labels=str(file), **options))
 
 
-def values(images: Images, name: str) -> list[Any]:
+def values(images: ImagesSource, name: str) -> list[Any]:
     """One tensor of all samples."""
     return [np.asarray(read(images, index)[name]).tolist() for index in range(len(images))]
 
@@ -176,9 +176,9 @@ def test_rows_need_the_same_columns(pictures: Path) -> None:
 def test_labels_that_are_no_text_or_absent_say_so(pictures: Path) -> None:
     """The labels file's path is a path too."""
     with pytest.raises(SourceError, match=r"labels file .*none.csv: No such file"):
-        Images(ImagesConfig(path=str(pictures), labels=str(pictures / "none.csv")))
+        ImagesSource(ImagesConfig(path=str(pictures), labels=str(pictures / "none.csv")))
     with pytest.raises(SourceError, match="is not UTF-8"):
-        Images(ImagesConfig(path=str(pictures), labels=str(pictures / "a.png")))
+        ImagesSource(ImagesConfig(path=str(pictures), labels=str(pictures / "a.png")))
 
 
 def test_changed_labels_change_the_fingerprint(pictures: Path) -> None:
@@ -196,11 +196,11 @@ def test_a_function_of_the_path_labels_images(pictures: Path, user_module: UserM
         def fails(path): return {"a.png": 1}[path]
         """
     )
-    images = Images(ImagesConfig(path=str(pictures), label=f"{name}:letter"))
+    images = ImagesSource(ImagesConfig(path=str(pictures), label=f"{name}:letter"))
     assert images.info["classes"] == {"y": ["a", "b", "c"]}
     assert values(images, "y") == [0, 1, 2]
-    both = Images(ImagesConfig(path=str(pictures), label=f"{name}:both"))
+    both = ImagesSource(ImagesConfig(path=str(pictures), label=f"{name}:both"))
     assert both.spec["deep"] == ("bool", ())
     assert values(both, "y") == [5, 5, 9]
     with pytest.raises(SourceError, match=rf"{name}:fails failed on 'b\.png': KeyError: 'b\.png' \({name}\.py:4\)"):
-        Images(ImagesConfig(path=str(pictures), label=f"{name}:fails"))
+        ImagesSource(ImagesConfig(path=str(pictures), label=f"{name}:fails"))

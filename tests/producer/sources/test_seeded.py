@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data import ConcatDataset, Subset
 
 from penstock_common.errors import SampleError
-from penstock_producer.sources.dataset import Dataset
+from penstock_producer.sources.dataset import DatasetSource
 from penstock_producer.sources.seeding import find_seeded, sample_rng
 from penstock_producer.sources.transform import Transform
 
@@ -100,7 +100,7 @@ def test_a_samples_seed_depends_on_the_sample_alone() -> None:
     """Not on which process reads it, nor on what was read before."""
 
     def read(order: list[int]) -> dict[int, Any]:
-        source = Dataset(Images(Pipeline()), "data")
+        source = DatasetSource(Images(Pipeline()), "data")
         assert source.draws
         return {index: source.read(index, sample_rng(7, 0, 0, index))["y"] for index in order}
 
@@ -126,6 +126,6 @@ def test_what_refuses_a_seed_is_named() -> None:
         def set_random_seed(self) -> None:
             """Takes no seed."""
 
-    source = Dataset(Images([Refuses()]), "data")
+    source = DatasetSource(Images([Refuses()]), "data")
     with pytest.raises(SampleError, match=r"data\[2\]: data.transform\[0\].set_random_seed\(seed\) failed"):
         source.read(2, np.random.default_rng(0))

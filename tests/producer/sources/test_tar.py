@@ -21,7 +21,7 @@ from penstock_producer.sources.config import TarConfig
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import Source
 from penstock_producer.sources.seeding import sample_rng
-from penstock_producer.sources.tar_index import Found, scan, split_name
+from penstock_producer.sources.tar_index import TarContents, scan, split_name
 from tests.contracts.source import SourceContract, read
 
 
@@ -292,7 +292,7 @@ def test_the_index_is_found_once(shards: Path, cache: Path, monkeypatch: pytest.
     first = opened(TarConfig(path=str(shards)))
     scans: list[str] = []
 
-    def seen(fd: int, path: str) -> Found:
+    def seen(fd: int, path: str) -> TarContents:
         scans.append(path)
         return scan(fd, path)
 
