@@ -6,9 +6,8 @@ Keys of one partition share a hash tag and so a slot: a script may name several 
 from __future__ import annotations
 
 import re
+from binascii import crc_hqx
 from dataclasses import dataclass
-
-from redis.crc import key_slot
 
 from penstock_common.errors import PenstockError
 
@@ -179,7 +178,8 @@ def search_tags(name: str, stream_id: str, count: int) -> list[str]:
     number = 0
     while len(tags) < count:
         tag = f"{stream_id}.{number}"
-        if key_slot(f"{name}.{tag}".encode()) * count // SLOTS == len(tags):
+        slot = crc_hqx(f"{name}.{tag}".encode(), 0) % SLOTS  # the CRC16 of the Redis Cluster specification
+        if slot * count // SLOTS == len(tags):
             tags.append(tag)
         number += 1
     return tags

@@ -9,6 +9,8 @@ import shlex
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +20,7 @@ from penstock.cli.sources import add_sources, options_of, plans_of, streams_of, 
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
+    from penstock_common.stream.servers.embedded import EmbeddedServer
 
 NAME = "run"
 HELP = "start server, workers and a training command together"
@@ -69,15 +72,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """The command's own exit code; 1 if the production failed, and the command was ended for it.
+    """Return the command's own exit code, or 1 if the production failed and the command was ended for it.
 
-    The command starts as soon as there is a server, and imports its framework while the production is prepared.
+    A server of our own starts while the options are checked. The command starts once both are done, and imports its
+    framework while the production is prepared.
     """
     end_by_signals()
     _require_producer()
-    streams = streams_of(args)  # which refuses a source that means nothing, before anything is started
     try:
-        with _server(args, console) as here, _Trainer(console, args.command, here, streams) as trainer:
+        with ExitStack() as stack:
+            with ThreadPoolExecutor(1) as beside:  # whose thread has ended before workers are forked
+                checked = beside.submit(streams_of, args)
+                server, here = stack.enter_context(_server(args))
+            streams = checked.result()  # raises for a source that means nothing, before the command is started
+            if server is not None:
+                console.notice(f"{server.name} {server.version} at {server.address}, for this run only")
+            trainer = stack.enter_context(_Trainer(console, args.command, here, streams))
             from penstock_producer.planning.productions import Productions
 
             plans = plans_of(here)
@@ -105,20 +115,20 @@ def _making(args: argparse.Namespace) -> str:
 
 
 @contextlib.contextmanager
-def _server(args: argparse.Namespace, console: Console) -> Iterator[argparse.Namespace]:
-    """The options with the server that --url or PENSTOCK_URL names, else with one of our own."""
+def _server(args: argparse.Namespace) -> Iterator[tuple[EmbeddedServer | None, argparse.Namespace]]:
+    """Yield a server of our own, unless --url or PENSTOCK_URL names one, and the options with its URL."""
     from penstock_common.settings import Settings
     from penstock_common.stream.servers.embedded import EmbeddedServer
 
     settings = Settings.from_environment()
     if url := args.url or settings.named_url:
         queue_url = args.queue_url or settings.named_queue_url or url
-        yield argparse.Namespace(**{**vars(args), "url": url, "queue_url": queue_url})
+        yield None, argparse.Namespace(**{**vars(args), "url": url, "queue_url": queue_url})
         return
     with EmbeddedServer() as server:
-        console.notice(f"{server.name} {server.version} at {server.address}, for this run only")
         try:
-            yield argparse.Namespace(**{**vars(args), "url": server.url, "queue_url": args.queue_url or server.url})
+            queue_url = args.queue_url or server.url
+            yield server, argparse.Namespace(**{**vars(args), "url": server.url, "queue_url": queue_url})
         finally:
             _remove_segments(server.url)
 
