@@ -169,11 +169,17 @@ def chosen(args: argparse.Namespace, config: SourceConfig) -> dict[str, SourceCo
     elif getattr(args, "samples", None) and args.kind != "mix":
         raise WrongUsage("--samples says how many a choice takes: it goes with --balance or with mix")
     if getattr(args, "split", None) is None:
+        return dict.fromkeys(parts_of(args), config)
+    return {name: part_of(config, args.split, name, args.split_seed) for name in parts_of(args)}
+
+
+def parts_of(args: argparse.Namespace) -> list[str]:
+    """Return the names of the parts that are asked for; one of no name where nothing is split."""
+    if getattr(args, "split", None) is None:
         if getattr(args, "only", None):
             raise WrongUsage(f"--only {args.only} names a part of --split, which is not given")
-        return {"": config}
-    names = [args.only] if args.only else [name for name, _ in args.split]
-    return {name: part_of(config, args.split, name, args.split_seed) for name in names}
+        return [""]
+    return [args.only] if args.only else [name for name, _ in args.split]
 
 
 def _parts(text: str) -> tuple[tuple[str, float], ...]:

@@ -9,18 +9,16 @@ import shlex
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.cli import Parser
 from penstock.cli.ending import end_by_signals
 from penstock.cli.sources import add_sources, options_of, plans_of, streams_of, workers_of
+from penstock_common.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.servers.embedded import EmbeddedServer
 
 NAME = "run"
 HELP = "start server, workers and a training command together"
@@ -74,23 +72,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Return the command's own exit code, or 1 if the production failed and the command was ended for it.
 
-    A server of our own starts while the options are checked. The command starts once both are done, and imports its
-    framework while the production is prepared.
+    The command starts as soon as there is a server, and imports its framework while the source is checked and the
+    production prepared.
     """
     end_by_signals()
     _require_producer()
+    streams = streams_of(args)
     try:
-        with ExitStack() as stack:
-            with ThreadPoolExecutor(1) as beside:  # whose thread has ended before workers are forked
-                checked = beside.submit(streams_of, args)
-                server, here = stack.enter_context(_server(args))
-            streams = checked.result()  # raises for a source that means nothing, before the command is started
-            if server is not None:
-                console.notice(f"{server.name} {server.version} at {server.address}, for this run only")
-            trainer = stack.enter_context(_Trainer(console, args.command, here, streams))
+        with _server(args, console) as here, _Trainer(console, args.command, here, streams) as trainer:
+            try:
+                plans = plans_of(here)
+            except PenstockError:  # which says by itself what is wrong
+                trainer.end()
+                raise
             from penstock_producer.planning.productions import Productions
 
-            plans = plans_of(here)
             with Productions(plans, options_of(here), workers=workers_of(here), notify=console.notice) as production:
                 amount = production.samples_per_epoch
                 names = " and ".join(map(repr, streams))
@@ -115,27 +111,27 @@ def _making(args: argparse.Namespace) -> str:
 
 
 @contextlib.contextmanager
-def _server(args: argparse.Namespace) -> Iterator[tuple[EmbeddedServer | None, argparse.Namespace]]:
-    """Yield a server of our own, unless --url or PENSTOCK_URL names one, and the options with its URL."""
+def _server(args: argparse.Namespace, console: Console) -> Iterator[argparse.Namespace]:
+    """Yield the options with the server that --url or PENSTOCK_URL names, else with one of our own."""
     from penstock_common.settings import Settings
     from penstock_common.stream.servers.embedded import EmbeddedServer
 
     settings = Settings.from_environment()
     if url := args.url or settings.named_url:
         queue_url = args.queue_url or settings.named_queue_url or url
-        yield None, argparse.Namespace(**{**vars(args), "url": url, "queue_url": queue_url})
+        yield argparse.Namespace(**{**vars(args), "url": url, "queue_url": queue_url})
         return
     with EmbeddedServer() as server:
+        console.notice(f"{server.name} {server.version} at {server.address}, for this run only")
         try:
             queue_url = args.queue_url or server.url
-            yield server, argparse.Namespace(**{**vars(args), "url": server.url, "queue_url": queue_url})
+            yield argparse.Namespace(**{**vars(args), "url": server.url, "queue_url": queue_url})
         finally:
             _remove_segments(server.url)
 
 
 def _remove_segments(url: str) -> None:
     """Of a server that ends with this run: nobody else knows of them."""
-    from penstock_common.errors import PenstockError
     from penstock_common.stream.link.connection import connect
     from penstock_common.stream.payloads import segments_of
     from penstock_common.stream.removal.deletion import delete_stream
@@ -161,7 +157,6 @@ class _Trainer:
         self._process = self._start(command, environment)
 
     def _start(self, command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        from penstock_common.errors import PenstockError
         from penstock_common.settings import child_environment
 
         try:

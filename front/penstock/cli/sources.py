@@ -24,7 +24,17 @@ from penstock.cli import (
     of_usage,
     whole_number,
 )
-from penstock.cli.kinds import EXAMPLES, Kinds, add_choice, add_endless, add_kinds, chosen, config_of, import_name
+from penstock.cli.kinds import (
+    EXAMPLES,
+    Kinds,
+    add_choice,
+    add_endless,
+    add_kinds,
+    chosen,
+    config_of,
+    import_name,
+    parts_of,
+)
 from penstock_common.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -187,8 +197,8 @@ def plans_of(args: argparse.Namespace) -> dict[str, ProductionPlan]:
 
 
 def streams_of(args: argparse.Namespace) -> list[str]:
-    """Return the names of the streams that the options ask for. Raises SourceError for a source that means nothing."""
-    return [_stream(args, part) for part in chosen(args, _source(args))]
+    """Return the names of the streams that the options ask for, without a look at the source."""
+    return [_stream(args, part) for part in parts_of(args)]
 
 
 def _stream(args: argparse.Namespace, part: str) -> str:
