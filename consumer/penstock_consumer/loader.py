@@ -86,7 +86,8 @@ class Loader(Verbs):
 
         ``create=False`` refuses a group that is not there (GroupNotFound); else it is made, and announced where the
         stream has others. ``wait=False`` refuses a stream that is not there (StreamNotFound); else it is waited for,
-        since a trainer may start before its producer.
+        since a trainer may start before its producer. A stream that the `penstock run` above this process prepares is
+        always waited for.
 
         ``timeout_s`` bounds every wait (WaitTimeout); None waits, saying for what, except 60 s for a stream or first
         epoch that never comes. ``member`` names this process in the group; restarted under the same name it goes on
@@ -107,7 +108,8 @@ class Loader(Verbs):
         if start not in ("resume", "earliest") and (type(start) is not int or start < 0):
             raise ValueError(f"start is {start!r}, expected 'resume', 'earliest' or an epoch's number")
         settings = Settings.from_environment()
-        self._startup_s = None if stream in settings.awaited else STARTUP_S
+        is_awaited = stream in settings.awaited
+        self._startup_s = None if is_awaited else STARTUP_S
         self.name = checked_name("stream", stream)
         self.group = checked_name("group", group)
         self.member = rank_member(rank) if ranked else checked_name("member", member or default_member())
@@ -136,7 +138,7 @@ class Loader(Verbs):
         self.tally = Tally()
         self._session = Session(self._client)
         self._closing = weakref.finalize(self, end_session, self._session)
-        found = find_stream(self._client, self.name) if wait else load_stream(self._client, self.name)
+        found = find_stream(self._client, self.name) if wait or is_awaited else load_stream(self._client, self.name)
         if found is not None and found.spec is not None:
             self._join(found)
 

@@ -119,7 +119,7 @@ class TestWaits:
         monkeypatch.setenv("PENSTOCK_AWAITED", "other,t")
         preparing = threading.Thread(target=prepare, daemon=True)
         preparing.start()
-        with loader_of(any_url, timeout_s=None) as loader:
+        with loader_of(any_url, timeout_s=None, wait=False) as loader:
             assert numbers(loader) == [0, 1, 2]
         preparing.join()
 

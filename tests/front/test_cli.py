@@ -89,6 +89,18 @@ def test_nothing_heavy_is_loaded_before_it_is_needed(statement: str, needed: tup
     assert (err.strip(), process.returncode) == ("[]", 0), out
 
 
+def test_penstock_run_loads_nothing_heavy_before_its_command_starts() -> None:
+    """The command's own imports take longest; what is imported before them delays the first batch."""
+    script = (
+        "import os, sys, penstock.cli.run as run\n"
+        f"told = lambda *_: print([m for m in {_HEAVY!r} if m in sys.modules])\n"
+        "run._Trainer.__init__ = lambda *_: (told(), sys.stdout.flush(), os._exit(0))\n"
+        "from penstock.__main__ import main; main(['run', 'images', 'photos', '--resize', '8x8', '--', 'true'])"
+    )
+    out, err = (process := _python("-c", script)).communicate()
+    assert (out.strip(), process.returncode) == ("[]", 0), err
+
+
 def test_importing_penstock_on_windows_ends_with_a_sentence() -> None:
     """`No module named 'fcntl'` tells a newcomer neither that Windows is at fault nor what to do."""
     process = _python("-c", "import sys; sys.modules['fcntl'] = None; import penstock")
