@@ -40,7 +40,7 @@ def small_limits() -> Iterator[None]:
         yield
 
 
-class SlicedWire:
+class SlicedSocket:
     """A connection that brings given bytes in given slices, then ends."""
 
     def __init__(self, data: bytes, sizes: bytes) -> None:
@@ -133,8 +133,8 @@ def check(data: bytes) -> None:
     """Raises AssertionError, or whatever a reader should not raise, if the input breaks a promise."""
     switches, cuts = data[0] if data else 0, data[1] if len(data) > 1 else 0
     sizes, stream = data[2 : 2 + cuts % 8], data[2 + cuts % 8 :]
-    wire = SlicedWire(stream, sizes)
-    reader = resp.Reader(wire, _parse_error)
+    sliced = SlicedSocket(stream, sizes)
+    reader = resp.RespReader(sliced, _parse_error)
     oracle = Plain(stream)
     for _ in range(64):  # replies in a row: the reader must stay in step
         start = oracle.at
@@ -146,10 +146,10 @@ def check(data: bytes) -> None:
         _check_hiredis(stream[start : oracle.at], expected)
         if not _check_reply(reader, switches, expected):
             break
-    assert wire.most <= BUFFER + LARGEST
+    assert sliced.most <= BUFFER + LARGEST
 
 
-def _check_refused(reader: resp.Reader, switches: int, expected: type[Exception]) -> None:
+def _check_refused(reader: resp.RespReader, switches: int, expected: type[Exception]) -> None:
     try:
         found: Any = reader.entries(_sink(switches)) if switches & ENTRIES else reader.reply()
     except (InvalidResponse, OSError) as error:
@@ -165,7 +165,7 @@ def _check_error(error: Exception, *, is_cut: bool) -> None:
     assert is_cut or isinstance(error, InvalidResponse)
 
 
-def _check_reply(reader: resp.Reader, switches: int, expected: Any) -> bool:
+def _check_reply(reader: resp.RespReader, switches: int, expected: Any) -> bool:
     """Whether the reader is still in step, and may be asked for the next reply."""
     try:
         if switches & ENTRIES:
@@ -177,7 +177,7 @@ def _check_reply(reader: resp.Reader, switches: int, expected: Any) -> bool:
     return True
 
 
-def _check_entries(reader: resp.Reader, switches: int, expected: Any) -> bool:
+def _check_entries(reader: resp.RespReader, switches: int, expected: Any) -> bool:
     """The reader hands a sink what the plain channel hands it, or both refuse."""
     if type(expected) is tuple:
         assert _plain(reader.entries(_sink(switches))) == expected

@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import InvalidResponse
 
 from penstock_common.stream.link.channel import SKIP
-from penstock_common.stream.link.resp import MAX_BULK_BYTES, Reader
+from penstock_common.stream.link.resp import MAX_BULK_BYTES, RespReader
 from tests.contracts.sink import RecordingSink
 from tests.fuzz import decoder, replies
 from tests.fuzz.entries import golden_entries, packed
@@ -63,7 +63,7 @@ def test_no_reply_of_the_corpus_is_read_wrongly_however_it_is_cut() -> None:
 def test_a_length_that_is_no_number_is_refused_instead_of_waited_for(length: bytes) -> None:
     """What waits for bytes that nobody announced hangs until its timeout."""
     for reply in (b"$" + length + b"\r\nabc\r\n", b"*1\r\n$" + length + b"\r\nabc\r\n"):
-        reader = Reader(replies.SlicedWire(reply, b""), ValueError)
+        reader = RespReader(replies.SlicedSocket(reply, b""), ValueError)
         with pytest.raises(InvalidResponse):
             reader.reply()
 
@@ -73,7 +73,7 @@ def test_an_announced_half_gigabyte_takes_no_memory_before_it_comes(call: str) -
     """Memory follows what has come, not what was announced."""
     announced = b"$%d\r\n" % MAX_BULK_BYTES
     data = announced if call == "reply" else b"*1\r\n*2\r\n$3\r\n1-0\r\n*2\r\n$1\r\nx\r\n" + announced
-    reader = Reader(replies.SlicedWire(data + b"abc", b""), ValueError)
+    reader = RespReader(replies.SlicedSocket(data + b"abc", b""), ValueError)
     tracemalloc.start()
     with pytest.raises(ConnectionResetError):
         _ = reader.reply() if call == "reply" else reader.entries(RecordingSink())
@@ -84,7 +84,7 @@ def test_an_announced_half_gigabyte_takes_no_memory_before_it_comes(call: str) -
 def test_a_payload_larger_than_its_first_room_comes_whole() -> None:
     """Room that grows must not lose or double what lies on its edges."""
     data = bytes(range(251)) * 20_000
-    reader = Reader(replies.SlicedWire(b"$%d\r\n%b\r\n:1\r\n" % (len(data), data), b"\xff"), ValueError)
+    reader = RespReader(replies.SlicedSocket(b"$%d\r\n%b\r\n:1\r\n" % (len(data), data), b"\xff"), ValueError)
     assert reader.reply() == data
     assert reader.reply() == 1
 
@@ -102,5 +102,5 @@ def test_a_skipped_payload_leaves_the_reader_in_step() -> None:
     entry = b"*2\r\n$3\r\n%b\r\n*2\r\n$1\r\nx\r\n$70000\r\n%b\r\n"
     data = b"*2\r\n" + entry % (b"1-0", b"\r\n" * 35_000) + entry % (b"2-0", b"*1" * 35_000)
     sink = RecordingSink(lambda name, nbytes: SKIP)
-    assert Reader(replies.SlicedWire(data, b"\x10\xf0"), ValueError).entries(sink) == 2
+    assert RespReader(replies.SlicedSocket(data, b"\x10\xf0"), ValueError).entries(sink) == 2
     assert sink.ids == [b"1-0", b"2-0"]

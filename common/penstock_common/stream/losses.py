@@ -20,8 +20,8 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.stream.entries import index_heads, indexed_ids
 from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.link.client import RestartDetector
 from penstock_common.stream.link.commands import Client, readable, run_script
-from penstock_common.stream.link.runs import RunWatch
 from penstock_common.stream.lua.losses import NOTE_LOSS
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
 from penstock_common.stream.streams import Stream, is_released
@@ -111,7 +111,7 @@ class Witness:
         self, client: Client, stream: Stream, by: str, notify: Notify, clock: Callable[[], float] = time.time
     ) -> None:
         self._client, self._stream, self._by, self._notify, self._clock = client, stream, by, notify, clock
-        self._watch = RunWatch(client)
+        self._watch = RestartDetector(client)
         self._comparing = threading.Lock()
         self._lock = threading.Lock()
         self._ends: OrderedDict[tuple[int, int], tuple[str, int, str]] = OrderedDict()

@@ -14,7 +14,7 @@ from penstock_common.errors import ServerUnavailable
 from penstock_common.format.spec import Spec
 from penstock_common.hints import whole
 from penstock_common.stream.groups.roster import Membership, Order, load_roster, unknown_group
-from penstock_common.stream.link.client import Patience
+from penstock_common.stream.link.client import RetryPolicy
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.waiting import Notify, Outage, Wait
@@ -265,7 +265,7 @@ class SharedReading(Reading):
         self._unfinished.clear()
 
 
-def _bear(patience: Patience, ask: Callable[[], object]) -> None:
+def _bear(patience: RetryPolicy, ask: Callable[[], object]) -> None:
     """Call a method of the keeper, whose connection bears nothing, for the loop's thread, which does."""
     outage = Outage(patience.notify, patience.seconds, "asking the server")
     while True:

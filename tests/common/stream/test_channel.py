@@ -17,8 +17,8 @@ from redis.exceptions import BusyLoadingError, InvalidResponse, ResponseError
 
 from penstock_common.stream.link.channel import SKIP, Channel, Command, Reply, ReplyError, Skip
 from penstock_common.stream.link.connection import connect, open_channel
-from penstock_common.stream.link.resp import BUFFER_BYTES, BY_REFERENCE_BYTES, Reader, pack
-from penstock_common.stream.link.sockets import PlainWire
+from penstock_common.stream.link.resp import BUFFER_BYTES, BY_REFERENCE_BYTES, RespReader, pack
+from penstock_common.stream.link.sockets import PlainSocket
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.contracts.channel import ChannelContract, pattern
 from tests.contracts.plain_channel import deliver, entries_of, open_plain_channel
@@ -84,7 +84,7 @@ class TestChannelOverUnixSocket(ChannelContract):
 # --- against the plain channel and redis-py, on anything that may be sent and received --------------------------------
 
 
-class CutWire(PlainWire):
+class CutSocket(PlainSocket):
     """A socket that brings no more at a time than it is told, as a network may."""
 
     def __init__(self, sock: socket.socket, cuts: Sequence[int]) -> None:
@@ -241,7 +241,7 @@ class TestParser:
             theirs[0].sendall(stream)
             oracle = _RESP2Parser(4096)
             oracle.on_connect(OracleConnection(theirs[1]))
-            reader = Reader(CutWire(ours[1], cuts), _RESP2Parser.parse_error)
+            reader = RespReader(CutSocket(ours[1], cuts), _RESP2Parser.parse_error)
             for _ in sent:
                 assert same(reader.reply(), oracle.read_response())
 
@@ -255,7 +255,7 @@ class TestParser:
         with near, far:
             near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
             near.sendall(stream)
-            reader = Reader(CutWire(far, cuts), _RESP2Parser.parse_error)
+            reader = RespReader(CutSocket(far, cuts), _RESP2Parser.parse_error)
             quick, careful = SplittingSink(), SplittingSink()
             found = reader.entries(quick)
             assert reader.reply() == b"next"
@@ -281,13 +281,13 @@ class TestParser:
     )
     def test_insane_replies_are_refused_instead_of_obeyed(self, hostile: bytes) -> None:
         """A broken or hostile server must not make a trainer allocate gigabytes, recurse or wait for ever."""
-        for read in (Reader.reply, lambda reader: reader.entries(RecordingSink())):
+        for read in (RespReader.reply, lambda reader: reader.entries(RecordingSink())):
             near, far = socket.socketpair()
             with near, far:
                 near.sendall(hostile)
                 near.close()
                 with pytest.raises(InvalidResponse):
-                    read(Reader(PlainWire(far), _RESP2Parser.parse_error))
+                    read(RespReader(PlainSocket(far), _RESP2Parser.parse_error))
 
     @pytest.mark.parametrize(
         "hostile",
@@ -307,7 +307,7 @@ class TestParser:
             near.sendall(hostile)
             near.close()
             with pytest.raises(InvalidResponse):
-                Reader(PlainWire(far), _RESP2Parser.parse_error).entries(RecordingSink())
+                RespReader(PlainSocket(far), _RESP2Parser.parse_error).entries(RecordingSink())
 
     def test_a_loading_server_is_no_value(self) -> None:
         """redis-py counts it as a connection failure, and so do we."""
@@ -315,4 +315,4 @@ class TestParser:
         with near, far:
             near.sendall(b"-LOADING Redis is loading the dataset in memory\r\n")
             with pytest.raises(BusyLoadingError):
-                Reader(PlainWire(far), _RESP2Parser.parse_error).reply()
+                RespReader(PlainSocket(far), _RESP2Parser.parse_error).reply()

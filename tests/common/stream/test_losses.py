@@ -9,9 +9,9 @@ import redis
 
 from penstock_common.errors import ServerUnavailable
 from penstock_common.stream import losses
+from penstock_common.stream.link.client import RestartDetector
 from penstock_common.stream.link.commands import Client
 from penstock_common.stream.link.connection import connect, open_channel
-from penstock_common.stream.link.runs import RunWatch
 from penstock_common.stream.losses import Loss, Settled, Witness, committed_front, note_loss, noted_losses
 from penstock_common.stream.manifest import Manifest, load_manifest
 from penstock_common.stream.removal.release import release_epoch
@@ -50,7 +50,7 @@ class TestRuns:
     def test_a_connection_that_lasts_costs_no_question(self, any_url: str) -> None:
         """A beat and a commit ask this each time: on a quiet connection it must be free."""
         with connect(any_url) as client:
-            watch = RunWatch(client)
+            watch = RestartDetector(client)
             watch.check(self.never)
             watch.check(self.never)  # the first question may have made a connection itself
             before = info_calls(client)
@@ -71,9 +71,9 @@ class TestRuns:
                 raise ConnectionError
 
         with connect(any_url) as client:
-            watch = RunWatch(client)
+            watch = RestartDetector(client)
             watch.check(self.never)
-            monkeypatch.setattr("penstock_common.stream.link.runs.read_run_id", lambda _: "another run")
+            monkeypatch.setattr("penstock_common.stream.link.client.read_run_id", lambda _: "another run")
             open_channel(client).close()
             with pytest.raises(ConnectionError):
                 watch.check(compare)
@@ -104,7 +104,7 @@ class TestWitness:
 
     def reconnect(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """The next check finds another run."""
-        monkeypatch.setattr("penstock_common.stream.link.runs.read_run_id", lambda _: None)
+        monkeypatch.setattr("penstock_common.stream.link.client.read_run_id", lambda _: None)
         open_channel(client).close()
 
     def test_an_entry_with_other_samples_under_the_same_offsets_is_a_loss(

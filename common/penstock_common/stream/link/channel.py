@@ -17,8 +17,8 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import ServerUnavailable, ServerUnsuitable
 from penstock_common.stream.link.failure import ReplyError, translate, translate_reply
-from penstock_common.stream.link.resp import SKIP, Command, EntrySink, Reader, Reply, Skip, pack
-from penstock_common.stream.link.sockets import REPLY_TIMEOUT_S, PlainWire, SendingWire, TlsWire
+from penstock_common.stream.link.resp import SKIP, Command, EntrySink, Reply, RespReader, Skip, pack
+from penstock_common.stream.link.sockets import REPLY_TIMEOUT_S, PlainSocket, SendingSocket, TlsSocket
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.watchdog import Request
 
@@ -35,22 +35,22 @@ class Channel:
         """Take over a connection of redis-py that is connected and logged in; raises ServerUnsuitable."""
         self._connection, self._where = connection, where
         sock = _socket_of(connection)
-        self._wire: SendingWire = TlsWire(sock) if isinstance(sock, ssl.SSLSocket) else PlainWire(sock)
-        self._request = Request(where, notify, heard=partial(getattr, self._wire, "heard_s"))
-        self._reader = Reader(self._wire, connection._parser.parse_error)
+        self._socket: SendingSocket = TlsSocket(sock) if isinstance(sock, ssl.SSLSocket) else PlainSocket(sock)
+        self._request = Request(where, notify, heard=partial(getattr, self._socket, "heard_s"))
+        self._reader = RespReader(self._socket, connection._parser.parse_error)
         self.broken = False
 
     @property
     def waited_s(self) -> float:
         """Seconds spent so far in waiting for bytes of the server."""
-        return self._wire.waited_s
+        return self._socket.waited_s
 
     def send(self, commands: Sequence[Command]) -> None:
         """Pipeline the commands. Every byte is with the kernel on return, so the caller may reuse its buffers."""
         self._check()
         try:
             self._request.begin()
-            self._wire.send_all(pack(commands))
+            self._socket.send_all(pack(commands))
         except BaseException as error:
             self._fail(error)
             raise
@@ -65,7 +65,7 @@ class Channel:
         self._check()
         try:
             self._request.begin()
-            self._wire.set_timeout(timeout_s)
+            self._socket.set_timeout(timeout_s)
             reply = self._reader.reply()
             self._request.answered()
             return reply
@@ -85,7 +85,7 @@ class Channel:
         self._check()
         try:
             self._request.begin()
-            self._wire.set_timeout(timeout_s)
+            self._socket.set_timeout(timeout_s)
             found = self._reader.entries(sink)
             self._request.answered()
         except BaseException as error:

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import redis
 from redis import exceptions as foreign
 from redis.client import Pipeline
+from redis.exceptions import ResponseError
 
-from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.errors import PenstockError, ServerUnavailable, Unauthorized
 from penstock_common.stream.link.damage import damage_of, is_wrong_type
 from penstock_common.stream.link.failure import address, is_denied, may_pass, translate
 from penstock_common.waiting import Notify, Outage, to_stderr
@@ -27,7 +28,7 @@ from penstock_common.watchdog import Request
 Answer = TypeVar("Answer")
 
 
-class Patience:
+class RetryPolicy:
     """How long the clients of one owner try again what a server that is away did not answer; 0 = not at all."""
 
     def __init__(self) -> None:
@@ -37,10 +38,10 @@ class Patience:
         """Hears of outages that are borne, and of a server that does not answer."""
 
 
-class _UntilOver(Outage):
+class _OwnedOutage(Outage):
     """An outage whose patience is its owner's, and may end while it is borne."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: RetryPolicy) -> None:
         super().__init__(patience.notify, patience.seconds, "asking the server")
         self._patience = patience
 
@@ -54,7 +55,7 @@ class _UntilOver(Outage):
 
 def _failure(error: Exception, client: redis.Redis) -> PenstockError | None:
     """What a user can act on; None where the caller inside ``stream/`` knows better."""
-    plain = type(error) in (foreign.ResponseError, foreign.NoScriptError, foreign.WatchError)
+    plain = type(error) in (ResponseError, foreign.NoScriptError, foreign.WatchError)
     return None if plain and not (may_pass(error) or is_denied(error)) else translate(error, client)
 
 
@@ -63,7 +64,7 @@ def _bearing(client: ControlClient, ask: Callable[[], Answer], parts: Callable[[
 
     ``parts`` gives all arguments of what is asked.
     """
-    outage = _UntilOver(client.patience)
+    outage = _OwnedOutage(client.patience)
     while True:
         try:
             return client.request().of(ask)
@@ -80,11 +81,11 @@ def _bearing(client: ControlClient, ask: Callable[[], Answer], parts: Callable[[
 class ControlClient(redis.Redis):
     """redis.Redis, with translated errors; it tries again what was not answered where ``patience`` says so."""
 
-    patience: Patience
+    patience: RetryPolicy
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.patience = Patience()
+        self.patience = RetryPolicy()
         self._where: str | None = None
 
     @property
@@ -166,3 +167,57 @@ class ControlPipeline(Pipeline):
             if failure is None:
                 raise (damage_of(self._client, error, parts()) or error) from None
             raise failure from error
+
+
+class ConnectionCounter:
+    """Counts the connections that are made with a client's settings, its data channels included."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def __call__(self, connection: Any) -> None:
+        """Logs in, as redis-py would; redis-py calls this for each new connection."""
+        connection.on_connect()
+        self.made += 1
+
+
+def connections_of(client: Any) -> ConnectionCounter:
+    """Return the counter of a client's pool. From the first call on, new connections count, also when made again."""
+    settings: dict[str, Any] = client.connection_pool.connection_kwargs
+    found = settings.get("redis_connect_func")
+    if not isinstance(found, ConnectionCounter):
+        found = settings["redis_connect_func"] = ConnectionCounter()
+    return found
+
+
+def read_run_id(client: Any) -> str | None:
+    """Return the id of the server's present run; None where this user may not ask for it."""
+    try:
+        return str(client.info("server").get("run_id", "")) or None
+    except (Unauthorized, ResponseError):
+        return None
+
+
+class RestartDetector:
+    """Notices that a client's connections reach another run of the server than before."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._connections = client, connections_of(client)
+        self._made = -1
+        """ConnectionCounter when the run was last looked at; -1 before the first look."""
+        self._run_id: str | None = None
+
+    def check(self, compare: Callable[[], None]) -> None:
+        """Call ``compare`` once for each run but the first; where the id is hidden, once for each reconnection.
+
+        Costs nothing while no connection was made. What ``compare`` raises is passed on, and the next check calls it
+        again.
+        """
+        made = self._connections.made
+        if made == self._made:
+            return
+        run_id = read_run_id(self._client)
+        is_first = self._made < 0
+        if not is_first and (run_id is None or run_id != self._run_id):
+            compare()
+        self._made, self._run_id = made, run_id

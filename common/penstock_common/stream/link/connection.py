@@ -15,9 +15,8 @@ from redis.retry import Retry
 
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.stream.link.channel import REPLY_TIMEOUT_S, Channel
-from penstock_common.stream.link.client import ControlClient
+from penstock_common.stream.link.client import ControlClient, connections_of
 from penstock_common.stream.link.failure import address, broke_off, may_pass, redacted, translated
-from penstock_common.stream.link.runs import connections_of
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 from penstock_common.watchdog import Request
 

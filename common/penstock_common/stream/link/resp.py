@@ -1,7 +1,7 @@
 """RESP2, both ways: commands are packed without a copy of large arguments, replies are received in place.
 
-Small replies go through one reused buffer, payloads straight into the memory that they are for. Reader knows the
-protocol and its limits, a Wire knows a socket. Neither opens connections or names commands.
+Small replies go through one reused buffer, payloads straight into the memory that they are for. RespReader knows the
+protocol and its limits, a ReceivingSocket knows a socket. Neither opens connections or names commands.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class EntrySink(Protocol):
         """The id is listed but its fields are gone; the id is b"" where XCLAIM of Redis 6.2 does not say which."""
 
 
-class Wire(Protocol):
+class ReceivingSocket(Protocol):
     """The receiving half of a connected socket; both calls raise on end of stream and after silence."""
 
     def receive(self, view: memoryview) -> int:
@@ -118,11 +118,11 @@ def check_target(views: Sequence[memoryview], nbytes: int) -> None:
         raise ValueError(f"the sink gave views of {found} bytes for a field of {nbytes}")
 
 
-class Reader:
+class RespReader:
     """Parses the replies of one connection. After any exception its position in the stream is lost: close."""
 
-    def __init__(self, wire: Wire, parse_error: Callable[[str], Exception]) -> None:
-        self._wire, self._parse_error = wire, parse_error
+    def __init__(self, socket: ReceivingSocket, parse_error: Callable[[str], Exception]) -> None:
+        self._socket, self._parse_error = socket, parse_error
         self._buf = bytearray(BUFFER_BYTES)
         self._view = memoryview(self._buf)
         self._pos = self._end = 0
@@ -288,7 +288,7 @@ class Reader:
             if held < len(view):
                 rest.append(view[held:] if held else view)
         if rest:
-            self._wire.receive_all(rest)
+            self._socket.receive_all(rest)
 
     def _drop(self, nbytes: int) -> None:
         while nbytes:
@@ -352,7 +352,7 @@ class Reader:
         self._pos, self._end = 0, held
         while self._end < nbytes:
             room = self._view[self._end : max(nbytes, min(self._end + self._window, BUFFER_BYTES))]
-            got = self._wire.receive(room)
+            got = self._socket.receive(room)
             self._end += got
             if got == len(room):  # more is waiting, and no large payload since
                 self._window = min(2 * self._window, BUFFER_BYTES)

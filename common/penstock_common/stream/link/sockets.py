@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from penstock_common.stream.link.resp import Part, Wire
+from penstock_common.stream.link.resp import Part, ReceivingSocket
 
 REPLY_TIMEOUT_S: Final = 30.0
 """Patience with a server that was asked something it answers at once; 6.2 sleeps through UNLINK and FLUSHALL."""
@@ -21,7 +21,7 @@ PIECE_BYTES: Final = 16 << 20
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
 
 
-class SendingWire(Wire, Protocol):
+class SendingSocket(ReceivingSocket, Protocol):
     """A whole socket, blocking, with a bound on silence."""
 
     waited_s: float
@@ -37,7 +37,7 @@ class SendingWire(Wire, Protocol):
         """Hand every byte to the kernel."""
 
 
-class PlainWire:
+class PlainSocket:
     """TCP and unix sockets. The kernel keeps the time: Python's own timeouts cost a poll before every call."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -100,7 +100,7 @@ class PlainWire:
             raise TimeoutError(f"took no bytes for {REPLY_TIMEOUT_S:g} s") from None
 
 
-class TlsWire:
+class TlsSocket:
     """TLS has neither sendmsg nor recvmsg_into: one record after the other, but still in place."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
