@@ -18,6 +18,7 @@ from chaos.conductor import BrokenOff, Conductor
 from chaos.inquest import Findings, hold
 from chaos.options import RANKS, Options
 from chaos.stage import Stage
+from chaos.stored import MINUTES, Stored, chosen
 
 SHOWN = 20
 EPILOG = """\
@@ -25,22 +26,26 @@ example:
   python -m chaos --minutes 2
   python -m chaos --minutes 20 --seed 7 --partitions 8 --members 5
   python -m chaos --minutes 3 --sample-bytes 10000000
+  python -m chaos --seeds stored
+  python -m chaos --seeds 7,61123 --minutes 0.5
 
 The seed decides the data, which samples are bad, and which fault comes when. What a fault hits depends on who is alive
-at that moment, so a repeated run is alike, not equal."""
+at that moment, so a repeated run is alike, not equal. `chaos/stored.json` holds 20 seeds with their options, and what
+each covers: `--seeds` runs all or some of them, one after another, and takes their options from there."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """0 if every promise held, 1 if not."""
     args = _parser().parse_args(argv)
     directory = Path(args.directory or tempfile.mkdtemp(prefix="penstock-chaos-")).absolute()
-    directory.mkdir(parents=True, exist_ok=True)
-    options = _options(args)
-    result = run(options, directory, is_quiet=args.quiet)
+    if args.seeds is None:
+        results = [run(_options(args), directory, is_quiet=args.quiet)]
+        print(told(results[0]))
+    else:
+        results = _stored_runs(args, directory)
     if args.json:
-        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
-    print(told(result))
-    if result["violations"]:
+        Path(args.json).write_text(json.dumps(results[0] if args.seeds is None else results, indent=1) + "\n")
+    if any(result["violations"] for result in results):
         print(f"all logs are in {directory}")
         return 1
     if not args.directory:
@@ -48,9 +53,25 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _stored_runs(args: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
+    """Each in a folder of its own, which goes if nothing is wrong."""
+    results = []
+    for one in args.seeds:
+        print(f"\n{one.covers}:", flush=True)
+        folder = directory / str(one.seed)
+        results.append(run(one.run_options(args.minutes), folder, is_quiet=args.quiet))
+        print(told(results[-1]), flush=True)
+        if not results[-1]["violations"] and not args.directory:
+            shutil.rmtree(folder, ignore_errors=True)
+    wrong = [str(result["seed"]) for result in results if result["violations"]]
+    print(f"\n{len(results)} stored seeds: {'seeds ' + ', '.join(wrong) + ' went wrong' if wrong else 'all well'}")
+    return results
+
+
 def run(options: Options, directory: Path, *, is_quiet: bool = False) -> dict[str, Any]:
     """One run; what was done, delivered and wrong, as JSON has it."""
     began = time.monotonic()
+    directory.mkdir(parents=True, exist_ok=True)
     with (directory / "story.log").open("a") as story, ExitStack() as stack:
 
         def say(text: str) -> None:
@@ -123,6 +144,13 @@ def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{what} {count}" for what, count in counts.items()) or "none"
 
 
+def _stored(which: str) -> list[Stored]:
+    try:
+        return chosen(which)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _options(args: argparse.Namespace) -> Options:
     return Options(
         seed=args.seed if args.seed is not None else secrets.randbelow(1_000_000),
@@ -137,10 +165,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m chaos", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    default = Options(seed=0, minutes=2)
+    default = Options(seed=0, minutes=MINUTES)
     add = parser.add_argument
     add("--minutes", type=float, default=default.minutes, help="of faults (default: %(default)s)")
-    add("--seed", type=int, help="default: a random one, printed")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--seed", type=int, help="default: a random one, printed")
+    which.add_argument(
+        "--seeds",
+        type=_stored,
+        metavar="WHICH",
+        help="run stored seeds with their options: 'stored' (all), or some, as 7,61123; --minutes is for each",
+    )
     add("--partitions", type=int, default=default.partitions, metavar="P", help="default: %(default)s")
     add("--sample-bytes", type=int, default=default.sample_bytes, metavar="B", help="default: %(default)s")
     add("--members", type=int, default=default.members, metavar="M", help="of each group (default: %(default)s)")

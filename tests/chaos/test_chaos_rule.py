@@ -17,6 +17,7 @@ from chaos.payload import is_bad, prove, sample
 from chaos.ranks import PlannedEpoch, batches_of, judge_ranks
 from chaos.rule import Rule
 from chaos.schedule import WEIGHTS, faults
+from chaos.stored import chosen, stored
 from chaos.verdict import Expected, GroupVerdict, judge
 
 SECOND = 10**9
@@ -222,3 +223,27 @@ def test_every_policy_is_in_a_default_run_and_some_samples_are_bad() -> None:
     options = Options(seed=1, minutes=1)
     assert set(options.group_policies().values()) == set(POLICIES)
     assert 0 < sum(is_bad(1, index) for index in range(options.samples)) < options.samples / 10
+
+
+def test_stored_seeds_plan_the_faults_they_planned_when_they_were_stored() -> None:
+    """A run that is repeated after a change must be the same run."""
+    for one in stored():
+        assert one.planned() == one.faults, one.seed
+
+
+def test_stored_seeds_cover_every_fault_both_planes_and_every_policy() -> None:
+    """What they leave out is not compared."""
+    runs = [one.run_options() for one in stored()]
+    assert len({options.seed for options in runs}) == 20
+    assert {kind for one in stored() for kind in one.faults} == set(WEIGHTS)
+    assert {options.payload for options in runs} == {"inline", "segments"}
+    assert {policy for options in runs for policy in options.group_policies().values()} == set(POLICIES)
+    assert {options.ranks > 0 for options in runs} == {options.own_queue for options in runs} == {False, True}
+
+
+def test_some_of_the_stored_seeds_may_be_chosen() -> None:
+    """All of them take an hour."""
+    assert [one.seed for one in chosen("61123,7")] == [61123, 7]
+    assert chosen("stored") == stored()
+    with pytest.raises(ValueError, match="8"):
+        chosen("7,8")

@@ -23,6 +23,8 @@ from tests.fuzz.writing import SIZES, Writing, quiet
 LEASE_S = 15.0
 """Longer than any stall of the test itself, so that only the rules decide who is dead."""
 PATIENCE_S = 0.4
+MOST_HELD = 23
+"""Of what a member may hold, in batches; more are chosen from as well."""
 GROUPS = st.sampled_from(["declared", "passing"])
 
 
@@ -121,7 +123,8 @@ class Machine(Writing):
             return
         group, member = data.draw(st.sampled_from(able))
         mine, batches = self.model.groups[group].members[member], self.batches[group, member]
-        for position in sorted(data.draw(st.sets(st.integers(0, len(batches) - 1), min_size=1)), reverse=True):
+        drawn = data.draw(st.sets(st.integers(0, MOST_HELD), min_size=1))  # not by what is held: a walk may be repeated
+        for position in sorted({place % len(batches) for place in drawn}, reverse=True):
             self.loaders[group, member].acknowledge(batches.pop(position))
             self.model.settle(group, mine.handed.pop(position))
 

@@ -65,3 +65,16 @@ def test_chaos_with_eight_partitions_and_five_members(tmp_path: Path) -> None:
         "--workers", "2", "--pause", "1", "--epoch-samples", "1000", "--payload", "segments",
     )  # fmt: skip
     require_all_delivered(result)
+
+
+@pytest.mark.slow
+def test_a_stored_seed_is_run_with_the_options_it_is_stored_with(tmp_path: Path) -> None:
+    """This one has four members and payloads in segments, which the command line does not say."""
+    totals = tmp_path / "totals.json"
+    command = [sys.executable, "-m", "chaos", "--seeds", "61124", "--minutes", "0.15", "--json", str(totals), "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = json.loads(totals.read_text())
+    assert (result["seed"], result["options"]["payload"], result["options"]["members"]) == (61124, "segments", 4)
+    assert result["samples"] > 0
+    assert "1 stored seeds: all well" in done.stdout

@@ -5,11 +5,13 @@ Long: ``make fuzz TARGET=model SECONDS=600``. What breaks shrinks to a few steps
 
 from __future__ import annotations
 
+import pytest
 import redis
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from tests.fuzz import walks
 from tests.fuzz.machine import Machine
 
 SEEN = ("written", "delivered", "killed", "removed", "replayed")
@@ -33,3 +35,9 @@ def test_whatever_writers_and_trainers_do_each_group_settles_exactly_what_was_co
         if all(Machine.steps[done] for done in SEEN):
             return
     raise AssertionError(f"these walks saw too little: {Machine.steps}")
+
+
+@pytest.mark.parametrize("number", range(walks.KEPT))
+def test_a_stored_walk_commits_and_settles_as_when_it_was_stored(number: int, any_server: EmbeddedServer) -> None:
+    """Chance draws other walks as the code changes; these stay the same after every commit."""
+    walks.replay(walks.stored()[number], any_server.url)
