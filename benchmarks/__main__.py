@@ -24,13 +24,13 @@ from pathlib import Path
 
 from benchmarks import fanout, targets, transport
 from benchmarks.allowance import Allowance
+from benchmarks.arguments import byte_size, whole_number
 from benchmarks.cases import CASES, IMAGE, ONE_BY_ONE, Case, asked_for
 from benchmarks.machine import describe_machine, describe_more, progress
 from benchmarks.plots import draw
 from benchmarks.results import Results, compared
 from benchmarks.sides import BASELINE, BROADCAST, INLINE, ONE_READER, OURS, SEGMENTS, Side, here
 from benchmarks.spread import Spread
-from penstock.cli import byte_size, whole_number
 
 __all__ = ["describe_machine", "main", "progress"]
 

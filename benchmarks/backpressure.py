@@ -20,11 +20,9 @@ from typing import Any
 import numpy as np
 import redis
 
-from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.connection import connect
-from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_common.stream.streams import find_stream
+from benchmarks.command import penstock
+from benchmarks.streams import rosters
+from penstock import EmbeddedServer, Loader, Writer
 
 STREAM = "soak"
 LOOK_S = 0.1
@@ -157,20 +155,22 @@ class Watched:
 
     def __init__(self, url: str, client: Any, soak: Soak, pids: list[int]) -> None:
         self._client, self._soak, self._pids = client, soak, pids
-        self._control = connect(url)
-        self._before: dict[tuple[int, int], int] = {}
+        self._url = url
+        self._before: dict[str, int] = {}
         self._cpu, self._at = 0.0, time.monotonic()
 
     def look(self, seen: Seen) -> None:
         """Ten times a second."""
         seen.looks += 1
         seen.used_bytes = max(seen.used_bytes, int(self._client.info("memory")["used_memory"]))
-        stream = find_stream(self._control, STREAM)
-        if stream is None:
-            return
-        rosters = [load_roster(self._control, partition) for partition in stream.partitions]
-        seen.payload_bytes = max(seen.payload_bytes, sum(roster.bytes for roster in rosters))
-        waiting = {place: waiter.since_ms for roster in rosters for place, waiter in roster.waiting.items()}
+        found = rosters(self._client, STREAM)
+        seen.payload_bytes = max(seen.payload_bytes, sum(int(roster.get("bytes", 0)) for roster in found))
+        waiting = {
+            field: int(json.loads(value)["since"])
+            for roster in found
+            for field, value in roster.items()
+            if field.startswith("w:")
+        }
         cpu, now = sum(map(cpu_seconds, self._workers())), time.monotonic()
         seen.writer_cpu_s = max(seen.writer_cpu_s, cpu)
         still = sum(abs(since - self._before.get(place, 0)) < 100 for place, since in waiting.items())
@@ -189,8 +189,7 @@ class Watched:
     def end(self, seen: Seen) -> None:
         """What the server says at the end."""
         seen.peak_bytes = int(self._client.info("memory")["used_memory_peak"])
-        seen.findings += audit_stream(self._control, STREAM).findings
-        self._control.close()
+        seen.findings += json.loads(penstock("audit", STREAM, "--json", "--url", self._url, codes=(0, 1)))["findings"]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -239,8 +238,6 @@ def _settings(soak: Soak) -> dict[str, Any]:
 
 def _write(url: str, soak: Soak, place: int) -> None:
     """Every writer takes each ``writers``-th shard of each epoch."""
-    from penstock_producer.writing.writer import Writer
-
     pool = _pool(soak)
     spec = {"x": ("uint8", (soak.entry_bytes,))}
     with Writer(STREAM, url=url, spec=spec, notify=lambda _: None, **_settings(soak)) as writer:
@@ -265,27 +262,17 @@ def sample_of(number: int) -> dict[str, Any]:
 
 def _fleet(url: str, soak: Soak, place: int) -> None:
     """A dispatcher with its workers, the jobs on the stream's own server."""
-    from penstock_producer.planning.plan import ProductionPlan
-    from penstock_producer.planning.production import Production
-    from penstock_producer.sources.config import DatasetConfig
-    from penstock_producer.working.worker import WorkerOptions
-
     os.environ["PENSTOCK_SOAK_SAMPLES"] = str(soak.shard_samples * soak.shards)
     os.environ["PENSTOCK_SOAK_ENTRY"] = str(soak.entry_bytes)
-    source = DatasetConfig(name="benchmarks.backpressure:numbers", transform="benchmarks.backpressure:sample_of")
-    plan = ProductionPlan(
-        stream=STREAM, source=source, epochs=soak.epochs, shard_samples=soak.shard_samples, **_settings(soak)
-    )
-    options = WorkerOptions(url=url, queue_url=url, room_wait_s=30.0)
-    with Production(plan, options, workers=soak.writers, notify=lambda _: None) as production:
-        for _ in production.run():
-            pass
+    with Writer(STREAM, url=url, notify=lambda _: None, **_settings(soak)):
+        pass
+    source = ("dataset", "benchmarks.backpressure:numbers", "--transform", "benchmarks.backpressure:sample_of")
+    size = ("--epochs", soak.epochs, "--shard-samples", soak.shard_samples, "--workers", soak.writers)
+    penstock("produce", *source, "--stream", STREAM, *size, "--json", "--url", url)
 
 
 def _train(url: str, soak: Soak, trained: Any, stall: Stall) -> None:
     """Reads at its rate, and stands still three times."""
-    from penstock_consumer.loader import Loader
-
     batch_size = max(1, 2_000_000 // soak.entry_bytes)
     stalls = [int(soak.samples * share) for share in STALLS]
     seen = 0

@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rounds, transport
+from benchmarks.arguments import byte_size, whole_number
 from benchmarks.cases import CASES, IMAGE, Case
 from benchmarks.machine import describe_machine, progress
 from benchmarks.rounds import Failed, Round, Stage, set_up, warm_up
 from benchmarks.sides import Side, ours
 from benchmarks.spread import Spread, spread, table
-from penstock.cli import byte_size, whole_number
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("common", "producer", "consumer", "front")

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from benchmarks.arguments import byte_size
 from benchmarks.transports.protocol import ROWS
-from penstock.cli import byte_size
-from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES
 
+DEFAULT_BUDGET_BYTES = 1 << 30
+"""Of a stream whose writer does not say."""
 BATCH_BYTES = 10_000_000
 """Of a payload that is asked for by its size alone, about: as that of 150 kB has."""
 MOST_ROWS = 1024

@@ -21,9 +21,9 @@ from redis._parsers import _RESP2Parser
 from redis.connection import PythonRespSerializer
 
 from benchmarks.spread import spread, table
+from penstock import EmbeddedServer
 from penstock_common.stream.link.channel import Channel, Command, Skip
 from penstock_common.stream.link.connection import _dedicated, connect, open_channel
-from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.contracts.plain_channel import open_plain_channel
 
 READ_BYTES = 512_000

@@ -22,9 +22,7 @@ from typing import Any
 import numpy as np
 
 import penstock
-from penstock_common.stream.link.connection import connect
-from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_consumer.replaying.exporting import export_stream
+from benchmarks.command import penstock as command
 
 SAMPLE_BYTES, BATCH = 150_528, 64
 
@@ -85,8 +83,8 @@ def replaying(url: str, prefetch: int, rounds: int) -> None:
 def at_once(url: str, prefetch: int, files: list[Path], total: int) -> None:
     """Two groups' processes, three passes each."""
     dropped(files)
-    command = [sys.executable, "-m", "benchmarks.disk", "--replay", url, "--prefetch", str(prefetch), "unused"]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    ours = [sys.executable, "-m", "benchmarks.disk", "--replay", url, "--prefetch", str(prefetch), "unused"]
+    both = [subprocess.Popen(ours, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     print("| process | pass | GB/s | resident, MB |\n|---|---|---|---|")
     for name, process in enumerate(both):
         for line in process.communicate()[0].splitlines():
@@ -120,7 +118,7 @@ def measure(root: Path, nbytes: int, prefetch: int, rounds: int) -> None:
     steps = nbytes // (SAMPLE_BYTES * BATCH)
     rows = np.random.default_rng(0).integers(0, 255, (BATCH, SAMPLE_BYTES), dtype=np.uint8)
     total = steps * rows.nbytes
-    with EmbeddedServer() as server:
+    with penstock.EmbeddedServer() as server:
         segments = f"segments:{root / 'segments'}"
         spec = {"x": ("uint8", (SAMPLE_BYTES,))}
         with penstock.Writer(
@@ -142,10 +140,9 @@ def measure(root: Path, nbytes: int, prefetch: int, rounds: int) -> None:
             passes(lambda: iter(mixed), files, total, rounds)
         print("Two processes at once, three passes each\n")
         at_once(server.url, prefetch, files, total)
-        with connect(server.url) as client:
-            began = time.perf_counter()
-            export_stream(client, "disk", root / "export")
-            print(f"\nexported at {total / (time.perf_counter() - began) / 1e9:.2f} GB/s")
+        began = time.perf_counter()
+        command("export", "disk", root / "export", "--url", server.url)
+        print(f"\nexported at {total / (time.perf_counter() - began) / 1e9:.2f} GB/s")
     files = sorted((root / "export").glob("*.seg"))
     found = penstock.Files(root / "export", **quiet)
     print(f"\nFiles, without a server\n\n{head}")

@@ -28,7 +28,7 @@ from benchmarks.memory import Resident, children, resident
 from benchmarks.peers.catalogue import EVERYONE, RESUME, Peer
 from benchmarks.peers.environments import Unavailable, python_of
 from benchmarks.scenarios import Size, Stage, handed, resumed
-from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock import EmbeddedServer
 
 IMPORTS = {
     "import penstock": ("penstock", "import penstock"),
@@ -47,7 +47,6 @@ IMPORTS = {
     "tensorflow": ("tfdata", "import tensorflow"),
 }
 """What is shown -> environment, and the line that is run."""
-OURS = ("penstock", "penstock_common", "penstock_producer", "penstock_consumer")
 TOLD = (
     "; import resource as r, time as t; u = r.getrusage(r.RUSAGE_SELF); print(t.monotonic(), u.ru_utime + u.ru_stime)"
 )
@@ -91,7 +90,7 @@ def _own_seconds(python: Path, line: str) -> float:
         [python, "-X", "importtime", "-c", line], capture_output=True, text=True, cwd=ROOT, check=True
     )
     rows = [row.removeprefix("import time:").split("|") for row in done.stderr.splitlines() if row.count("|") == 2]
-    return sum(int(own) for own, _, module in rows if module.strip().split(".")[0] in OURS) / 1e6
+    return sum(int(own) for own, _, module in rows if module.strip().startswith("penstock")) / 1e6
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 import redis
 
 from benchmarks.cpu import cpu_seconds
-from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock import EmbeddedServer, Loader, Writer
 
 STREAM = "growth"
 SAMPLE_BYTES = 1024
@@ -133,14 +133,12 @@ def run_waiting(size: Size, seconds: float = 5.0) -> Cost:
 def _context() -> Any:
     """Children are forked from one process that has imported everything, and has no threads."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["penstock_consumer.loader", "penstock_producer.writing.writer", __name__])
+    context.set_forkserver_preload([__name__])  # its imports are what a member needs
     return context
 
 
 def _prepare(url: str, size: Size) -> None:
     """The stream, and the epochs before: written, read by every group, and kept."""
-    from penstock_producer.writing.writer import Writer
-
     with Writer(
         STREAM, url=url, notify=_silent, spec={"x": ("uint8", (SAMPLE_BYTES,))}, partitions=size.partitions,
         budget_bytes=BUDGET_BYTES, block_bytes=BATCH * SAMPLE_BYTES,
@@ -157,8 +155,6 @@ def _prepare(url: str, size: Size) -> None:
 
 
 def _loader(url: str, size: Size, group: int, member: int) -> Any:
-    from penstock_consumer.loader import Loader
-
     name = f"group-{group}"
     if size.is_ordered:
         return Loader(
@@ -183,8 +179,6 @@ def _sizes(size: Size) -> list[int]:
 
 
 def _write(url: str, size: Size, start: Any, go: Any, results: Any, leave: Any) -> None:
-    from penstock_producer.writing.writer import Writer
-
     with Writer(STREAM, url=url, notify=_silent) as writer:
         start.wait(PATIENCE_S)
         rows = _rows()
@@ -206,8 +200,6 @@ def _write_epoch(writer: Any, sizes: list[int], rows: Any) -> None:
 
 
 def _hold(url: str, size: Size, start: Any, never: Any) -> None:
-    from penstock_producer.writing.writer import Writer
-
     with Writer(STREAM, url=url, notify=_silent) as writer, writer.epoch(sizes=_sizes(size)):
         start.wait(PATIENCE_S)
         never.wait()

@@ -8,16 +8,18 @@ payloads are written into, memory of the server's or files of segments, is there
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from benchmarks.command import Workers
 from benchmarks.cpu import tree_seconds
+from benchmarks.malloc import keep_freed
 from benchmarks.photographs import SIDE, photographs, warm_up
 from benchmarks.trainers import QUIET, Trainers, expect_more, in_clean_process, own_seconds, produce
+from penstock import EmbeddedServer, Loader, Writer
 
 STREAM = "photographs"
 BATCH = 64
@@ -91,13 +93,6 @@ class Order:
         return iter([places[at : at + self._batch] for at in range(0, len(places), self._batch)])
 
 
-def tuned(_: int) -> None:
-    """What Penstock's workers do about malloc, for a DataLoader's."""
-    from penstock_producer.working.memory import keep_freed
-
-    keep_freed()
-
-
 def _torch(job: Job) -> Round:
     """Every trainer has a DataLoader of its own, and that its worker processes."""
     from torch.utils.data import DataLoader
@@ -106,7 +101,7 @@ def _torch(job: Job) -> Round:
         whole, order = photographs(), Order(len(warm_up()))
         loader: Any = DataLoader(
             whole, batch_sampler=order, num_workers=job.workers, persistent_workers=True,
-            worker_init_fn=tuned if job.side == "torch, tuned" else None,
+            worker_init_fn=keep_freed if job.side == "torch, tuned" else None,
         )  # fmt: skip
         yield loader
         order.length = len(whole)
@@ -134,29 +129,21 @@ def _torch(job: Job) -> Round:
 
 def _penstock(job: Job) -> Round:
     """One server, one fleet, one stream; a group for each trainer. The epoch is planned and queued on the clock."""
-    from penstock_common.stream.servers.embedded import EmbeddedServer
-    from penstock_producer.working.fleet import Fleet
-    from penstock_producer.working.trust import ANYTHING
-    from penstock_producer.working.worker import WorkerOptions
-    from penstock_producer.writing.writer import Writer
-
     with EmbeddedServer() as server:
         with Writer(STREAM, url=server.url, spec=SPEC, payload=job.payload, budget_bytes=BUDGET_BYTES, **QUIET):
             pass
-        options = WorkerOptions(server.url, server.url, owner=os.getpid(), trust=ANYTHING)
-        fleet = Fleet(options, job.workers)  # forked while there are neither threads nor frameworks
+        workers = Workers(server.url, job.workers)
         try:
-            return _fed(job, server, options, fleet)
+            return _fed(job, server, workers)
         finally:
-            fleet.stop()
+            workers.stop()
 
 
-def _fed(job: Job, server: Any, options: Any, fleet: Any) -> Round:
+def _fed(job: Job, server: EmbeddedServer, workers: Workers) -> Round:
     def course(number: int) -> Iterator[int]:
         from torch.utils.data import DataLoader
 
-        from penstock_consumer.adapters.torch import dataset
-        from penstock_consumer.loader import Loader
+        from penstock.torch import dataset
 
         with Loader(STREAM, group=f"g{number}", batch_size=BATCH, url=server.url, **QUIET) as loader:
             batches: Any = DataLoader(dataset(loader), batch_size=None)
@@ -164,15 +151,15 @@ def _fed(job: Job, server: Any, options: Any, fleet: Any) -> Round:
                 yield _count(iter([batches] * epochs), epochs)
 
     trainers = Trainers(job.trainers, course)
-    roles = {"server": [server.pid], "workers": fleet.pids, "trainers": trainers.pids}
+    roles = {"server": [server.pid], "workers": workers.pids, "trainers": trainers.pids}
     for dataset_name, epochs in (("warm_up", 1), ("ready", EARLIER)):
         trainers.begin()
-        produce(options, STREAM, f"benchmarks.photographs:{dataset_name}", epochs)
+        produce(server.url, STREAM, f"benchmarks.photographs:{dataset_name}", epochs)
         trainers.end()
         expect_more(server.url, STREAM)
     before = {role: tree_seconds(pids) for role, pids in roles.items()} | {"dispatcher": own_seconds()}
     began = trainers.begin()
-    produce(options, STREAM, "benchmarks.photographs:photographs", job.epochs)
+    produce(server.url, STREAM, "benchmarks.photographs:photographs", job.epochs)
     at, samples = trainers.end()
     after = {role: tree_seconds(pids) for role, pids in roles.items()} | {"dispatcher": own_seconds()}
     trainers.close()

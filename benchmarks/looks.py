@@ -22,11 +22,7 @@ import numpy as np
 import redis
 
 import penstock
-from penstock_common.settings import child_environment
-from penstock_common.stream.link.connection import connect
-from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_common.stream.streams import find_stream
-from penstock_common.stream.watching.paces import load_paces
+from benchmarks.streams import paces
 
 STREAM = "looked-at"
 SETTLE_S = 15.0
@@ -88,7 +84,7 @@ def train(url: str, group: str, step_s: float) -> None:
 def command(url: str, *argv: str, **how: Any) -> Iterator[subprocess.Popen[str]]:
     """A penstock command that runs beside."""
     ran = subprocess.Popen(
-        [sys.executable, "-m", "penstock", *argv], env=child_environment({"PENSTOCK_URL": url}), text=True, **how
+        [sys.executable, "-m", "penstock", *argv], env={**os.environ, "PENSTOCK_URL": url}, text=True, **how
     )
     try:
         yield ran
@@ -99,10 +95,8 @@ def command(url: str, *argv: str, **how: Any) -> Iterator[subprocess.Popen[str]]
 
 def await_all(url: str, trainers: int) -> None:
     """Return once all workers and trainers are at work: how long they start is no situation to look at."""
-    with connect(url) as client:
-        while (stream := find_stream(client, STREAM)) is None:
-            time.sleep(0.2)
-        while len((paces := load_paces(client, stream)).workers) < WORKERS or len(paces.trainers) < trainers:
+    with redis.Redis.from_url(url) as client:
+        while (there := paces(client, STREAM))["w"] < WORKERS or there["t"] < trainers:
             time.sleep(0.2)
 
 
@@ -119,7 +113,7 @@ def looks_at(prepared: Prepared, count: int) -> Counter[str]:
     ]
     making += ["--budget", prepared.budget, "--stream", STREAM]
     with ExitStack() as stack:
-        server = stack.enter_context(EmbeddedServer(maxmemory_bytes=256 << 20))
+        server = stack.enter_context(penstock.EmbeddedServer(maxmemory_bytes=256 << 20))
         stack.enter_context(command(server.url, "produce", *making, stderr=subprocess.DEVNULL))
         trainers = [context.Process(target=train, args=(server.url, *each), daemon=True) for each in prepared.trainers]
         for trainer in trainers:

@@ -8,14 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import redis
 
 from benchmarks.peers.environments import Unavailable, python_of
 from benchmarks.sides import SHARED_MEMORY, Side
-from penstock_common.stream.servers.embedded import find_servers, server_label
+from penstock import EmbeddedServer, PenstockError
 
 PROGRESS_S = 15.0
 """Between lines of progress, where there is no terminal."""
@@ -23,15 +25,26 @@ PROGRESS_S = 15.0
 
 def describe_machine() -> dict[str, str]:
     """Name -> value."""
-    servers = find_servers()
     return {
         "cores": str(len(os.sched_getaffinity(0))),
         "machine": platform.machine(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "redis-py": redis.__version__,
-        "server": server_label(servers[0]) if servers else "none",
+        "server": _server(),
     }
+
+
+@cache
+def _server() -> str:
+    """Name and version of the server that a benchmark starts, like ``redis-7.0.15``."""
+    try:
+        with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
+            told: Any = client.info("server")
+    except PenstockError:
+        return "none"
+    is_valkey = told.get("server_name") == "valkey"
+    return f"valkey-{told['valkey_version']}" if is_valkey else f"redis-{told['redis_version']}"
 
 
 def describe_more(sides: Iterable[Side]) -> dict[str, str]:

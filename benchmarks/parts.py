@@ -41,10 +41,9 @@ def take_apart(payload: str) -> tuple[float, dict[str, float]]:
 
 
 def _take_apart(payload: str) -> tuple[float, dict[str, float]]:
+    from penstock import EmbeddedServer, Writer
     from penstock_common.stream.removal.deletion import delete_stream
-    from penstock_common.stream.servers.embedded import EmbeddedServer
     from penstock_producer.working.memory import keep_freed
-    from penstock_producer.writing.writer import Writer
 
     keep_freed()
     data = SameCrops(photographs().paths)

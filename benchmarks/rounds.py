@@ -28,7 +28,7 @@ from benchmarks.cpu import page_faults, running_seconds
 from benchmarks.peers.environments import python_of
 from benchmarks.sides import SHARED_MEMORY, Side
 from benchmarks.transports.protocol import Load
-from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock import EmbeddedServer
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 60.0

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.counting import Count, Process, Stuck, counted, tallied, wait_for
 from benchmarks.peers.catalogue import PRODUCER, RESUME, SLOW, TRAINER, Peer
 from benchmarks.peers.protocol import Job
-from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock import EmbeddedServer
 
 QUIET_S = 4.0
 """Silence after which a system that knows no end has nothing more to give: twice a lease."""

@@ -15,16 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock import EmbeddedServer, Loader, Writer
 from penstock_common.format.spec import Spec
-from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.again import Shuffle
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease, Span
 from penstock_consumer.pipeline.stage import Setting
 from penstock_consumer.pipeline.window import Window
 from penstock_producer.sources.order import permutation
-from penstock_producer.writing.writer import Writer
 
 SAMPLES, BATCH, CLASSES, ENTRY = 100_000, 64, 100, 128
 

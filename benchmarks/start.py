@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from penstock.cli import whole_number
+from benchmarks.arguments import whole_number
 
 FILES, SIDE, BATCH, WORKERS = 512, 64, 32, 2
 ROUNDS = 10

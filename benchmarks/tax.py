@@ -78,9 +78,9 @@ def pay(payload: str, *, is_new: bool = False, of: int = 0) -> Paid:
 
 
 def _pay(job: tuple[str, bool, int]) -> Paid:
+    from penstock import EmbeddedServer
     from penstock_common.stream.link.connection import connect
     from penstock_common.stream.removal.deletion import delete_stream
-    from penstock_common.stream.servers.embedded import EmbeddedServer
     from penstock_producer.planning.order import cut, default_shard_samples
     from penstock_producer.planning.plan import ProductionPlan
     from penstock_producer.planning.production import Production
@@ -112,7 +112,7 @@ def _pay(job: tuple[str, bool, int]) -> Paid:
 
 def begin_stream(url: str, payload: str, sizes: list[int], earlier: int = EARLIER) -> None:
     """The stream, to which this process has written so many epochs of shards of these sizes, and which were read."""
-    from penstock_producer.writing.writer import Writer
+    from penstock import Writer
 
     reader = Trainers(1, partial(_read, url, earlier))  # forked while there are no threads
     rows: dict[str, Any] = {"x": np.zeros((max(sizes), SIDE, SIDE, 3), np.uint8), "y": np.zeros(max(sizes), np.int64)}
@@ -129,7 +129,7 @@ def begin_stream(url: str, payload: str, sizes: list[int], earlier: int = EARLIE
 
 def _read(url: str, epochs: int, _: int) -> Iterator[int]:
     """The earlier epochs: in a process of its own, as a process keeps so much mapped and no more."""
-    from penstock_consumer.loader import Loader
+    from penstock import Loader
 
     if not epochs:
         return

@@ -19,13 +19,11 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.spread import Spread, spread, table
 from benchmarks.trainers import QUIET
-from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_consumer.loader import Loader
-from penstock_consumer.pipeline.arena import Arena
-from penstock_producer.writing.writer import Writer
+from penstock import EmbeddedServer, Loader, Writer
 
 SHAPE, SAMPLES = (224, 224, 3), 8000
 BATCHES = (64, 256)
@@ -38,6 +36,8 @@ LIMITS = {
     ALONE: "from_generator over arrays that are there",
 }
 """The last two acknowledge nothing by the step."""
+ALIGNED = 64
+"""Bytes, as a loader's arrays are."""
 READY = 4
 """Arrays that `ALONE` gives in turn: as many as a loader's memory holds when tf.data reads it."""
 
@@ -101,7 +101,7 @@ def _pass(url: str, side: str, batch: int, group: str) -> Pass:
 
 
 def _batches(side: str, loader: Loader) -> Iterable[Any]:
-    from penstock_consumer.adapters.tensorflow import dataset
+    from penstock.tensorflow import dataset
 
     made: Iterable[Any] = loader
     if side == BARE:
@@ -122,13 +122,18 @@ def _from_generator(batches: Iterable[Any]) -> Any:
 
 def _ready(batch: int) -> Iterator[dict[str, Any]]:
     """As many batches as an epoch has, of memory that was found and is as aligned as a loader's."""
-    arena = Arena(2 * READY)
-    arrays = [
-        {"x": arena.array((batch, *SHAPE), np.dtype(np.uint8)), "y": arena.array((batch,), np.dtype(np.int64))}
-        for _ in range(READY)
-    ]
+    arrays = [{"x": _aligned((batch, *SHAPE), np.uint8), "y": _aligned((batch,), np.int64)} for _ in range(READY)]
     for number in range(-(-SAMPLES // batch)):
         yield arrays[number % READY]
+
+
+def _aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Zeros that begin at a multiple of 64 bytes."""
+    nbytes = prod(shape) * np.dtype(dtype).itemsize
+    memory = np.zeros(nbytes + ALIGNED, np.uint8)
+    start = -memory.ctypes.data % ALIGNED
+    array: NDArray[Any] = memory[start : start + nbytes].view(dtype).reshape(shape)
+    return array
 
 
 def _clocked(batches: Callable[[], Iterable[Any]], size: int) -> Pass:

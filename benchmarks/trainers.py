@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from benchmarks.command import penstock
+from benchmarks.streams import expect_epochs
+
 PATIENCE_S = 300.0
 """Longer than any part of a round takes on a machine that does ten other things."""
 QUIET: Any = {"notify": lambda _: None}
@@ -82,27 +85,15 @@ class Trainers:
             process.join(PATIENCE_S)
 
 
-def produce(options: Any, stream: str, name: str, epochs: int) -> int:
-    """Epochs of the dataset ``name``, as ``penstock produce --workers 0`` makes them beside workers that are there."""
-    from penstock_producer.planning.plan import ProductionPlan
-    from penstock_producer.planning.production import Production
-    from penstock_producer.sources.config import DatasetConfig
-
-    plan = ProductionPlan(stream=stream, source=DatasetConfig(name=name), epochs=epochs)
-    with Production(plan, options, workers=0, **QUIET) as production:
-        for _ in production.run():
-            pass
-        return production.summary().samples
+def produce(url: str, stream: str, name: str, epochs: int) -> None:
+    """Epochs of the dataset ``name``, as ``penstock produce`` makes them beside workers that are there."""
+    arguments = ("produce", "dataset", name, "--stream", stream, "--epochs", epochs, "--workers", 0, "--json")
+    penstock(*arguments, "--url", url)
 
 
 def expect_more(url: str, stream: str) -> None:
     """A production announced its last epoch, and trainers would wait for no other."""
-    from penstock_common.stream.link.connection import connect
-    from penstock_common.stream.streams import load_stream, set_plan
-
-    client = connect(url)
-    set_plan(client, load_stream(client, stream), None)
-    client.close()
+    expect_epochs(url, stream, None)
 
 
 def own_seconds() -> float:

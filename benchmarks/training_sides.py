@@ -7,7 +7,6 @@ examined on digits that nobody trains on. Batches go to the device ahead of the 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,9 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command import Workers
 from benchmarks.cpu import tree_seconds
 from benchmarks.digits import WARM_UP, Digits, digits, warm_up
+from benchmarks.malloc import keep_freed
 from benchmarks.trainers import QUIET, Trainers, expect_more, in_clean_process, own_seconds, produce
+from penstock import EmbeddedServer, Loader, Writer
 
 Look = Callable[[], dict[str, float]]
 """CPU seconds so far, by role."""
@@ -209,12 +211,12 @@ def _synthetic(lesson: Lesson, number: int) -> Iterator[Any]:
 def _data_loader(lesson: Lesson, number: int) -> Iterator[Any]:
     from torch.utils.data import DataLoader
 
-    from benchmarks.loading_sides import Order, tuned
+    from benchmarks.loading_sides import Order
 
     order, whole = Order(WARM_UP, lesson.batch, seed=number), digits()
     loader: Any = DataLoader(
         whole, batch_sampler=order, num_workers=lesson.workers, persistent_workers=lesson.workers > 0,
-        pin_memory=lesson.device == "cuda", worker_init_fn=tuned,
+        pin_memory=lesson.device == "cuda", worker_init_fn=keep_freed,
     )  # fmt: skip
     yield loader
     order.length = len(whole)
@@ -225,29 +227,22 @@ def _data_loader(lesson: Lesson, number: int) -> Iterator[Any]:
 
 
 def _penstock(lesson: Lesson) -> Round:
-    from penstock_common.stream.servers.embedded import EmbeddedServer
-    from penstock_producer.working.fleet import Fleet
-    from penstock_producer.working.trust import ANYTHING
-    from penstock_producer.working.worker import WorkerOptions
-    from penstock_producer.writing.writer import Writer
-
     with EmbeddedServer() as server:
         sample = warm_up().quick(0)
         with Writer(STREAM, url=server.url, spec={"x": ("uint8", sample["x"].shape), "y": ("int64", ())}, **QUIET):
             pass
-        options = WorkerOptions(server.url, server.url, owner=os.getpid(), trust=ANYTHING)
-        fleet = Fleet(options, lesson.workers)  # forked while there are neither threads nor frameworks
+        workers = Workers(server.url, lesson.workers)
         try:
-            return _fed(lesson, server, options, fleet)
+            return _fed(lesson, server, workers)
         finally:
-            fleet.stop()
+            workers.stop()
 
 
-def _fed(lesson: Lesson, server: Any, options: Any, fleet: Any) -> Round:
+def _fed(lesson: Lesson, server: EmbeddedServer, workers: Workers) -> Round:
     trainers = Trainers(lesson.trainers, lambda number: _course(lesson, _groups(lesson, server.url, number)))
-    roles = {"server": [server.pid], "workers": fleet.pids, "trainers": trainers.pids}
+    roles = {"server": [server.pid], "workers": workers.pids, "trainers": trainers.pids}
     trainers.begin()
-    produce(options, STREAM, "benchmarks.digits:warm_up", 1)
+    produce(server.url, STREAM, "benchmarks.digits:warm_up", 1)
     trainers.end()
     expect_more(server.url, STREAM)
 
@@ -256,16 +251,14 @@ def _fed(lesson: Lesson, server: Any, options: Any, fleet: Any) -> Round:
 
     before = look()
     began = trainers.begin()
-    produce(options, STREAM, "benchmarks.digits:digits", 1)
+    produce(server.url, STREAM, "benchmarks.digits:digits", 1)
     found = _round(trainers, began, before, look)
     trainers.close()
     return found
 
 
 def _groups(lesson: Lesson, url: str, number: int) -> Iterator[Any]:
-    from penstock_consumer.adapters.torch import dataset
-    from penstock_consumer.adapters.torch_device import prefetch_to_device
-    from penstock_consumer.loader import Loader
+    from penstock.torch import dataset, prefetch_to_device
 
     with Loader(STREAM, group=f"g{number}", batch_size=lesson.batch, url=url, **QUIET) as loader:
         batches = prefetch_to_device(dataset(loader), lesson.device)

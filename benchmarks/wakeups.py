@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock import EmbeddedServer
 
 PROCESSES = 32
 CALLS = 1600

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from contextlib import suppress
 
-from penstock_common.errors import PenstockError
+from penstock import PenstockError
 from penstock_common.format.header import parse_header
 from penstock_common.segments.folder import MARK, SegmentFolder
 from penstock_common.stream.groups.roster import load_roster

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-
-from penstock_common.settings import Settings
 
 REQUIREMENTS = Path(__file__).parent / "requirements"
 OWN = {
@@ -25,6 +24,7 @@ OWN = {
 """Peers of the development environment -> what must be installed there."""
 PINNED = ("redis", "tensorcom", "mosaic")
 """Those that have requirements of their own."""
+CACHE = "~/.cache/penstock"
 INSTALL_S = 1200
 STAMP = "installed"
 
@@ -42,7 +42,7 @@ def python_of(environment: str) -> Path:
         return Path(sys.executable)
     requirements = REQUIREMENTS / f"{environment}.txt"
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:8]
-    folder = Settings.from_environment().cache / "peers" / f"{environment}-{digest}"
+    folder = Path(os.environ.get("PENSTOCK_CACHE", CACHE)).expanduser() / "peers" / f"{environment}-{digest}"
     if not (folder / STAMP).exists():
         _install(folder, requirements)
     return folder / "bin" / "python"

@@ -6,21 +6,28 @@ batch, or with its checkpoints. All guarantees are on.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.peers.protocol import BLOCK, SAMPLE_BYTES, Job, Report, begin, sample
-from penstock_common.errors import GroupFinished
-from penstock_common.stream.link.connection import connect
-from penstock_common.stream.streams import set_plan
-from penstock_consumer.loader import Loader
-from penstock_producer.writing.writer import Writer
+from benchmarks.streams import expect_epochs
+from penstock import Loader, PenstockError, Writer
 
 STREAM = "counted"
 
 
 def _quiet(_: str) -> None:
     return None
+
+
+@contextmanager
+def _finished_is_an_end() -> Iterator[None]:
+    try:
+        yield
+    except PenstockError as error:
+        if type(error).__name__ != "GroupFinished":
+            raise
 
 
 def produce(job: Job, report: Report) -> None:
@@ -33,9 +40,7 @@ def produce(job: Job, report: Report) -> None:
         settings["payload"] = f"segments:{folder}"
         settings["budget_bytes"] = 32 << 20  # room in files, which are no smaller than a few megabytes
     with Writer(STREAM, url=job.place, block_bytes=BLOCK * SAMPLE_BYTES, notify=_quiet, **settings) as writer:
-        client = connect(job.place)
-        set_plan(client, writer.stream, 1)
-        client.close()
+        expect_epochs(job.place, STREAM, 1)
         with writer.epoch(0, sizes=[job.samples]).shard(0) as shard:
             while shard.position < job.samples:
                 time.sleep(job.make_s)
@@ -53,7 +58,7 @@ def read(job: Job, report: Report) -> None:
         Loader(
             STREAM, group=job.group, batch_size=job.batch, url=job.place, lease_s=job.lease_s, notify=_quiet, **settings
         ) as loader,
-        suppress(GroupFinished),  # the other member may have the last of it
+        _finished_is_an_end(),  # the other member may have the last of it
     ):
         if job.state is not None:
             loader.load_state_dict(job.state)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.transports.protocol import ROWS, Load, Turns, run
-from penstock_consumer.loader import Loader
-from penstock_producer.writing.writer import Writer
+from penstock import Loader, Writer
 
 STREAM = "bench"
 VIEWS = "segments views"

@@ -1,0 +1,55 @@
+"""The ``penstock`` command, for what the public names of the package do not offer: here, or in a process beside."""
+
+from __future__ import annotations
+
+import io
+import os
+import runpy
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
+
+ROOT = Path(__file__).parents[1]
+LEAVE_S = 30.0
+
+
+def penstock(*arguments: object, codes: tuple[int, ...] = (0,)) -> str:
+    """Run a command in this process, so that its start is on nobody's clock, and return what it printed.
+
+    Raises RuntimeError if it ends with another exit code than ``codes``.
+    """
+    said = io.StringIO()
+    with patch.object(sys, "argv", ["penstock", *map(str, arguments)]), redirect_stdout(said):
+        try:
+            runpy.run_module("penstock", run_name="__main__")
+        except SystemExit as ended:
+            if (ended.code or 0) not in codes:
+                raise RuntimeError(f"penstock {' '.join(map(str, arguments))} ended with {ended.code}") from None
+    return said.getvalue()
+
+
+class Workers:
+    """``penstock worker``: processes that do the jobs on a server of the benchmark's own, until they are stopped."""
+
+    def __init__(self, url: str, count: int) -> None:
+        command = [sys.executable, "-m", "penstock", "worker", "--processes", str(count), "--allow-any", "--url", url]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={**os.environ},
+            start_new_session=True,
+        )  # fmt: skip
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the process above the workers."""
+        return [self._process.pid]
+
+    def stop(self) -> None:
+        """Ends them."""
+        self._process.terminate()
+        try:
+            self._process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
