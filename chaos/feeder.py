@@ -15,8 +15,7 @@ from chaos.journal import Journal
 from chaos.options import FEED, Options, from_environment
 from chaos.payload import feed_nonce, sample
 from chaos.process import prepare
-from penstock import PenstockError
-from penstock import Writer
+from penstock import PenstockError, Writer
 
 FLUSH_EVERY = 40
 LARGE_FLUSH_EVERY = 4

@@ -19,8 +19,8 @@ from chaos.journal import Journal, note_stalls
 from chaos.options import RANKS, Options, from_environment
 from chaos.payload import prove
 from chaos.process import prepare
-from penstock_common.errors import CheckpointOverdue, GroupFinished, PenstockError
 from penstock import Loader
+from penstock_common.errors import CheckpointOverdue, GroupFinished, PenstockError
 from penstock_consumer.pipeline.batch import Batch
 
 IDLE_S = 0.2
