@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_common.format.limits import MAX_SHARD_SAMPLES
 from penstock_producer.planning.order import (
-    MAX_SHARD_SAMPLES,
     EpochOrder,
     cut,
     cut_batches,

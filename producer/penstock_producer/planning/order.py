@@ -12,11 +12,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock_common.format.limits import MAX_SHARD_SAMPLES
 from penstock_producer.sources.order import ChoosingSource, order_of
 from penstock_producer.sources.protocol import BatchSource, Source
-
-MAX_SHARD_SAMPLES = 1 << 20
-"""Docs: a shard holds at most 2^20 samples (bits of one ledger key)."""
 
 TAPER_SHARDS = 4
 """The rule below takes an epoch to be made by one worker for every two times so many full shards."""

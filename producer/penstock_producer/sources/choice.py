@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,6 @@ from penstock_producer.sources.order import (
     Indices,
     apportion,
     blend,
-    order_of,
     part_seed,
     walk,
 )
@@ -35,7 +34,8 @@ class SplitSource:
     unit: Literal["sample"] = "sample"
 
     def __init__(self, source: Source | BatchSource, parts: Sequence[tuple[str, float]], part: str, seed: int) -> None:
-        self._source = source
+        self.inner = source
+        """What it is a part of."""
         fractions = [fraction for _, fraction in parts]
         wanted = [name for name, _ in parts].index(part)
         sides = (side_of(source.key(index), fractions, seed) for index in range(len(source)))
@@ -48,35 +48,30 @@ class SplitSource:
         if "files" in source.info and len(source.info["files"]) == len(source):
             self.info["files"] = [source.info["files"][index] for index in self._kept]
 
-    @property
-    def inner(self) -> Source | BatchSource:
-        """What it is a part of."""
-        return self._source
-
     def __len__(self) -> int:
         return len(self._kept)
 
     @property
     def spec(self) -> SpecLike | None:
         """The whole source's, so that all parts have the same."""
-        return self._source.spec
+        return self.inner.spec
 
     def key(self, index: int) -> str:
         """The source's name of it."""
-        return self._source.key(int(self._kept[index]))
+        return self.inner.key(int(self._kept[index]))
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
         """The source's item."""
-        return self._source.read(int(self._kept[index]), rng)
+        return self.inner.read(int(self._kept[index]), rng)
 
     def column(self, name: str) -> Any:
         """The source's, of this part."""
-        values = self._source.column(name) if isinstance(self._source, Labelled) else None
+        values = self.inner.column(name) if isinstance(self.inner, Labelled) else None
         return None if values is None else values[self._kept]
 
     def close(self) -> None:
         """Close the source."""
-        self._source.close()
+        self.inner.close()
 
 
 class BatchSplitSource(SplitSource):
@@ -86,8 +81,8 @@ class BatchSplitSource(SplitSource):
 
     def size(self, item: int) -> int:
         """Samples in this batch."""
-        assert self._source.unit == "batch"
-        return self._source.size(int(self._kept[item]))
+        assert self.inner.unit == "batch"
+        return self.inner.size(int(self._kept[item]))
 
 
 def split(source: AnySource, parts: Sequence[tuple[str, float]], part: str, seed: int) -> SplitSource:
@@ -125,7 +120,8 @@ class BalancedSource:
     def __init__(self, source: AnySource, by: str = "y", samples: int | None = None) -> None:
         if source.unit != "sample":
             raise SourceError(f"only samples by number can be balanced; this source gives each {source.unit} whole")
-        self._source: Source = source
+        self.inner: Source = source
+        """What it chooses from."""
         labels, known = _labels(source, by)
         self.classes, numbers = np.unique(labels, return_inverse=True)
         if len(self.classes) > min(MAX_CLASSES, max(1, len(labels))):
@@ -141,44 +137,34 @@ class BalancedSource:
         if len(known) < len(source):
             self.info["unlabelled"] = len(source) - len(known)
 
-    @property
-    def inner(self) -> Source:
-        """What it chooses from."""
-        return self._source
-
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.inner)
 
     def choose(self, seed: int, epoch: int, shuffle: bool, samples: int | None = None) -> Indices:
         """Each class's next samples, where the epoch before ended."""
         counts = apportion(samples or self.chosen, [1.0] * len(self.classes))
         parts = []
         for number, (members, count) in enumerate(zip(self._members, counts, strict=True)):
-            pass_of = partial(self._pass, number, part_seed(seed, f"class {number}"), shuffle)
-            parts.append(walk(pass_of, len(members), epoch * count, count))
+            own = part_seed(seed, f"class {number}")
+            parts.append(members[walk(len(members), epoch * count, count, own, shuffle)])
         return blend(parts, seed, epoch, shuffle)
-
-    def _pass(self, number: int, seed: int, shuffle: bool, epoch: int) -> Indices:
-        members = self._members[number]
-        found: Indices = members[order_of(None, len(members), seed, epoch, shuffle)]
-        return found
 
     @property
     def spec(self) -> SpecLike | None:
         """The source's."""
-        return self._source.spec
+        return self.inner.spec
 
     def key(self, index: int) -> str:
         """The source's name of it."""
-        return self._source.key(index)
+        return self.inner.key(index)
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
         """The source's sample."""
-        return self._source.read(index, rng)
+        return self.inner.read(index, rng)
 
     def close(self) -> None:
         """Close the source."""
-        self._source.close()
+        self.inner.close()
 
 
 def _labels(source: Source, by: str) -> tuple[Any, Indices]:
@@ -240,8 +226,7 @@ class WeightedSource:
             if isinstance(part, ChoosingSource):
                 chosen.append(start + part.choose(own, epoch, shuffle, count))
             else:
-                pass_of = partial(_pass, len(part), own, shuffle)
-                chosen.append(start + walk(pass_of, len(part), epoch * count, count))
+                chosen.append(start + walk(len(part), epoch * count, count, own, shuffle))
         return blend(chosen, seed, epoch, shuffle)
 
     def _at(self, index: int) -> tuple[int, int]:
@@ -275,10 +260,6 @@ class WeightedSource:
         """Close all parts."""
         for part in self.parts:
             part.close()
-
-
-def _pass(length: int, seed: int, shuffle: bool, number: int) -> Indices:
-    return order_of(None, length, seed, number, shuffle)
 
 
 def _sampled(part: AnySource, number: int) -> Source:

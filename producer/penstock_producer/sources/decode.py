@@ -50,6 +50,15 @@ _UPRIGHT = {
 }
 
 
+PROBES = 64
+"""Samples looked at, spread over the source, to learn which sizes all have in common."""
+
+
+def probed(length: int) -> list[int]:
+    """The indices of those samples."""
+    return [int(index) for index in np.linspace(0, length - 1, min(PROBES, length), dtype=int)]
+
+
 @dataclass(frozen=True)
 class Decoder:
     """How files become pixels.

@@ -15,6 +15,8 @@ from typing import Any
 
 from penstock_common.errors import SourceError
 
+MAX_MEMBER_BYTES = 512 << 20
+"""Bytes of the largest member of an archive that is read: no tensor field may be larger."""
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Signature, then the lengths of name and extra field; see APPNOTE.TXT 4.3.7."""
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.limits import MAX_FIELD_BYTES
 from penstock_producer.sources.allowed import require_inside
-from penstock_producer.sources.files import SourceFile, is_hidden, member_start, require_local, shown
+from penstock_producer.sources.files import MAX_MEMBER_BYTES, SourceFile, is_hidden, member_start, require_local, shown
 
 EXTENSIONS = (
     ".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2", ".j2k", ".ico",
@@ -175,9 +175,6 @@ def _open_at_once(path: str, flags: int) -> int:
     """A pipe that has taken a file's place since would be waited for."""
     return os.open(path, flags | os.O_NONBLOCK)
 
-
-MAX_MEMBER_BYTES = 512 << 20
-"""No tensor field may be larger, so no image file needs to be."""
 
 _ENCRYPTED = 0x1
 

@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 from penstock_common.errors import SampleError
 from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.config import ImagesConfig
-from penstock_producer.sources.decode import Decoder
+from penstock_producer.sources.decode import Decoder, probed
 from penstock_producer.sources.files import fingerprint, shown
 from penstock_producer.sources.image_files import ImageFiles, ImageFolder, ImageZip
 from penstock_producer.sources.labels import Labels, from_file, from_folders, from_function
 from penstock_producer.sources.protocol import Sample
 
-PROBES = 64
-"""Headers read to learn whether images that are not resized share one size."""
 MAX_LISTED = 10_000
 """Of up to so many images the stream's meta holds the file names: about half a megabyte."""
 
@@ -66,10 +64,10 @@ class ImagesSource:
 
     def _probed(self) -> tuple[int | None, ...]:
         seen: set[tuple[int, int, int]] = set()
-        for index in np.linspace(0, len(self) - 1, min(PROBES, len(self)), dtype=int):
+        for index in probed(len(self)):
             try:
                 data = self._files.read(self._kept[index])
-                seen.add(self._decoder.measure(data, self.key(int(index))))
+                seen.add(self._decoder.measure(data, self.key(index)))
             except SampleError:
                 continue  # it will be named when it is read
         return seen.pop() if len(seen) == 1 else (None, None, self._decoder.channels)

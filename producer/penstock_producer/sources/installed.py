@@ -30,9 +30,13 @@ def installed() -> dict[str, EntryPoint]:
 
 def module_of(name: str) -> str:
     """Return ``module:class`` behind an entry point, without importing it; raise SourceError where there is none."""
+    return _point(name).value.partition(" ")[0]
+
+
+def _point(name: str) -> EntryPoint:
     known = installed()
     if name in known:
-        return known[name].value.partition(" ")[0]
+        return known[name]
     near = difflib.get_close_matches(name, known, 1)
     have = f"did you mean {near[0]!r}?" if near else f"installed here: {', '.join(sorted(known)) or 'none'}"
     raise SourceError(f"no source {name!r} is installed here; {have}")
@@ -40,10 +44,9 @@ def module_of(name: str) -> str:
 
 def open_installed(name: str, options: dict[str, Any]) -> AnySource:
     """The source of an entry point, called with the options. Raises SourceError saying what is there instead."""
-    module_of(name)
-    known = installed()
+    point = _point(name)
     try:
-        source: AnySource = known[name].load()(**options)
+        source: AnySource = point.load()(**options)
     except SourceError:
         raise
     except Exception as error:
@@ -53,7 +56,7 @@ def open_installed(name: str, options: dict[str, Any]) -> AnySource:
     lacks = [part for part in needed if not hasattr(source, part)]
     if lacks or unit not in ("sample", "batch", "item"):
         raise SourceError(
-            f"source {name!r} ({known[name].value}) is none: it lacks {', '.join(lacks) or f'a unit, found {unit!r}'}; "
+            f"source {name!r} ({point.value}) is none: it lacks {', '.join(lacks) or f'a unit, found {unit!r}'}; "
             "docs/sources.md says what a source needs"
         )
     return source

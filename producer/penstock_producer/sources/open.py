@@ -30,7 +30,7 @@ from penstock_producer.sources.files import require_local
 from penstock_producer.sources.generator import Factory, GeneratorSource, in_step
 from penstock_producer.sources.installed import open_installed
 from penstock_producer.sources.keras import KerasSource, is_keras
-from penstock_producer.sources.names import is_token, lookup, resolve, resolve_object
+from penstock_producer.sources.names import lookup, resolve, resolve_object
 from penstock_producer.sources.protocol import AnySource, Source
 from penstock_producer.sources.transform import Transform, TransformedSource
 
@@ -204,9 +204,7 @@ def _local(config: LocalConfig) -> AnySource:
 
 
 def _transform(name: str | None) -> Transform | None:
-    if name is None:
-        return None
-    return Transform.of(lookup(name)) if is_token(name) else Transform.load(name)
+    return None if name is None else Transform.load(name)
 
 
 def is_torch(value: Any) -> bool:

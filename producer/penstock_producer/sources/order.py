@@ -7,7 +7,7 @@ versions; ``Generator.permutation`` promises less. The cut into shards is ``plan
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -55,6 +55,10 @@ def order_of(source: object, length: int, seed: int, epoch: int, shuffle: bool) 
     """One epoch of any source: its own choice, or each of its ``length`` indices once."""
     if isinstance(source, ChoosingSource):
         return source.choose(seed, epoch, shuffle)
+    return _each_once(length, seed, epoch, shuffle)
+
+
+def _each_once(length: int, seed: int, epoch: int, shuffle: bool) -> Indices:
     return permutation(length, seed, epoch) if shuffle else in_order(length)
 
 
@@ -69,15 +73,15 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     return counts
 
 
-def walk(pass_of: Callable[[int], Indices], length: int, first: int, count: int) -> Indices:
-    """``count`` indices from place ``first`` on of passes that follow each other, each ``length`` long.
+def walk(length: int, first: int, count: int, seed: int, shuffle: bool) -> Indices:
+    """``count`` indices from place ``first`` on of passes that follow each other, each over all of ``length``.
 
     So nothing comes a second time before everything came once, from epoch to epoch as within one.
     """
     taken: list[Indices] = []
     while count:
         number, place = divmod(first, length)
-        taken.append(pass_of(number)[place : place + count])
+        taken.append(_each_once(length, seed, number, shuffle)[place : place + count])
         first += len(taken[-1])
         count -= len(taken[-1])
     return np.concatenate([in_order(0), *taken])

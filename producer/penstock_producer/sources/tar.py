@@ -21,15 +21,12 @@ from penstock_common.format.spec import Spec, SpecLike
 from penstock_common.settings import Settings
 from penstock_producer.sources.allowed import require_inside
 from penstock_producer.sources.config import TarConfig
-from penstock_producer.sources.decode import Decoder
+from penstock_producer.sources.decode import Decoder, probed
 from penstock_producer.sources.files import fingerprint, is_hidden, shown
 from penstock_producer.sources.image_files import EXTENSIONS
 from penstock_producer.sources.items import as_sample
 from penstock_producer.sources.protocol import Sample
 from penstock_producer.sources.tar_index import TarFile
-
-PROBES = 64
-"""Samples read to learn which sizes are common to all."""
 
 
 class TarSource:
@@ -114,9 +111,9 @@ class TarSource:
     def spec(self) -> SpecLike | None:
         """What up to 64 samples have in common; None as the size of what differs among them."""
         common: dict[str, tuple[str, tuple[int | None, ...]]] | None = None
-        for index in np.linspace(0, len(self) - 1, min(PROBES, len(self)), dtype=int):
+        for index in probed(len(self)):
             try:
-                found = self._measured(int(index))
+                found = self._measured(index)
             except SampleError:
                 continue  # it will be named when it is read
             common = found if common is None else _common(common, found)

@@ -22,11 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_producer.sources.files import SourceFile, is_hidden, shown
+from penstock_producer.sources.files import MAX_MEMBER_BYTES, SourceFile, is_hidden, shown
 
 BLOCK = tarfile.BLOCKSIZE
-MAX_MEMBER_BYTES = 512 << 20
-"""No tensor field may be larger, so no member needs to be."""
 _MAX_EXTENSION_BYTES = 1 << 20
 """Of a header that only holds a long name; Linux' longest path has 4096 bytes."""
 _MAX_SIZE = 1 << 62
@@ -201,7 +199,7 @@ class TarFile:
         finally:
             os.close(fd)
 
-    def has(self, number: int, field: str) -> bool:
+    def _has(self, number: int, field: str) -> bool:
         """Whether a sample has a field."""
         return field in self.shard.offsets and bool(self.shard.offsets[field][number] >= 0)
 
@@ -209,8 +207,8 @@ class TarFile:
         """One field's bytes. Raises SampleError naming ``key`` and what is wrong."""
         if number in self.shard.bad:
             raise SampleError(f"{key}: {self.shard.bad[number]}")
-        if not self.has(number, field):
-            have = ", ".join(name for name in self.shard.offsets if self.has(number, name))
+        if not self._has(number, field):
+            have = ", ".join(name for name in self.shard.offsets if self._has(number, name))
             raise SampleError(f"{key}: has no .{field}; it has {have}")
         offset, size = int(self.shard.offsets[field][number]), int(self.shard.sizes[field][number])
         if size > MAX_MEMBER_BYTES:

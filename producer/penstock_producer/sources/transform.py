@@ -39,8 +39,8 @@ class Transform:
 
     @classmethod
     def load(cls, name: str) -> Transform:
-        """From ``module:function``; raises SourceError."""
-        return cls.of(resolve_callable(name), name)
+        """From ``module:function``, or the token of a registered function. Raises SourceError."""
+        return cls.of(lookup(name)) if is_token(name) else cls.of(resolve_callable(name), name)
 
     @classmethod
     def of(cls, function: Callable[..., Any], name: str | None = None) -> Transform:
@@ -135,7 +135,7 @@ class BlockTransform:
     @classmethod
     def load(cls, name: str) -> BlockTransform:
         """From ``module:function``, or the token of a registered function. Raises SourceError."""
-        return cls(Transform.of(lookup(name)) if is_token(name) else Transform.load(name))
+        return cls(Transform.load(name))
 
     def __call__(self, samples: Sequence[Sample], rng: np.random.Generator, key: str) -> list[Sample]:
         """As many samples as it was given, in their order. Raises Unequal, and SampleError naming what failed."""

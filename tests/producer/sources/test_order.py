@@ -48,7 +48,7 @@ def test_nothing_comes_again_before_everything_came(length: int, counts: list[in
     seen: Counter[int] = Counter()
     first = 0
     for count in counts:
-        taken = walk(lambda number: permutation(length, seed, number), length, first, count)
+        taken = walk(length, first, count, seed, shuffle=True)
         assert len(taken) == count
         seen.update(taken.tolist())
         first += count
