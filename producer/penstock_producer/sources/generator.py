@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock_common.errors import SampleError, SourceError
+from penstock_common.errors import SourceError
 from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.files import fingerprint
-from penstock_producer.sources.items import as_sample, batch_tensors
+from penstock_producer.sources.items import as_sample, batch_tensors, row_count
 from penstock_producer.sources.names import blame
 from penstock_producer.sources.protocol import Sample
 from penstock_producer.sources.transform import Transform
@@ -60,7 +60,9 @@ class GeneratorSource:
             made = self._transform(item, rng, key)
         else:
             made = batch_tensors(item, key) if self.batched else as_sample(item, key)
-        return _even(made, key) if self.batched else made
+        if self.batched:
+            row_count(made, key)
+        return made
 
     def key(self, position: int) -> str:
         """Like ``data:feed[12]``."""
@@ -68,15 +70,6 @@ class GeneratorSource:
 
     def close(self) -> None:
         """Generators close when they are dropped."""
-
-
-def _even(batch: Sample, key: str) -> Sample:
-    counts = {
-        name: len(values) if isinstance(values, list) or np.ndim(values) else None for name, values in batch.items()
-    }
-    if len(set(counts.values())) != 1 or None in counts.values():
-        raise SampleError(f"{key}: tensors disagree on the number of samples: {counts}")
-    return batch
 
 
 def in_step(factories: Mapping[str, Factory], name: str) -> Factory:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from penstock_common.errors import SampleError, SpecMismatch
 from penstock_common.format.dtypes import wire_name
 from penstock_common.format.spec import flattened
@@ -89,6 +91,16 @@ def batch_tensors(batch: Any, key: str) -> dict[str, Any]:
                 raise SampleError(f"{key}: two tensors are named {inner!r}")
             tensors[inner] = tensor if _is_texts(tensor) else as_array(tensor)
     return tensors
+
+
+def row_count(batch: Mapping[str, Any], key: str) -> int:
+    """Return how many samples a batch holds. Raises SampleError naming ``key`` where its tensors disagree."""
+    counts = {
+        name: len(values) if isinstance(values, list) or np.ndim(values) else None for name, values in batch.items()
+    }
+    if len(set(counts.values())) != 1 or None in counts.values():
+        raise SampleError(f"{key}: tensors disagree on the number of samples: {counts}")
+    return next(iter(counts.values())) or 0
 
 
 def _is_texts(value: Any) -> bool:

@@ -5,7 +5,6 @@ Its order is the plan's: ``on_epoch_end``, where some shuffle, is not called. It
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ import numpy as np
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.spec import SpecLike
 from penstock_producer.sources.files import fingerprint
-from penstock_producer.sources.items import batch_tensors
+from penstock_producer.sources.items import batch_tensors, row_count
 from penstock_producer.sources.names import blame
 from penstock_producer.sources.protocol import Sample
 from penstock_producer.sources.seeding import find_seeded, reseed
@@ -56,7 +55,7 @@ class KerasSource:
 
     def _probed(self, item: int) -> int:
         try:
-            return _count(self._batch(item), self.key(item))
+            return row_count(self._batch(item), self.key(item))
         except SampleError as error:
             raise SourceError(f"cannot learn the batch size: {error}") from error
 
@@ -78,10 +77,9 @@ class KerasSource:
         key = self.key(item)
         reseed(self._seeded, rng, key)
         batch = self._batch(item)
-        if _count(batch, key) != self.size(item):
-            raise SampleError(
-                f"{key}: {_count(batch, key)} samples, {self.size(item)} planned; only the last may differ"
-            )
+        count = row_count(batch, key)
+        if count != self.size(item):
+            raise SampleError(f"{key}: {count} samples, {self.size(item)} planned; only the last may differ")
         return batch
 
     def _batch(self, item: int) -> dict[str, Any]:
@@ -94,13 +92,6 @@ class KerasSource:
 
     def close(self) -> None:
         """The object is its owner's; nothing is open."""
-
-
-def _count(batch: Mapping[str, Any], key: str) -> int:
-    counts = {name: tensor.shape[0] if tensor.ndim else None for name, tensor in batch.items()}
-    if len(set(counts.values())) != 1 or None in counts.values():
-        raise SampleError(f"{key}: tensors disagree on the number of samples: {counts}")
-    return int(next(iter(counts.values())) or 0)
 
 
 def _batches(dataset: Any, name: str) -> int:

@@ -69,6 +69,21 @@ def opened(config: Any) -> BatchSource:
     return source
 
 
+def test_a_batch_may_hold_texts_of_any_length() -> None:
+    """Captions beside images: an array would fill them up to the longest, so they stay a list."""
+    texts = [[b"a", b"longer"], [b"the last"]]
+
+    class Captioned(Batches):
+        """Numbers, and a text for each."""
+
+        def __getitem__(self, index: int) -> Any:
+            return {"x": np.arange(len(texts[index])), "text": texts[index]}
+
+    source = KerasSource(Captioned(3, 2), "data")
+    assert source.sizes == (2, 1)
+    assert [read(source, item)["text"] for item in range(2)] == texts
+
+
 def test_batch_sizes_are_learned_from_the_first_and_the_last() -> None:
     """Planning must know every sample's offset, and may not read the whole dataset for it."""
     batches = Batches()
