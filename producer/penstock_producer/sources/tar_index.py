@@ -200,7 +200,7 @@ class TarFile:
             os.close(fd)
 
     def _has(self, number: int, field: str) -> bool:
-        """Whether a sample has a field."""
+        """Tell whether a sample has a field."""
         return field in self.shard.offsets and bool(self.shard.offsets[field][number] >= 0)
 
     def read(self, number: int, field: str, key: str) -> bytes:
