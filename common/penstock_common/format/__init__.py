@@ -1,4 +1,4 @@
-"""Wire format v1 as pure functions: dtypes, specs, blocks, entries. No Redis, clock or disk here.
+"""Wire format v1 as pure functions: dtypes, specs, blocks, entries, segment files. No Redis, clock or disk.
 
-The format itself is docs/wire-format.md and the corpus in tests/golden/; this is one implementation of it.
+docs/wire-format.md and the corpus in tests/golden define the format. This package is one implementation of it.
 """

@@ -1,6 +1,6 @@
-"""A block: n samples of one shard gathered column by column, ready to become one entry.
+"""Blocks: n samples of one shard, gathered column by column, which become one entry.
 
-Values are copied in, so the caller may reuse its arrays at once. Bytes on the wire are ``wire``'s business.
+A block builder copies values, so the caller may reuse its arrays at once. ``codec`` turns a block into bytes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Column:
 
     spec: TensorSpec
     values: NDArray[Any]
-    """Fixed: ``[n, *shape]``. Ragged and bytes: 1-D, the samples' elements one after the other. Little-endian."""
+    """Little-endian. Fixed: ``[n, *shape]``. Ragged and bytes: 1-D, the elements of all samples in order."""
     shapes: NDArray[np.int64] | None = None
-    """Ragged and bytes only: ``[n, ndim]``."""
+    """Only for ragged tensors and bytes: ``[n, ndim]``."""
 
     @property
     def nbytes(self) -> int:
-        """Payload bytes of this column, shapes not counted."""
+        """The payload bytes of this column, without its shapes."""
         return int(self.values.nbytes)
 
 
@@ -46,23 +46,23 @@ class Block:
 
     first: int
     count: int
-    """Samples present."""
+    """The number of samples present."""
     columns: list[Column]
     holes: list[int] = field(default_factory=list)
-    """Offsets in ``[first, end)`` that were dropped (quarantined), rising."""
+    """Offsets in ``[first, end)`` without a sample, ascending."""
 
     @property
     def end(self) -> int:
-        """The offset after the last one this block accounts for."""
+        """The offset after the last sample or hole of this block."""
         return self.first + self.count + len(self.holes)
 
     @property
     def nbytes(self) -> int:
-        """Payload bytes, shapes not counted."""
+        """The payload bytes of all columns, without shapes."""
         return sum(column.nbytes for column in self.columns)
 
     def offsets(self) -> NDArray[np.int64]:
-        """The offset of each of the n samples."""
+        """Return the offset of each sample: int64 ``[count]``."""
         every = np.arange(self.first, self.end, dtype=np.int64)
         return np.delete(every, np.asarray(self.holes, dtype=np.int64) - self.first) if self.holes else every
 
@@ -75,7 +75,7 @@ class Block:
         return Block(first, self.count, columns, [hole - self.first + first for hole in self.holes])
 
     def tail(self, offset: int) -> Block:
-        """What of this block lies at or after ``offset``, an offset from ``first`` to ``end``."""
+        """Return the part of this block from ``offset`` on, an offset from ``first`` to ``end``."""
         skip = int(np.searchsorted(self.offsets(), offset))
         columns = [_tail_of(column, skip) for column in self.columns]
         return Block(offset, self.count - skip, columns, [hole for hole in self.holes if hole >= offset])
@@ -89,17 +89,19 @@ def _tail_of(column: Column, skip: int) -> Column:
 
 
 Place = Callable[[int], "NDArray[np.uint8] | None"]
-"""Memory for the columns of at most so many samples, each at the next multiple of 64 bytes behind the one before, to
-be filled and handed on with the block; None where there is none."""
+"""Returns memory for the columns of at most the given number of samples, or None where there is none.
+
+Each column begins at the next multiple of 64 bytes after the one before. The block keeps the memory.
+"""
 
 
 def sizes_of(spec: Iterable[TensorSpec], count: int) -> tuple[int, ...]:
-    """Bytes of each fixed-size tensor of so many samples."""
+    """Return the bytes that ``count`` samples take of each fixed-size tensor."""
     return tuple([count * tensor.sample_bytes for tensor in spec])
 
 
 def starts_in(spec: Iterable[TensorSpec], count: int) -> list[int]:
-    """Where the columns of so many samples begin in memory that begins aligned; and, at last, where the next would."""
+    """Return where each column of ``count`` samples begins in aligned memory, and where the next column would."""
     starts = [0]
     for size in sizes_of(spec, count):
         starts.append(aligned(starts[-1] + size))
@@ -107,7 +109,7 @@ def starts_in(spec: Iterable[TensorSpec], count: int) -> list[int]:
 
 
 def columns_in(spec: Iterable[TensorSpec], count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
-    """Columns of fixed-size tensors ``[count, *shape]``, one after the other in memory that begins aligned."""
+    """Return columns of fixed-size tensors ``[count, *shape]`` over aligned memory, one after the other."""
     return [
         np.ndarray((count, *[dim or 0 for dim in tensor.shape]), numpy_dtype(tensor.dtype), memory, start)
         for tensor, start in zip(spec, starts_in(spec, count), strict=False)
@@ -115,7 +117,7 @@ def columns_in(spec: Iterable[TensorSpec], count: int, memory: NDArray[np.uint8]
 
 
 def moved_together(spec: list[TensorSpec], planned: int, count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
-    """The columns of ``planned`` samples, of which there are ``count``, as if no more had been planned."""
+    """Move columns that were planned for more samples together, as if ``count`` had been planned, and return them."""
     columns = columns_in(spec, count, memory)
     for column, before in zip(columns, columns_in(spec, planned, memory), strict=True):
         if column.ctypes.data != before.ctypes.data:
@@ -124,14 +126,16 @@ def moved_together(spec: list[TensorSpec], planned: int, count: int, memory: NDA
 
 
 SMALL_BYTES = 1 << 16
-"""Samples up to this size are put into a map byte by byte, for half of what an assignment costs in numpy, which lets
-other threads run while it copies larger ones."""
+"""Samples up to this size are copied through the map's own slices, at half the cost of an assignment in numpy.
+
+For larger ones numpy is better: it lets other threads run while it copies.
+"""
 _CELLS = "bBhHiIlLqQfd"
-"""Types of numpy that a view of memory knows as well."""
+"""The numpy type codes that a memoryview can assign, too."""
 
 
 def place_in_map(array: NDArray[Any]) -> tuple[mmap, int] | None:
-    """The map in whose memory a contiguous array lies, and the offset of its first byte; None of any other."""
+    """Return the map that holds a contiguous array and the offset of its first byte, or None if no map does."""
     base: Any = array
     while isinstance(base, ndarray):
         base = base.base
@@ -142,23 +146,31 @@ def place_in_map(array: NDArray[Any]) -> tuple[mmap, int] | None:
 
 
 class NoneLeft(Exception):
-    """No sample may be added now."""
+    """The block, or the owner's quota, takes no more samples."""
 
 
 def _cells_of(column: NDArray[Any]) -> Any:
-    """What a column of numbers is assigned to one by one: a view of its memory, which costs half of what it does."""
+    """Return the object to which single numbers are assigned: a memoryview where it can, at half the cost."""
     return column.data if column.dtype.char in _CELLS else column
 
 
 class BlockBuilder:
-    """Gathers samples of a spec until a block is as large as wished.
+    """A builder that gathers samples of one spec until a block has its target size.
 
-    ``capacity`` is the number of samples after which a block of fixed-size tensors is full; for ragged ones the bytes
-    decide. The arrays of a finished block are used again two blocks later: the caller has sent it by then.
+    A block of fixed-size tensors is full after ``capacity`` samples. For ragged tensors the bytes decide. The builder
+    uses a finished block's arrays again two blocks later, when the caller has sent it.
     """
 
     def __init__(self, spec: Spec, target_bytes: int, max_samples: int, place: Place | None = None) -> None:
-        """``place``, if it has memory for a block's fixed-size tensors, is where they are gathered instead."""
+        """Make an empty builder.
+
+        Args:
+            spec: The tensors of each sample.
+            target_bytes: Payload bytes at which a block is full. A block holds at least one sample.
+            max_samples: Samples at which a block is full, whatever their size.
+            place: Gives memory for the fixed-size tensors of a block, such as a segment's. Without it, or where it
+                returns None, the builder uses memory of its own.
+        """
         self._spec, self._width = spec, len(spec.tensors)
         self._target_bytes = target_bytes
         self._fixed_spec = [tensor for tensor in spec if not tensor.is_ragged]
@@ -170,20 +182,19 @@ class BlockBuilder:
         self._ragged: list[tuple[TensorSpec, list[NDArray[Any]]]] = [(t, []) for t in spec if t.is_ragged]
         self._ragged_bytes = 0
         self._own: list[NDArray[np.uint8]] = []
-        """Memory of the last two blocks that were not gathered elsewhere."""
+        """Memory of the last two blocks that ``place`` gave none for."""
         self._place = None if self._ragged else place
         self._memory: NDArray[np.uint8] | None
-        """Where the block is gathered; None before its first sample."""
+        """The memory of the current block; None before its first sample."""
         self._planned = self.capacity
-        """Samples that the columns have room for: a block that is made in place takes no more than it may need, and
-        its columns have to lie together in the end."""
+        """Samples that the current columns can hold. A block in given memory plans no more samples than may come,
+        because its columns must lie together in the end."""
         self._stop = self.left = self.capacity
-        """Samples after which the block is full; and those that may come at all, which the owner may know to be fewer:
-        asked before a block's first."""
+        """``_stop``: samples after which the block is full. ``left``: samples that may still come, set by `shorten`."""
         self._let_go()
 
     def _let_go(self) -> None:
-        """Of the block's memory: a file is locked as long as an array over it lives."""
+        """Drop every array over the block's memory: a file stays locked as long as one lives."""
         self._memory = None
         self._fixed: list[tuple[TensorSpec, NDArray[Any]]] = []
         self._small: list[tuple[str, np.dtype[Any], tuple[int, ...], Any, int, int]] = []
@@ -191,7 +202,7 @@ class BlockBuilder:
         self._scalars: list[tuple[str, Any, type | None, float, float]] = []
 
     def _begin(self) -> None:
-        """Before the first sample of a block; once more if that was refused."""
+        """Prepare for a block's first sample, again if that sample was refused."""
         if not self.left:
             raise NoneLeft
         if self._memory is None:
@@ -212,7 +223,7 @@ class BlockBuilder:
         return self._own[-1]
 
     def _gather_in(self, memory: NDArray[np.uint8]) -> None:
-        """Looks what of a sample is copied there, and how."""
+        """Plan how each tensor of a sample is copied into this memory."""
         # numpy would broadcast, convert and wrap around on assignment, so add() lets only these straight in:
         # arrays of the exact dtype and shape, and of a 0-d tensor Python numbers within its bounds
         self._let_go()
@@ -232,7 +243,7 @@ class BlockBuilder:
         self._has_others = bool(self._scalars or self._has_large)
 
     def shorten(self, left: int) -> None:
-        """Only so many samples may come yet, in this block and all that follow."""
+        """Take at most ``left`` further samples, in this block and all later ones."""
         self.left = left
         self._stop = min(self._stop, self._count + left)
 
@@ -245,9 +256,15 @@ class BlockBuilder:
         return self._count >= self._stop
 
     def add(self, sample: Mapping[str, Any]) -> bool:  # noqa: C901 - a call more is a tenth of what a small sample costs
-        """Copies one sample in; whether the block is full then.
+        """Copy one sample into the block and return whether the block is full.
 
-        Raises SpecMismatch or TooLarge and leaves the block as it was if it does not fit; NoneLeft.
+        Args:
+            sample: Tensor name to value. Nested dicts name tensors ``a/b``.
+
+        Raises:
+            SpecMismatch: A value does not fit the spec. The block is unchanged.
+            TooLarge: A value exceeds a limit of the wire format. The block is unchanged.
+            NoneLeft: No further sample may come; see `shorten`.
         """
         row = self._count
         if not row:
@@ -295,7 +312,7 @@ class BlockBuilder:
                 column[row] = _exact(tensor, value, column.dtype, column.shape[1:])
 
     def _add_large(self, row: int, sample: Mapping[str, Any]) -> None:
-        """Arrays that are large, or of no size known before."""
+        """Copy the large arrays of a sample, and keep its ragged values."""
         for name, dtype, shape, column, tensor in self._arrays:
             column[row] = _exact(tensor, sample[name], dtype, shape)
         if self._ragged:
@@ -310,7 +327,7 @@ class BlockBuilder:
             self._stop = row + 1
 
     def add_rows(self, rows: Mapping[str, Any], start: int, stop: int) -> int:
-        """Copies rows ``[start, stop)`` of columns that were checked with `check_rows`; returns how many fitted."""
+        """Copy rows ``[start, stop)`` of columns that `check_rows` accepted, and return how many fitted."""
         if not self._count:
             self._begin()
         taken = min(stop - start, self._stop - self._count)
@@ -331,7 +348,7 @@ class BlockBuilder:
         return most
 
     def finish(self, first: int, holes: Sequence[int] = ()) -> Block:
-        """The block so far, starting at offset ``first``; the builder is empty afterwards."""
+        """Return the block gathered so far, starting at offset ``first``, and empty the builder."""
         count = self._count
         if not count or self._memory is None:
             arrays = columns_in(self._fixed_spec, 0, np.empty(0, np.uint8))
@@ -353,9 +370,9 @@ class BlockBuilder:
         return block
 
 
-@lru_cache(maxsize=256)  # numpy works its limits out anew each time, and every block asks for them
+@lru_cache(maxsize=256)  # numpy computes the limits again at each call, and every block asks for them
 def _bounds(dtype: np.dtype[Any]) -> tuple[type | None, float, float]:
-    """The type of Python number a 0-d tensor takes as it is; and from where to where."""
+    """Return the type of Python number that a 0-d tensor takes unchanged, with its lowest and highest value."""
     if dtype.kind in "iu":
         integers = np.iinfo(dtype)
         return int, int(integers.min), int(integers.max)
@@ -366,7 +383,7 @@ def _bounds(dtype: np.dtype[Any]) -> tuple[type | None, float, float]:
 
 
 def _exact(tensor: TensorSpec, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-    """A value that fits as it is, or else made to; raises SpecMismatch."""
+    """Return the value itself if it fits exactly, else its canonical form. Raises SpecMismatch."""
     if (type(value) is ndarray or isinstance(value, np.generic)) and value.dtype == dtype and value.shape == shape:
         return value
     return tensor.canonical(value)
@@ -379,9 +396,14 @@ def _joined(tensor: TensorSpec, parts: list[NDArray[Any]]) -> Column:
 
 
 def check_rows(spec: Spec, rows: Mapping[str, Any]) -> int:
-    """Checks the columns of ``write_batch``, returns n: fixed tensors are one array ``[n, *shape]``, ragged n values.
+    """Check the columns of ``write_batch`` and return their number of rows, before anything is copied.
 
-    Raises SpecMismatch naming tensor, found and expected before anything is copied.
+    Args:
+        spec: The tensors of each sample.
+        rows: Tensor name to one array ``[n, *shape]``, or to n values where the tensor is ragged.
+
+    Raises:
+        SpecMismatch: Names the tensor, what was found and what was expected.
     """
     spec.check_names(rows)
     counts = {tensor.name: _count_of(tensor, rows[tensor.name]) for tensor in spec}

@@ -1,6 +1,6 @@
-"""The one table of dtypes that may travel, by name; byte order and item sizes live here and nowhere else.
+"""The table of dtypes that the wire carries, by name. Byte order and item sizes are defined here alone.
 
-All are little-endian on the wire. ``bytes`` is the odd one: each sample is a byte string of its own length.
+All are little-endian on the wire. The dtype ``bytes`` is special: each sample is a byte string of its own length.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ NAMES = (*_NUMPY, BFLOAT16, BYTES)
 
 @cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The little-endian numpy dtype of a wire dtype name; ``bytes`` gives uint8, its unit of storage."""
+    """Return the little-endian numpy dtype of a wire dtype name: uint8 for ``bytes``. Raises BadSpec."""
     if name in _NUMPY:
         return np.dtype(_NUMPY[name])
     if name == BFLOAT16:
-        import ml_dtypes  # only streams that carry bfloat16 pay for it
+        import ml_dtypes  # imported only where a stream carries bfloat16
 
         bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return bfloat16
@@ -52,20 +52,20 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 @cache
 def item_size(name: str) -> int:
-    """Bytes of one element."""
+    """Return the bytes of one element."""
     return numpy_dtype(name).itemsize
 
 
 def dtype_name(dtype: Any) -> str:
-    """What a user may name a dtype by: its wire name, ``bytes``, or anything numpy calls a dtype (``np.float32``)."""
+    """Return the wire name of a dtype as users give it: a name, ``bytes``, or a numpy dtype like ``np.float32``."""
     if isinstance(dtype, str):
         return dtype
     return BYTES if dtype is bytes else wire_name(np.dtype(dtype)) or str(dtype)
 
 
-@lru_cache(maxsize=256)  # numpy composes a dtype's name anew each time, and every sample is asked for it
+@lru_cache(maxsize=256)  # numpy composes a dtype's name again at each call, and every sample needs it
 def wire_name(dtype: np.dtype[Any]) -> str | None:
-    """The wire name of a numpy dtype of either byte order, or None if it cannot travel (object, str, datetime)."""
+    """Return the wire name of a numpy dtype of either byte order, or None for object, str and datetime."""
     if dtype.name == BFLOAT16:
         return BFLOAT16
     name = dtype.newbyteorder("=").name if dtype.kind in "iufcb" else ""

@@ -1,6 +1,6 @@
-"""What an export's ``export.json`` says: the stream, its epochs, their shards, files and bad samples. Values only.
+"""The contents of ``export.json``: an export's stream, epochs, shards, files and bad samples.
 
-An export may come from anybody: nothing in it is believed before it was bounded here. docs/segments.md is the rule.
+An export may come from anybody, so every value is bounded before use. docs/segments.md defines the file.
 """
 
 from __future__ import annotations
@@ -22,58 +22,58 @@ MAX_CONTENTS_BYTES = 256 << 20
 MAX_SHARDS = 1 << 22
 MAX_PARTITIONS = 256
 MAX_REASON = 500
-"""Characters of a bad sample's reason, as a stream keeps them."""
+"""Characters that are kept of a bad sample's reason, as in a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileNote:
-    """One segment of an export."""
+    """A segment file of an export."""
 
     name: str
     nbytes: int
-    """Of the file: one that has fewer was cut short."""
+    """The bytes of the whole file: a shorter file was truncated."""
     records: int
 
 
 @dataclass(frozen=True, slots=True)
 class EpochNote:
-    """One epoch of an export."""
+    """An epoch of an export."""
 
     epoch: int
     kind: str
     seed: int
     fingerprint: str
     sizes: tuple[int, ...]
-    """Samples planned per shard, bad ones included."""
+    """The samples of each shard, bad ones included."""
     samples: int
-    """Good ones."""
+    """The number of good samples."""
     nbytes: int
-    """Payload bytes."""
+    """The payload bytes."""
     files: tuple[FileNote, ...]
-    """In canonical order, as are the records in them."""
+    """The files in canonical order; so are the records in them."""
     bad: tuple[tuple[int, int, str], ...]
-    """(shard, offset, why) of the samples that could not be made."""
+    """(shard, offset, reason) of each bad sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """All of an export."""
+    """The description of an export."""
 
     name: str
-    """Of the stream, for people."""
+    """The stream's name, for people."""
     stream: str
-    """Its id: every record names it."""
+    """The stream's id, which every record names."""
     spec: Spec
     info: dict[str, Any]
     partitions: int
     epochs: tuple[EpochNote, ...] = ()
 
     def find(self, epoch: int) -> EpochNote | None:
-        """The epoch, if it was exported."""
+        """Return the epoch, or None if it was not exported."""
         return next((note for note in self.epochs if note.epoch == epoch), None)
 
     def require(self, epoch: int | None) -> EpochNote:
-        """The epoch, or the only one there is; raises BadExport naming those there are."""
+        """Return the epoch, or the only one for None. Raises BadExport, which names the epochs of the export."""
         found = self.find(epoch) if epoch is not None else self.epochs[0] if len(self.epochs) == 1 else None
         if found is None:
             there = ", ".join(str(note.epoch) for note in self.epochs) or "none"
@@ -83,7 +83,7 @@ class Contents:
 
 
 def dump_contents(contents: Contents) -> bytes:
-    """Its JSON."""
+    """Return the bytes of ``export.json``."""
     epochs = [
         {
             "epoch": one.epoch, "kind": one.kind, "seed": one.seed, "fingerprint": one.fingerprint,
@@ -100,7 +100,7 @@ def dump_contents(contents: Contents) -> bytes:
 
 
 def parse_contents(data: bytes) -> Contents:
-    """The inverse; raises BadExport naming what is wrong."""
+    """Parse and bound the bytes of ``export.json``. Raises BadExport, which says what is wrong."""
     try:
         value = json.loads(data.decode())
     except (ValueError, RecursionError) as error:
@@ -141,7 +141,7 @@ def _epoch(value: dict[str, Any]) -> EpochNote:
         raise ValueError(f"epoch {epoch} has {len(sizes)} shards")
     files = tuple(_file(epoch, one) for one in _list(value, "files"))
     if len({note.name for note in files}) != len(files):
-        raise ValueError(f"epoch {epoch} names a file twice")
+        raise ValueError(f"epoch {epoch} names a file more than once")
     bad = tuple(_bad(sizes, one) for one in _list(value, "bad"))
     seed = value["seed"]
     if type(seed) is not int:

@@ -1,6 +1,6 @@
-"""The ``meta`` field of an entry: one compact JSON object, parsed with every number bounded.
+"""Entry headers: the ``meta`` field, one compact JSON object, parsed with every number bounded.
 
-What the payload fields hold is ``wire``'s; whether an identity lies inside the manifest is the reader's to check.
+``codec`` reads the payload fields. The reader checks whether an identity lies inside the manifest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock_common.format.spec import SHAPES_SUFFIX, Spec
 
 VERSION = 1
 RESERVED = ("compression", "ref")
-"""Header keys that later writers will use; an entry that has one is not for this reader."""
+"""Header keys of later versions: this reader refuses an entry that has one."""
 STREAM_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{16}\Z")
 _INTEGER = rb"(?:0|[1-9]\d{0,15})"
@@ -38,41 +38,41 @@ _USUAL = re.compile(
     rb'\{"v":1,"stream":"([A-Za-z0-9._-]{1,64})","epoch":(%b),"shard":(%b),"first":(%b),"count":(%b),"tensors":(\{.*\})'
     rb'(?:,"xxh3":"([0-9a-f]{16})")?(?:,"ref":(\["[0-9a-z.-]*",%b,\[(?:%b(?:,%b)*)?\]\]))?\}' % ((_INTEGER,) * 7)
 )
-"""Nearly every header: no holes, no repair."""
+"""The form of nearly every header: no holes, no repair."""
 
 
 @dataclass(slots=True)
 class Header:
-    """What an entry says of itself."""
+    """The parsed header of an entry."""
 
     stream: str
-    """Random id of the stream, so that two lives of a name never meet."""
+    """The stream's random id, which differs when a stream is made again under the same name."""
     epoch: int
     shard: int
     first: int
-    """Offset in the shard of the first sample planned for this entry."""
+    """The offset in the shard of the first sample or hole of this entry."""
     count: int
-    """Samples present, n >= 1."""
+    """The number of samples present, at least 1."""
     holes: tuple[int, ...]
-    """Offsets in ``[first, end)`` that were dropped, rising."""
+    """Offsets in ``[first, end)`` without a sample, ascending."""
     shapes: dict[str, NDArray[np.int64] | None]
-    """Per ragged tensor its samples' shapes ``[n, ndim]``, None when they are in a field of their own."""
+    """Ragged tensor to its samples' shapes ``[n, ndim]``; None where a field of their own holds them."""
     spec: Spec
     xxh3: str | None
     ref: Ref | None = None
-    """Where the payload lies, if not in the entry."""
+    """The payload's place in a segment file; None where the entry holds it."""
     is_repair: bool = False
-    """Written again for samples that were lost: a group may have settled some of them already."""
+    """Whether a repair wrote it for lost samples, some of which a group may have acknowledged already."""
     layout: Layout | None = field(default=None, compare=False)
-    """What of it depends on spec and count alone, where that is known; `fields` says it in any case."""
+    """The layout of a block of fixed-size tensors; None where a tensor is ragged or the header is unusual."""
 
     @property
     def end(self) -> int:
-        """The offset after the last one this entry accounts for."""
+        """The offset after the last sample or hole of this entry."""
         return self.first + self.count + len(self.holes)
 
     def fields(self) -> Sequence[tuple[bytes, int | None]]:
-        """The payload fields this header announces, in order, with their size in bytes where it is known."""
+        """Return the payload fields that this header announces, in order: (name, bytes or None if unknown)."""
         if self.layout is not None:
             return self.layout.fields
         announced: list[tuple[bytes, int | None]] = []
@@ -88,9 +88,16 @@ class Header:
 
 
 def parse_header(data: bytes | bytearray | memoryview, spec: Spec, *, takes_refs: bool = False) -> Header:
-    """Reads and bounds a header written for a stream of this spec; raises BadEntry or UnsupportedVersion.
+    """Parse and bound a header that was written for a stream of this spec.
 
-    ``takes_refs``: the stream keeps payloads in segments, and this reader sees them.
+    Args:
+        data: The ``meta`` field.
+        spec: The stream's spec.
+        takes_refs: Accept a payload in a segment file, because this reader sees the stream's folder.
+
+    Raises:
+        BadEntry: The header is damaged, or belongs to another spec.
+        UnsupportedVersion: A later version of Penstock wrote it.
     """
     usual = _USUAL.fullmatch(data) if len(data) <= MAX_HEADER_BYTES else None
     if usual is not None and (known := _recognised(usual, spec, takes_refs)) is not None:
@@ -130,9 +137,9 @@ def parse_header(data: bytes | bytearray | memoryview, spec: Spec, *, takes_refs
 
 
 def _recognised(usual: re.Match[bytes], spec: Spec, takes_refs: bool) -> Header | None:
-    """A header that is, byte by byte, what `wire.encode` writes for these numbers: no more of it has to be checked.
+    """Return a header that equals, byte for byte, what `codec.encode` writes for its numbers: the fast path.
 
-    None for any other, also for one that is to be refused: parsing it says why.
+    None for any other header. One that must be refused is parsed in full, which says why.
     """
     stream, *numbers, tensors, digest, ref = usual.groups()
     if ref is not None and not takes_refs:
@@ -172,7 +179,7 @@ def _object(data: bytes | bytearray | memoryview) -> dict[str, Any]:
 
 def _decoded(data: bytes | bytearray | memoryview) -> Any:
     try:
-        # decoded here: json.loads would also take UTF-16 and UTF-32
+        # decoded as UTF-8 here, because json.loads also accepts UTF-16 and UTF-32
         return _JSON.decode(str(data, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise BadEntry(f"header is not JSON: {str(error)[:80]}") from None
@@ -181,7 +188,7 @@ def _decoded(data: bytes | bytearray | memoryview) -> Any:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key is duplicated")
     return found
 
 
@@ -193,7 +200,7 @@ _JSON = JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
 
 
 def _shown(value: Any) -> str:
-    """A hostile value for an error's text: short, ASCII, and never itself a cause of failure."""
+    """Return a hostile value as short ASCII text for an error message. It never fails."""
     try:
         return ascii(value)[:80]
     except RecursionError:
@@ -202,7 +209,7 @@ def _shown(value: Any) -> str:
 
 def _number(value: dict[str, Any], key: str, low: int, high: int) -> int:
     found = value.get(key)
-    if type(found) is not int or not low <= found <= high:  # bool is a subclass of int, 1.0 equals 1: neither is one
+    if type(found) is not int or not low <= found <= high:  # type(): a bool is an int to isinstance, and 1.0 == 1
         raise BadEntry(f"{key} is {_shown(found)}, expected an integer from {low} to {high}")
     return found
 
@@ -241,7 +248,7 @@ def _tensors(value: Any, count: int, spec: Spec) -> dict[str, NDArray[np.int64] 
 
 
 def _bound_sizes(header: Header) -> None:
-    """Readers take memory by these sizes before they have the bytes."""
+    """Raise BadEntry for sizes over the limits: readers allocate memory by them before the bytes arrive."""
     total = 0
     for name, size in header.fields():
         if size is not None and size > MAX_FIELD_BYTES:

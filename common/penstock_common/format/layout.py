@@ -1,7 +1,4 @@
-"""What a header says of tensors of fixed size: it depends on nothing but their spec and the number of samples.
-
-So it is made once, for writers, and recognised byte by byte, by readers.
-"""
+"""The header's part that describes fixed-size tensors, which depends on spec and number of samples alone."""
 
 from __future__ import annotations
 
@@ -15,21 +12,21 @@ from penstock_common.format.spec import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Of blocks of one size."""
+    """The header's ``tensors`` of blocks of one size: made once by writers, recognised byte for byte by readers."""
 
     json: str
-    """The header's ``tensors``, as `wire.encode` writes them."""
+    """The header's ``tensors``, as `codec.encode` writes them."""
     text: bytes
-    """The same, as it travels."""
+    """The same as UTF-8 bytes."""
     fields: tuple[tuple[bytes, int], ...]
-    """Names of the payload fields, in order, and their bytes."""
+    """(name, bytes) of each payload field, in order."""
     is_allowed: bool
-    """Whether a reader takes memory for it."""
+    """Whether the sizes are within the limits of the wire format."""
 
 
 @lru_cache(maxsize=256)
 def layout_of(tensors: tuple[TensorSpec, ...], count: int) -> Layout | None:
-    """None where tensors are ragged: then each block has shapes of its own."""
+    """Return the layout of blocks of ``count`` samples, or None where a tensor is ragged."""
     if any(tensor.is_ragged for tensor in tensors):
         return None
     said = {t.name: {"dtype": t.dtype, "shape": [count, *t.shape]} for t in tensors}

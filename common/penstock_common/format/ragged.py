@@ -1,6 +1,6 @@
-"""What a batch holds for a tensor whose samples differ in size: one flat array and a shape per sample.
+"""Ragged tensors: a batch's samples of different shapes, and the shapes as an entry carries them.
 
-Readers hand this out; writers never see it. How the same travels is ``wire``'s.
+Where sizes are bounded, an empty dimension counts as 1: numpy multiplies the others even if the product is 0.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ from penstock_common.format.limits import MAX_ENTRY_BYTES
 
 
 class Ragged(Sequence[Any]):
-    """n samples of different shapes, as in ``batch["boxes"]``; for a ``bytes`` tensor, n byte strings.
+    """A batch's samples of different shapes: one flat array and one shape a sample.
 
-    ``r[i]`` is the i-th sample in its own shape (a view, nothing is copied; ``bytes`` for byte strings), ``r[2:5]`` a
-    Ragged of fewer samples, ``r.padded()`` one array for a framework that needs it rectangular. ``values`` and
-    ``shapes`` are the data themselves, as ``tf.RaggedTensor`` or ``torch.nested`` want them.
+    ``r[i]`` is the i-th sample in its own shape, a view. Of a ``bytes`` tensor it is a byte string. ``r[2:5]`` is a
+    Ragged of fewer samples. ``r.padded()`` is one rectangular array. ``values`` and ``shapes`` are the data, as
+    ``tf.RaggedTensor`` or ``torch.nested`` take them.
+
+    Example:
+        >>> boxes = batch["boxes"]
+        >>> boxes[0].shape, boxes.padded().shape
+        ((3, 4), (32, 7, 4))
     """
 
     __slots__ = ("_starts", "is_bytes", "shapes", "values")
 
     def __init__(self, values: NDArray[Any], shapes: NDArray[np.int64], *, is_bytes: bool = False) -> None:
         self.values = values
-        """1-D: the samples' elements one after the other, each sample in C order."""
+        """1-D: the elements of all samples in order, each sample in C order."""
         self.shapes = shapes
-        """int64 ``[n, ndim]``: each sample's shape (of a byte string its length)."""
+        """int64 ``[n, ndim]``: each sample's shape, or a byte string's length."""
         self.is_bytes = is_bytes
         self._starts: NDArray[np.int64] = np.zeros(len(shapes) + 1, dtype=np.int64)
         np.cumsum(np.prod(shapes, axis=1), out=self._starts[1:])
@@ -38,12 +43,12 @@ class Ragged(Sequence[Any]):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of every sample (uint8 for byte strings)."""
+        """The dtype of every sample: uint8 for byte strings."""
         return self.values.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and shapes."""
+        """The bytes of values and shapes."""
         return int(self.values.nbytes + self.shapes.nbytes)
 
     def __len__(self) -> int:
@@ -57,7 +62,7 @@ class Ragged(Sequence[Any]):
             stop = max(start, stop)
             flat = self.values[self._starts[start] : self._starts[stop]]
             return Ragged(flat, self.shapes[start:stop], is_bytes=self.is_bytes)
-        position = range(len(self))[index]  # negative indices, and IndexError in Python's own words
+        position = range(len(self))[index]  # range takes negative indices and raises IndexError
         flat = self.values[self._starts[position] : self._starts[position + 1]]
         return flat.tobytes() if self.is_bytes else flat.reshape(self.shapes[position])
 
@@ -65,13 +70,18 @@ class Ragged(Sequence[Any]):
         return (self[position] for position in range(len(self)))
 
     def tolist(self) -> list[Any]:
-        """The samples as Python values: nested lists of numbers, or byte strings."""
+        """Return the samples as Python values: nested lists of numbers, or byte strings."""
         return [sample if self.is_bytes else sample.tolist() for sample in self]
 
     def padded(self, fill: Any = 0, *, limit_bytes: int = MAX_ENTRY_BYTES) -> NDArray[Any]:
-        """All samples in one new array ``[n, *largest shape]``, each in its low corner and the rest ``fill``.
+        """Return all samples in one new array ``[n, *largest shape]``, each at index 0 of its dimensions.
 
-        Raises TooLarge over ``limit_bytes``: one long and one wide sample can ask for far more than the data.
+        Args:
+            fill: The value of the elements that no sample has.
+            limit_bytes: The largest array to make. One long and one wide sample can ask for far more than the data.
+
+        Raises:
+            TooLarge: The array would exceed ``limit_bytes``.
         """
         largest = [int(size) for size in self.shapes.max(axis=0, initial=0)]
         size = float(len(self)) * float(np.prod(np.maximum(largest, 1), dtype=np.float64)) * self.dtype.itemsize
@@ -85,7 +95,7 @@ class Ragged(Sequence[Any]):
         return out
 
     def take(self, positions: Sequence[int] | NDArray[Any]) -> Ragged:
-        """The samples at these positions, in this order, copied into a new Ragged."""
+        """Copy the samples at these positions, in this order, into a new Ragged."""
         rows = np.asarray(positions, dtype=np.int64)
         spans = zip(self._starts[:-1][rows].tolist(), self._starts[1:][rows].tolist(), strict=True)
         parts = [self.values[start:stop] for start, stop in spans]
@@ -94,7 +104,7 @@ class Ragged(Sequence[Any]):
 
     @classmethod
     def concatenate(cls, parts: Sequence[Ragged]) -> Ragged:
-        """The samples of all parts, one after the other, copied into one (of one part: itself)."""
+        """Copy the samples of all parts, in order, into one Ragged. One part is returned itself."""
         if len(parts) == 1:
             return parts[0]
         values = np.concatenate([part.values for part in parts])

@@ -1,4 +1,4 @@
-"""The ``ref`` of an entry's header: its payload lies in a segment file, at an offset, field after field."""
+"""The ``ref`` of an entry's header: the payload's place in a segment file."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from penstock_common.errors import BadEntry
 from penstock_common.format.limits import MAX_ENTRY_BYTES, MAX_FIELD_BYTES
 
 ALIGN = 64
-"""Of every payload field: what numpy, SIMD loads and devices like best."""
+"""Each payload field begins at a multiple of this, which suits numpy, SIMD loads and devices."""
 PAGE = 4096
 MAX_SEGMENT_BYTES = 1 << 40
 NAME = re.compile(r"[0-9]{1,16}-[0-9]{1,4}-[0-9a-f]{12}\.seg\Z")
-"""Epoch, partition, and the token of this life of the file."""
+"""A segment's file name: epoch, partition, and a token that changes when the file is used again."""
 
 
 def aligned(offset: int, to: int = ALIGN) -> int:
-    """The first multiple of ``to`` that is not below ``offset``."""
+    """Return the first multiple of ``to`` that is not below ``offset``."""
     return -(-offset // to) * to
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Where an entry's payload lies: the ``ref`` of its header."""
+    """The place of an entry's payload in a segment file."""
 
     file: str
-    """A bare name, to be opened in the reader's own folder."""
+    """A file name without a folder: the reader opens it in its own folder of segments."""
     at: int
-    """Offset in the file of the first payload field, a multiple of 64; each further one follows at the next."""
+    """The offset of the first payload field, a multiple of 64. Each further field begins at the next multiple."""
     sizes: tuple[int, ...]
-    """Bytes of the payload fields, in wire order."""
+    """The bytes of each payload field, in wire order."""
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """(offset in the file, bytes) of each payload field."""
+        """Yield (offset in the file, bytes) of each payload field."""
         at = self.at
         for size in self.sizes:
             yield at, size
@@ -44,7 +44,7 @@ class Ref:
 
     @property
     def end(self) -> int:
-        """The offset behind the last field."""
+        """The offset after the last field."""
         end = self.at
         for size in self.sizes:
             end = aligned(end) + size
@@ -52,7 +52,7 @@ class Ref:
 
 
 def parse_ref(value: Any) -> Ref:
-    """The ``ref`` of a header, bounded; raises BadEntry."""
+    """Parse and bound the ``ref`` of a header. Raises BadEntry."""
     if type(value) is not list or len(value) != 3:
         raise BadEntry("ref is not a list of file, offset and sizes")
     name, at, sizes = value
@@ -68,18 +68,18 @@ def parse_ref(value: Any) -> Ref:
 
 
 def with_ref(meta: bytes, ref: Ref) -> bytes:
-    """A header's JSON with its ``ref``."""
+    """Return a header's JSON with a ``ref`` added."""
     sizes = ",".join(map(str, ref.sizes))
     return b'%b,"ref":["%b",%d,[%b]]}' % (meta[:-1], ref.file.encode(), ref.at, sizes.encode())
 
 
 def without_ref(meta: bytes) -> bytes:
-    """The inverse: a header as it would travel with its payload."""
+    """Return a header's JSON without its ``ref``, as an entry with its payload has it."""
     value = json.loads(meta)
     value.pop("ref", None)
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def ref_bytes(name: str, sizes: int) -> int:
-    """At most so many bytes does `with_ref` add."""
+    """Return the most bytes that `with_ref` adds."""
     return 40 + len(name) + 12 * sizes

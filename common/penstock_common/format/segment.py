@@ -1,6 +1,6 @@
-"""Segment files: blocks of one epoch and partition one after the other, as a file that can be read by itself.
+"""The layout of segment files: blocks of one epoch and partition in a file that can be read by itself.
 
-The layout only, bytes to values and back; files, locks and folders are ``segments``'. docs/segments.md is the rule.
+Only bytes to values and back: ``segments`` has files, locks and folders. docs/segments.md defines the layout.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ RECORD_BYTES = ALIGN
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """What a segment file says of itself in its first page."""
+    """The head of a segment file."""
 
     stream: str
-    """Id of the stream."""
+    """The stream's id."""
     name: str
-    """Of the stream, for people."""
+    """The stream's name, for people."""
     epoch: int
     partition: int
     token: str
-    """Random, 12 hex digits: another one each time the file is used again."""
+    """12 random hex digits, which change when the file is used again."""
     spec: Spec
 
     @property
     def file(self) -> str:
-        """The file's name while it has this token."""
+        """The name of the file while it has this token."""
         return f"{self.epoch}-{self.partition}-{self.token}.seg"
 
 
 def pack_info(info: SegmentInfo) -> bytes:
-    """The head of a file: whole pages."""
+    """Return the head of a file, in whole pages."""
     text = json.dumps(
         {
             "stream": info.stream, "name": info.name, "epoch": info.epoch, "partition": info.partition,
@@ -64,7 +64,7 @@ def pack_info(info: SegmentInfo) -> bytes:
 
 
 def info_bytes(first: bytes) -> int:
-    """How long the head is, from its first bytes; raises BadSegment where this is no segment of this version."""
+    """Return the head's length, from its first bytes. Raises BadSegment for a file of another kind or version."""
     if len(first) < _FILE.size or first[:8] != FILE_MAGIC:
         raise BadSegment("the file does not begin like a segment")
     _, version, length, _ = _FILE.unpack_from(first)
@@ -76,7 +76,7 @@ def info_bytes(first: bytes) -> int:
 
 
 def parse_info(head: bytes) -> SegmentInfo:
-    """The head of a file; raises BadSegment."""
+    """Parse the head of a file. Raises BadSegment."""
     size = info_bytes(head)
     _, _, length, digest = _FILE.unpack_from(head)
     text = head[_FILE.size : _FILE.size + length]
@@ -96,37 +96,40 @@ def parse_info(head: bytes) -> SegmentInfo:
 
 
 def place_record(start: int, meta_bytes: int, sizes: Sequence[int]) -> tuple[int, int]:
-    """(offset of the first payload field, end of the record) of a record that begins at ``start``.
+    """Return (offset of the first payload field, end) of a record that begins at ``start``.
 
-    ``meta_bytes`` is an upper bound: blanks fill the rest.
+    ``meta_bytes`` is an upper bound of the header's length: blanks fill the rest.
     """
     at = aligned(start + RECORD_BYTES + meta_bytes)
     return at, aligned(Ref("", at, tuple(sizes)).end)
 
 
 def pack_record(meta: bytes, nbytes: int, token: str) -> bytes:
-    """What stands before a record's payload, up to the end of its meta; ``nbytes`` is the whole record's."""
+    """Return the bytes before a record's payload: its head and its meta. ``nbytes`` is the whole record's size."""
     head = _RECORD.pack(RECORD_MAGIC, len(meta), nbytes, int(token, 16), xxhash.xxh3_64_intdigest(meta))
     return head.ljust(RECORD_BYTES, b"\0") + meta
 
 
 @dataclass(frozen=True, slots=True)
 class RecordHead:
-    """What stands before a record's payload."""
+    """The parsed head of a record."""
 
     meta_bytes: int
     nbytes: int
-    """Of the whole record: the next one begins behind it."""
+    """The bytes of the whole record: the next one begins after it."""
     digest: int
 
     def check(self, meta: bytes) -> None:
-        """Raises BadSegment unless this is the record's meta."""
+        """Raise BadSegment unless ``meta`` is this record's."""
         if len(meta) != self.meta_bytes or xxhash.xxh3_64_intdigest(meta) != self.digest:
             raise BadSegment("a record's meta is damaged")
 
 
 def parse_record(head: bytes, token: str) -> RecordHead | None:
-    """None where no record of this life of the file begins: what follows is of an earlier one, or nothing."""
+    """Parse the head of a record, or return None where no record of this token begins: the file ends here.
+
+    Raises BadSegment.
+    """
     if len(head) < _RECORD.size:
         return None
     magic, meta_bytes, nbytes, life, digest = _RECORD.unpack_from(head)

@@ -1,7 +1,4 @@
-"""The shapes of ragged samples as readers meet them: in the header or in a field, bounded before they are used.
-
-An empty dimension counts as 1 where sizes are bounded: numpy multiplies the others even if the product is 0.
-"""
+"""The shapes of ragged samples as an entry carries them, bounded before they are used."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from penstock_common.format.spec import TensorSpec
 
 
 def inline_shapes(value: Any, count: int, tensor: TensorSpec) -> NDArray[np.int64]:
-    """The ``shapes`` of a header, a list of n lists of sizes, as int64 ``[n, ndim]``."""
+    """Return the ``shapes`` of a header, a list of n lists of sizes, as int64 ``[n, ndim]``. Raises BadEntry."""
     if type(value) is not list or len(value) != count or {type(shape) for shape in value} != {list}:
         raise BadEntry(f"tensor {tensor.name!r}: shapes is not a list of {count} lists")
     if {len(shape) for shape in value} != {tensor.wire_ndim}:
@@ -32,7 +29,7 @@ def inline_shapes(value: Any, count: int, tensor: TensorSpec) -> NDArray[np.int6
 
 
 def read_shapes(data: Any, count: int, tensor: TensorSpec) -> NDArray[np.int64]:
-    """The ``<name>.shapes`` field: int64 ``[n, ndim]``, each row admitted by the spec."""
+    """Return the ``<name>.shapes`` field as int64 ``[n, ndim]``. Raises BadEntry for a row that the spec forbids."""
     raw = np.frombuffer(data, dtype=np.uint8)
     expected = 8 * count * tensor.wire_ndim
     if raw.nbytes != expected:
@@ -53,9 +50,9 @@ def _bounded(shapes: NDArray[np.int64], tensor: TensorSpec) -> NDArray[np.int64]
 
 
 def row_starts(shapes: NDArray[np.int64], tensor: TensorSpec) -> NDArray[np.int64]:
-    """Where each sample starts in the flat values, and the end, in elements: int64 ``[n + 1]``.
+    """Return where each sample starts in the flat values, and the end, in elements: int64 ``[n + 1]``.
 
-    The shapes have been bounded by this module or come from real arrays, so neither product nor sum can wrap.
+    The shapes were bounded above or come from real arrays, so neither product nor sum can overflow. Raises BadEntry.
     """
     starts = np.zeros(len(shapes) + 1, dtype=np.int64)
     np.cumsum(np.prod(shapes, axis=1), out=starts[1:])

@@ -1,6 +1,6 @@
-"""A stream's spec: its tensors' names, dtypes and sample shapes, and the check of every sample against it.
+"""Specs: a stream's tensor names, dtypes and sample shapes, and the check of samples against them.
 
-Stores canonical arrays (little-endian, C order). Packing many samples is ``block``'s, bytes on the wire are ``wire``'s.
+The canonical form of a value is an array of the tensor's dtype, little-endian and in C order.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class TensorSpec:
 
     name: str
     dtype: str
-    """A name of the dtype table."""
+    """A name from the table in ``dtypes``."""
     shape: tuple[int | None, ...]
-    """Shape of one sample, without the batch dimension; None = ragged, differs between samples."""
+    """The shape of one sample, without the batch dimension. None is a size that differs between samples."""
     is_ragged: bool = field(init=False, repr=False, compare=False)
-    """Whether samples differ in size, so that each carries its own shape (always so for bytes)."""
+    """Whether samples differ in size, so that each has its own shape. True for bytes."""
     sample_bytes: int = field(init=False, repr=False, compare=False)
-    """Bytes of one sample of a tensor that is not ragged."""
+    """The bytes of one sample of a tensor that is not ragged."""
 
     def __post_init__(self) -> None:
         name, shape = self.name, self.shape
@@ -80,7 +80,7 @@ class TensorSpec:
             raise BadSpec(f"tensor {name!r}: one sample of shape {shape} is over the limit of {MAX_FIELD_BYTES} bytes")
         if self.dtype == BYTES and shape != ():
             raise BadSpec(f"tensor {name!r}: bytes has shape (), found {shape}")
-        # worked out once: every block asks
+        # computed once, because every block needs it
         object.__setattr__(self, "is_ragged", self.dtype == BYTES or None in shape)
         object.__setattr__(self, "sample_bytes", item_size(self.dtype) * prod(dim or 0 for dim in shape))
 
@@ -90,15 +90,15 @@ class TensorSpec:
 
     @property
     def wire_ndim(self) -> int:
-        """Dimensions of a sample's shape as the wire records it for ragged tensors: bytes counts its length."""
+        """The number of sizes that the wire records for a ragged sample: 1, the length, for bytes."""
         return 1 if self.dtype == BYTES else len(self.shape)
 
     def extent(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a sample of this shape with empty dimensions counted as 1: what is bounded by MAX_FIELD_BYTES."""
+        """Return the bytes of a sample of this shape, empty dimensions counted as 1, for MAX_FIELD_BYTES."""
         return item_size(self.dtype) * prod(dim or 1 for dim in shape)
 
     def admits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a sample of this shape fits (for bytes: ``(length,)``)."""
+        """Return whether a sample of this shape fits; for bytes the shape is ``(length,)``."""
         if self.dtype == BYTES:
             return len(shape) == 1 and shape[0] >= 0
         return len(shape) == len(self.shape) and all(
@@ -106,10 +106,14 @@ class TensorSpec:
         )
 
     def canonical(self, value: Any) -> NDArray[Any]:
-        """One sample's value as a little-endian C-ordered array of this dtype and shape (bytes: uint8 of its length).
+        """Return one sample's value as a little-endian C-ordered array of this dtype and shape.
 
-        Python numbers and lists are taken where the dtype can hold them; an array must have the very dtype (either
-        byte order). May share the value's memory. Raises SpecMismatch naming tensor, found and expected, or TooLarge.
+        Python numbers and lists are accepted where the dtype can hold them. An array must have this dtype, in either
+        byte order. The result may share the value's memory. Bytes become uint8 ``[length]``.
+
+        Raises:
+            SpecMismatch: Names the tensor, what was found and what was expected.
+            TooLarge: A ragged sample exceeds the limit of a field.
         """
         if self.dtype == BYTES:
             return self._bounded(bytes_array(self.name, value))
@@ -119,7 +123,7 @@ class TensorSpec:
         return self._bounded(np.asarray(array, dtype=numpy_dtype(self.dtype), order="C"))
 
     def check(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        """Raises SpecMismatch unless a sample of this dtype (either byte order) and shape belongs to the tensor."""
+        """Raise SpecMismatch unless a sample of this dtype (either byte order) and shape fits the tensor."""
         if wire_name(dtype) != self.dtype:
             raise SpecMismatch(self.name, f"dtype {dtype}", f"dtype {self.dtype}", self._remedy(dtype))
         if not self.admits(shape):
@@ -152,11 +156,11 @@ class Spec:
             raise BadSpec(
                 f"a spec has 1 to {MAX_TENSORS} tensors of different names, found {len(names)}: {list(names[:8])}"
             )
-        object.__setattr__(self, "names", names)  # worked out once: every block asks
+        object.__setattr__(self, "names", names)  # computed once, because every block needs it
 
     @classmethod
     def of(cls, spec: SpecLike) -> Spec:
-        """From the public form ``{"x": ("uint8", (224, 224, 3)), "y": ("int64", ())}``; raises BadSpec."""
+        """Make a spec of its public form, ``{"x": ("uint8", (224, 224, 3)), "y": ("int64", ())}``. Raises BadSpec."""
         try:
             pairs = [(name, dtype_name(dtype), tuple(shape)) for name, (dtype, shape) in spec.items()]
         except (AttributeError, TypeError, ValueError):
@@ -166,7 +170,7 @@ class Spec:
 
     @classmethod
     def infer(cls, sample: Mapping[str, Any]) -> Spec:
-        """The spec of one sample, its very dtypes and shapes; numbers become bool, int64, float64, complex128."""
+        """Return the spec of one sample: its own dtypes and shapes. Numbers are bool, int64, float64, complex128."""
         return cls(tuple(_inferred(name, value) for name, value in flattened(sample).items()))
 
     def __iter__(self) -> Iterator[TensorSpec]:
@@ -179,12 +183,12 @@ class Spec:
         raise KeyError(unknown_tensor(name, self.names))
 
     def as_json(self) -> dict[str, list[Any]]:
-        """JSON form, as stored in the stream's meta."""
+        """Return the JSON form, as the stream's meta stores it."""
         return {tensor.name: [tensor.dtype, list(tensor.shape)] for tensor in self.tensors}
 
     @classmethod
     def from_json(cls, value: Any) -> Spec:
-        """Inverse of `as_json`; raises BadSpec on anything else."""
+        """Make a spec of the result of `as_json`. Raises BadSpec for anything else."""
         if not isinstance(value, Mapping) or not all(type(v) is list and len(v) == 2 for v in value.values()):
             raise BadSpec(f"{value!r:.120} is not a spec in its JSON form")
         if not all(type(dtype) is str and type(shape) is list for dtype, shape in value.values()):
@@ -203,7 +207,7 @@ class Spec:
         return Spec(tuple(_widened(self[t.name], t) if t.name in self.names else t for t in Spec.infer(sample)))
 
     def check_names(self, sample: Mapping[str, Any]) -> None:
-        """Raises SpecMismatch unless the sample has exactly this spec's tensors."""
+        """Raise SpecMismatch unless the sample has exactly this spec's tensors."""
         for name in self.names:
             if name not in sample:
                 there = ", ".join(map(str, sample)) or "nothing"

@@ -1,6 +1,6 @@
-"""Entries on the wire: a block to fields and back, header first. docs/wire-format.md is the rule, this its Python form.
+"""Entries as bytes: a block to the fields of an entry and back. docs/wire-format.md defines them.
 
-A decoder trusts nothing: every size is bounded before memory is taken, and any fault is a BadEntry.
+The decoder trusts nothing: it bounds every size before it takes memory, and reports every fault as a BadEntry.
 """
 
 from __future__ import annotations
@@ -40,10 +40,19 @@ Fields = list[tuple[bytes, "bytes | memoryview"]]
 def encode(
     block: Block, *, stream: str, epoch: int, shard: int, checksum: bool = True, is_repair: bool = False
 ) -> Fields:
-    """The fields of one entry, in order: ``meta`` first, then the tensors; payloads are views of the block's arrays.
+    """Return the fields of one entry, in order: ``meta`` first, then the tensors as views of the block's arrays.
 
-    Raises TooLarge above 512 MB a field or 1 GiB an entry, ValueError for a block no reader would take (no samples,
-    offsets beyond a shard, too many holes).
+    Args:
+        block: The samples.
+        stream: The stream's id.
+        epoch: The epoch's number.
+        shard: The shard's number.
+        checksum: Put the XXH3-64 of the payload into the header.
+        is_repair: Mark the entry as written again for lost samples.
+
+    Raises:
+        TooLarge: A field exceeds 512 MB, or the entry 1 GiB.
+        ValueError: No reader would accept the block: it has no sample, too many holes, or offsets beyond a shard.
     """
     if not (block.count >= 1 and len(block.holes) <= MAX_HOLES and 0 <= block.first < block.end <= MAX_SHARD_SAMPLES):
         raise ValueError(
@@ -72,7 +81,7 @@ def encode(
 
 
 def meta_bytes(spec: Spec, count: int) -> int:
-    """At most so long is the header of so many samples of fixed-size tensors, without holes."""
+    """Return an upper bound of the header's bytes for ``count`` samples of fixed-size tensors without holes."""
     layout = layout_of(spec.tensors, count)
     return 512 + (0 if layout is None else len(layout.json))
 
@@ -82,7 +91,7 @@ def _sizes_of(block: Block) -> int:
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
-    # a view as uint8 first: bfloat16 has no buffer format of its own
+    # viewed as uint8, because bfloat16 has no buffer format
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
@@ -109,7 +118,7 @@ def _tensors_json(block: Block, inline: bool) -> str:
 
 
 def digest_of(buffers: Iterable[Any]) -> str:
-    """XXH3-64 (seed 0) of the buffers one after the other, 16 lowercase hex digits."""
+    """Return the XXH3-64 (seed 0) of the concatenated buffers as 16 lowercase hex digits."""
     every = list(buffers)
     if len(every) == 1:
         return xxhash.xxh3_64_hexdigest(every[0])
@@ -120,7 +129,7 @@ def digest_of(buffers: Iterable[Any]) -> str:
 
 
 def verify(header: Header, buffers: Iterable[Any]) -> None:
-    """Raises ChecksumMismatch unless the payload fields, in wire order, have the header's digest (if it has one)."""
+    """Raise ChecksumMismatch if the header has a digest and the payload fields, in wire order, have another."""
     if header.xxh3 is not None and (found := digest_of(buffers)) != header.xxh3:
         raise ChecksumMismatch(f"payload has xxh3 {found}, its header says {header.xxh3}")
 
@@ -129,10 +138,15 @@ def verify(header: Header, buffers: Iterable[Any]) -> None:
 
 
 def decode(fields: Sequence[tuple[bytes, Any]], spec: Spec, *, takes_refs: bool = False) -> tuple[Header, Block]:
-    """Header and block of one entry's fields, in the order read; arrays are views of the given buffers.
+    """Return the header and the block of one entry. The block's arrays are views of the given buffers.
 
-    Of an entry whose payload lies in a segment (``takes_refs``) the fields are those of the segment. Raises BadEntry
-    (or its subclasses) for anything that is not exactly an entry of this spec.
+    Args:
+        fields: (name, bytes) in the order read: from the entry, or after ``meta`` from the segment.
+        spec: The stream's spec.
+        takes_refs: Accept a payload in a segment file.
+
+    Raises:
+        BadEntry: This is not exactly an entry of this spec. A subclass says more.
     """
     if not fields or fields[0][0] != META.encode():
         raise BadEntry(f"the first field is {fields[0][0][:40]!r}, expected 'meta'" if fields else "no fields")
@@ -148,12 +162,12 @@ def decode(fields: Sequence[tuple[bytes, Any]], spec: Spec, *, takes_refs: bool 
 
 
 def _short(names: list[bytes]) -> str:
-    texts = [name[:40].decode("latin-1") for name in names[:8]]  # a hostile name may hold a terminal's commands
+    texts = [name[:40].decode("latin-1") for name in names[:8]]  # a hostile name may hold terminal escapes
     return ", ".join(text if text.isascii() and text.isprintable() else ascii(text) for text in texts) or "none"
 
 
 def decode_column(header: Header, tensor: TensorSpec, values: dict[bytes, Any]) -> Column:
-    """One tensor's column from its payload fields; exact sizes are enforced, and that a bool is 0 or 1."""
+    """Return one tensor's column from its payload fields. Raises BadEntry for a wrong size, or a bool not 0 or 1."""
     name = tensor.name.encode()
     data = np.frombuffer(values[name], dtype=np.uint8)
     shapes: NDArray[np.int64] | None = None
@@ -176,16 +190,16 @@ def _sizes(tensor: TensorSpec) -> list[int]:
 
 
 def check_values(tensor: TensorSpec, data: NDArray[np.uint8]) -> None:
-    """Raises BadEntry if the bytes of a tensor hold what is no value of its dtype: a bool other than 0 and 1.
+    """Raise BadEntry if a bool tensor holds a byte other than 0 and 1; every other dtype has no invalid bytes.
 
-    Readers that receive payloads into arrays of their own call this too; for other dtypes it costs nothing.
+    Readers that receive payloads into arrays of their own call this, too.
     """
     if tensor.dtype == BOOL and data.max(initial=0) > 1:
         raise BadEntry(f"tensor {tensor.name!r} is bool and has a byte {data.max()}, expected 0 or 1")
 
 
 def ragged_rows(column: Column) -> list[NDArray[Any]]:
-    """The samples of a ragged column, each in its own shape (bytes: uint8), as views."""
+    """Return the samples of a ragged column as views, each in its own shape; bytes are uint8."""
     assert column.shapes is not None
     starts = row_starts(column.shapes, column.spec).tolist()
     return [
