@@ -1,6 +1,6 @@
-"""What the jobs of a worker may name: modules and functions, and the folders that files must lie in.
+"""The modules, functions and folders that the jobs of a worker may name.
 
-A worker's host says it once for the whole process. Where nothing was said, everything is allowed.
+The worker sets them once for its whole process. A process in which nothing was set may import and read anything.
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ class NotAllowed(SourceError):
 
 
 _allowed: frozenset[str] | None = None
-"""Modules, and single names, that this process may import; None: any."""
+"""The modules and single names that this process may import. None means any."""
 
 
 def allow_names(names: Collection[str]) -> None:
-    """From now on only these names are imported: ``module`` with all below it, or ``module:name``.
+    """Let this process import these names only, from now on.
 
-    For workers: whoever can write jobs could otherwise have them call any function of any module there is.
+    A worker calls this first. Otherwise every user who can write jobs could call any function of any module.
+
+    Args:
+        names: ``module``, which includes everything below it, or ``module:name``.
+
+    Example:
+        >>> allow_names(["augment", "torchvision.datasets:CIFAR10"])
     """
-    global _allowed  # noqa: PLW0603 - one law for the whole process, which no caller can forget to pass on
+    global _allowed  # noqa: PLW0603 - one rule for the whole process, which no caller can forget to pass on
     _allowed = frozenset(names)
 
 
@@ -44,7 +50,7 @@ def require_attribute(name: str, part: str) -> None:
 
 
 def require_name(name: str, allowed: Collection[str]) -> None:
-    """Raise NotAllowed if ``module:attribute`` is not among the allowed modules and names. Nothing is imported."""
+    """Raise NotAllowed if ``module:attribute`` is not among the allowed modules and names, without importing it."""
     if name in allowed or _is_below(name.partition(":")[0], allowed):
         return
     listed = " ".join(f"--allow {each}" for each in sorted(allowed)) or "no --allow"
@@ -55,7 +61,10 @@ def require_name(name: str, allowed: Collection[str]) -> None:
 
 
 def require_own(name: str, found: object) -> None:
-    """Refuse what an allowed module only imports; the module that defines it may be allowed, or this very name."""
+    """Raise NotAllowed for an object that an allowed module only imports from elsewhere.
+
+    The object is allowed where the module that defines it is allowed, or this very name.
+    """
     if _allowed is None or name in _allowed:
         return
     home = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
@@ -72,23 +81,23 @@ def _is_below(module_name: str, allowed: Collection[str]) -> bool:
 
 
 _roots: tuple[str, ...] | None = None
-"""Folders, without links; None: any file may be read."""
+"""The folders that files must lie in, with links resolved. None means that any file may be read."""
 
 
 def allow_folders(folders: Collection[str]) -> None:
-    """From now on this process opens no file of a source outside these folders."""
-    global _roots  # noqa: PLW0603 - one law for the whole process, which no caller can forget to pass on
+    """Let this process open files of a source only inside these folders, from now on."""
+    global _roots  # noqa: PLW0603 - one rule for the whole process, which no caller can forget to pass on
     _roots = tuple(map(os.path.realpath, folders))
 
 
 def require_inside(path: str | os.PathLike[str]) -> None:
-    """Raise NotAllowed if this process may not open a path, wherever its links lead."""
+    """Raise NotAllowed if this process may not open the file that a path leads to through its links."""
     if _roots is not None:
         require_below(path, _roots)
 
 
 def require_below(path: str | os.PathLike[str], roots: Collection[str]) -> None:
-    """Raise NotAllowed if a path is not, links resolved, one of the folders or below one. It is not opened."""
+    """Raise NotAllowed if a path, with its links resolved, lies outside all of the folders. Nothing is opened."""
     text = os.fspath(path)
     try:
         found = os.path.realpath(text)

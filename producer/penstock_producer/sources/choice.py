@@ -1,8 +1,9 @@
-"""Sources made of other sources: one part of a split, classes in balance, several by weight.
+"""Sources that choose among the samples of other sources: a split, balanced classes, several sources by weight.
 
-A split goes by a hash of each sample's name, so the same samples are always on the same side. In a balanced source
-every class comes equally often in each epoch: small ones come again, large ones in turns. Of several sources by weight
-each has its share of every epoch and is walked through from epoch to epoch.
+- A split assigns each sample to a part by a hash of its name, so a sample never changes its part.
+- A balanced source takes every class equally often in each epoch. It repeats small classes, and takes large ones in
+  turns over the epochs.
+- Each of several weighted sources has its share of every epoch and is passed through from epoch to epoch.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from penstock_producer.sources.protocol import AnySource, BatchSource, Labelled,
 
 
 class SplitSource:
-    """The samples (or batches) of one part. Files that are added or taken away move no other."""
+    """The samples of one part of a split. A file that is added or removed changes the part of no other file."""
 
     unit: Literal["sample"] = "sample"
 
     def __init__(self, source: Source | BatchSource, parts: Sequence[tuple[str, float]], part: str, seed: int) -> None:
         self.inner = source
-        """What it is a part of."""
+        """The source that is split."""
         fractions = [fraction for _, fraction in parts]
         wanted = [name for name, _ in parts].index(part)
         sides = (side_of(source.key(index), fractions, seed) for index in range(len(source)))
@@ -53,40 +54,50 @@ class SplitSource:
 
     @property
     def spec(self) -> SpecLike | None:
-        """The whole source's, so that all parts have the same."""
+        """Return the spec of the whole source, so that all parts have the same."""
         return self.inner.spec
 
     def key(self, index: int) -> str:
-        """The source's name of it."""
+        """Return the source's name of a sample."""
         return self.inner.key(int(self._kept[index]))
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
-        """The source's item."""
+        """Return one item of the source."""
         return self.inner.read(int(self._kept[index]), rng)
 
     def column(self, name: str) -> Any:
-        """The source's, of this part."""
+        """Return the source's column, with the rows of this part only."""
         values = self.inner.column(name) if isinstance(self.inner, Labelled) else None
         return None if values is None else values[self._kept]
 
     def close(self) -> None:
-        """Close the source."""
+        """Close the other source."""
         self.inner.close()
 
 
 class BatchSplitSource(SplitSource):
-    """The same of a source of batches, each of which is on one side whole."""
+    """The batches of one part of a split. A batch belongs to one part as a whole."""
 
     unit: Literal["batch"] = "batch"  # type: ignore[assignment]
 
     def size(self, item: int) -> int:
-        """Samples in this batch."""
+        """Return the number of samples in a batch."""
         assert self.inner.unit == "batch"
         return self.inner.size(int(self._kept[item]))
 
 
 def split(source: AnySource, parts: Sequence[tuple[str, float]], part: str, seed: int) -> SplitSource:
-    """The part of a source; raises SourceError for one whose items have no names that last."""
+    """Return one part of a source.
+
+    Args:
+        source: a source of samples or of batches.
+        parts: name and fraction of every part, in order.
+        part: the name of the part that is wanted.
+        seed: the seed of the hash.
+
+    Raises:
+        SourceError: the source gives items in an order of its own, or no sample falls into the part.
+    """
     if source.unit == "item":
         raise SourceError(
             "an iterable cannot be split: its items are known by their place alone; split where they come from"
@@ -95,9 +106,17 @@ def split(source: AnySource, parts: Sequence[tuple[str, float]], part: str, seed
 
 
 def side_of(key: str, fractions: Sequence[float], seed: int) -> int:
-    """Which part of a split a sample belongs to, by its name alone; ``len(fractions)``: to none.
+    """Return the number of the part that a sample belongs to, by its name alone.
 
-    A 64-bit hash of name and seed is compared with the sums of the fractions. What other samples there are has no say.
+    A 64-bit hash of name and seed is compared with the sums of the fractions. Other samples make no difference.
+
+    Args:
+        key: the sample's name.
+        fractions: of the parts, in order.
+        seed: the seed of the hash.
+
+    Returns:
+        The part's position among ``fractions``, or ``len(fractions)`` for a sample that is in no part.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=8, key=b"split %d" % seed).digest()
     at, end = int.from_bytes(digest, "big") / 2**64, 0.0
@@ -109,11 +128,14 @@ def side_of(key: str, fractions: Sequence[float], seed: int) -> int:
 
 
 MAX_CLASSES = 100_000
-"""More different values are no classes."""
+"""The most classes. A tensor with more different values does not hold classes."""
 
 
 class BalancedSource:
-    """A source's samples, chosen by class. Samples whose class is unknown are never chosen; ``info`` counts them."""
+    """A source of which each epoch takes every class equally often.
+
+    Samples of an unknown class are never chosen. ``info`` counts them.
+    """
 
     unit: Literal["sample"] = "sample"
 
@@ -121,7 +143,7 @@ class BalancedSource:
         if source.unit != "sample":
             raise SourceError(f"only samples by number can be balanced; this source gives each {source.unit} whole")
         self.inner: Source = source
-        """What it chooses from."""
+        """The source whose samples are chosen."""
         labels, known = _labels(source, by)
         self.classes, numbers = np.unique(labels, return_inverse=True)
         if len(self.classes) > min(MAX_CLASSES, max(1, len(labels))):
@@ -141,7 +163,7 @@ class BalancedSource:
         return len(self.inner)
 
     def choose(self, seed: int, epoch: int, shuffle: bool, samples: int | None = None) -> Indices:
-        """Each class's next samples, where the epoch before ended."""
+        """Return the next samples of each class, beginning where the epoch before ended."""
         counts = apportion(samples or self.chosen, [1.0] * len(self.classes))
         parts = []
         for number, (members, count) in enumerate(zip(self._members, counts, strict=True)):
@@ -151,24 +173,24 @@ class BalancedSource:
 
     @property
     def spec(self) -> SpecLike | None:
-        """The source's."""
+        """Return the spec of the source."""
         return self.inner.spec
 
     def key(self, index: int) -> str:
-        """The source's name of it."""
+        """Return the source's name of a sample."""
         return self.inner.key(index)
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
-        """The source's sample."""
+        """Return one sample of the source."""
         return self.inner.read(index, rng)
 
     def close(self) -> None:
-        """Close the source."""
+        """Close the other source."""
         self.inner.close()
 
 
 def _labels(source: Source, by: str) -> tuple[Any, Indices]:
-    """The classes that are known, and whose they are."""
+    """Return the classes that are known, and the indices of their samples."""
     found = source.column(by) if isinstance(source, Labelled) else None
     if found is None:
         raise SourceError(
@@ -187,7 +209,7 @@ def _labels(source: Source, by: str) -> tuple[Any, Indices]:
 
 
 class WeightedSource:
-    """The samples of all parts, one part's behind the other's; an epoch is a choice of them."""
+    """Several sources as one. The indices of one part follow those of the part before; an epoch is a choice of them."""
 
     unit: Literal["sample"] = "sample"
 
@@ -218,7 +240,7 @@ class WeightedSource:
         return int(self._ends[-1])
 
     def choose(self, seed: int, epoch: int, shuffle: bool, samples: int | None = None) -> Indices:
-        """Each part's next samples, where the epoch before ended; all in one order."""
+        """Return the next samples of each part, beginning where the epoch before ended, in one order."""
         counts = self._counts if samples is None else apportion(samples, self._weights)
         chosen = []
         for number, (part, count) in enumerate(zip(self.parts, counts, strict=True)):
@@ -235,7 +257,10 @@ class WeightedSource:
 
     @cached_property
     def spec(self) -> SpecLike | None:
-        """What the parts' specs have in common; a size that differs is free. None where a part declares none."""
+        """Return the spec that all parts have in common, or None where a part declares none.
+
+        A size that differs between the parts is None.
+        """
         specs = [part.spec for part in self.parts]
         first = specs[0]
         if first is None or any(spec is None for spec in specs):
@@ -247,12 +272,12 @@ class WeightedSource:
         return common
 
     def key(self, index: int) -> str:
-        """The part's number and its name of the sample, like ``1/cat/0012.jpg``."""
+        """Return the part's number and its name of the sample, such as ``1/cat/0012.jpg``."""
         number, own = self._at(index)
         return f"{number}/{self.parts[number].key(own)}"
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
-        """The part's sample."""
+        """Return one sample of its part."""
         number, own = self._at(index)
         return self.parts[number].read(own, rng)
 
@@ -269,7 +294,7 @@ def _sampled(part: AnySource, number: int) -> Source:
 
 
 def _require_same_classes(parts: Sequence[Source]) -> None:
-    """Class 0 of one folder must not be another animal than class 0 of the next."""
+    """Raise SourceError where class 0 of one part is another class than class 0 of the next."""
     named = [(number, part.info["classes"]) for number, part in enumerate(parts) if part.info.get("classes")]
     for number, classes in named[1:]:
         first, known = named[0]
@@ -300,5 +325,5 @@ def _common(name: str, one: dict[str, Any], other: dict[str, Any], number: int) 
 
 
 def _short(info: dict[str, Any]) -> dict[str, Any]:
-    """Without what is long, or stands above."""
+    """Leave out what is long, and what the info of the whole source says."""
     return {name: value for name, value in info.items() if name not in ("files", "classes")}

@@ -1,4 +1,4 @@
-"""What a job must carry to open the same source again: JSON only. Opening is ``open``'s."""
+"""Descriptions of sources as JSON, which a job carries so that a worker opens the same source. ``open`` opens them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ class _Config(BaseModel):
 
 
 class PixelsConfig(_Config):
-    """How the bytes of images become arrays."""
+    """The options that say how the bytes of images become arrays."""
 
     mode: Literal["rgb", "gray", "gray16", "encoded"] = "rgb"
-    """uint8 [H, W, 3], uint8 [H, W, 1], uint16 [H, W, 1], or the file as it is, bytes."""
+    """rgb: uint8 [H, W, 3]. gray: uint8 [H, W, 1]. gray16: uint16 [H, W, 1]. encoded: the bytes of the file."""
     resize: Size | None = None
-    """(height, width), or one number: the shorter side, keeping the aspect ratio."""
+    """(height, width), or one number for the shorter side, which keeps the aspect ratio."""
     crop: Size | None = None
-    """(height, width) cut from the centre after resizing; one number: a square."""
+    """(height, width) cut from the centre after resizing, or one number for a square."""
     random_crop: Size | None = None
-    """(height, width) that a random part of the image is resized to; one number: a square."""
+    """(height, width) that a random part of the image is resized to, or one number for a square."""
     flip: bool = False
-    """Half of the images are mirrored, left to right, at random."""
+    """Whether half of the images, at random, are mirrored left to right."""
     max_pixels: Annotated[int, Field(gt=0, le=178_956_970)] = 89_478_485
-    """Larger images are refused before they are decoded. Pillow warns above the default and refuses above the bound."""
+    """The most pixels. Larger images are refused before they are decoded.
+
+    Pillow itself warns above the default and refuses images above the bound.
+    """
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -46,7 +49,7 @@ class PixelsConfig(_Config):
     def _crop_fits(self) -> Self:
         crop = (self.crop, self.crop) if isinstance(self.crop, int) else self.crop
         resize = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
-        # one number is the shorter side: only what is too large for both sides is surely wrong
+        # one number is the shorter side, so only a crop that is too large for both sides is certainly wrong
         compare = all if isinstance(self.resize, int) else any
         if crop and resize and compare(c > r for c, r in zip(crop, resize, strict=True)):
             raise ValueError(f"crop {crop} is larger than resize {resize}; crop is cut from the resized image")
@@ -58,19 +61,23 @@ class ImagesConfig(PixelsConfig):
 
     kind: Literal["images"] = "images"
     path: str
-    """Folder, or file ending in .zip."""
+    """A folder, or a file that ends in .zip."""
     files: tuple[str, ...] | None = None
-    """Only these of a folder, by relative path. None: all."""
+    """The relative paths of the images that are read from a folder. None means all of them."""
     label: str | None = None
-    """``module:function`` of the relative path, giving ``y`` or a dict of tensors. Else class folders."""
+    """``module:function`` that takes the relative path and returns ``y`` or a dict of tensors."""
     labels: str | None = None
-    """CSV or TSV (first column), JSON array or JSON lines (key ``file``) of relative paths; the rest become tensors."""
+    """A CSV, TSV, JSON array or JSON lines file. A row names its image, and its other values become tensors.
+
+    The relative path of the image is the first column, or the key ``file``. Without ``label`` and ``labels``, the class
+    of an image is its folder.
+    """
     unlabelled: Literal["refuse", "skip"] = "refuse"
-    """What becomes of images that the labels file does not name."""
+    """Whether images that the labels file does not name are an error or left out."""
     classes: tuple[str, ...] | None = None
-    """Class names in id order, so that two folders agree. None: the names found, sorted."""
+    """Class names in the order of their ids, so that two folders agree. None means the names found, sorted."""
     transform: str | None = None
-    """``module:function`` of the sample, or of the sample and a numpy Generator."""
+    """``module:function`` that takes the sample, or the sample and a numpy Generator."""
 
     @model_validator(mode="after")
     def _one_way_to_label(self) -> Self:
@@ -84,11 +91,11 @@ class TarConfig(PixelsConfig):
 
     kind: Literal["tar"] = "tar"
     path: str
-    """A .tar, or a folder of them."""
+    """A .tar, or a folder of .tar files."""
     fields: dict[str, str] | None = None
-    """Tensor name -> field, which is what a member's name holds behind its first dot. None: all that are there."""
+    """Tensor name -> field, the part of a member's name after its first dot. None means every field there is."""
     transform: str | None = None
-    """``module:function`` of the sample, or of the sample and a numpy Generator."""
+    """``module:function`` that takes the sample, or the sample and a numpy Generator."""
 
 
 class ArraysConfig(_Config):
@@ -98,9 +105,9 @@ class ArraysConfig(_Config):
     columns: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Tensor name -> .npy files, whose rows follow each other."""
     archives: tuple[str, ...] = ()
-    """.npz files, whose rows follow each other; every array in them is a column."""
+    """.npz files, whose rows follow each other. Every array in them is a column."""
     transform: str | None = None
-    """``module:function`` of the sample, or of the sample and a numpy Generator."""
+    """``module:function`` that takes the sample, or the sample and a numpy Generator."""
 
     @model_validator(mode="after")
     def _some_file(self) -> Self:
@@ -110,10 +117,10 @@ class ArraysConfig(_Config):
 
 
 class _IterableConfig(_Config):
-    """What can be said of every iterable."""
+    """The options of every source that may be an iterable."""
 
     endless: bool = False
-    """Fed into a stream as it comes, without epochs, by the one process that is told to."""
+    """Whether one process feeds the items into a stream as they come, without a plan of epochs."""
 
 
 class TorchConfig(_IterableConfig):
@@ -121,11 +128,11 @@ class TorchConfig(_IterableConfig):
 
     kind: Literal["torch"] = "torch"
     name: str
-    """``module:attribute``; a function or class is called without arguments."""
+    """``module:attribute``. A function or a class is called without arguments."""
     transform: str | None = None
-    """``module:function`` of the item, or of the item and a numpy Generator."""
+    """``module:function`` that takes the item, or the item and a numpy Generator."""
     limit: Count | None = None
-    """As in GeneratorConfig; not for a Dataset with a length."""
+    """As in GeneratorConfig. A Dataset with a length takes none."""
 
 
 class DatasetConfig(_Config):
@@ -133,35 +140,35 @@ class DatasetConfig(_Config):
 
     kind: Literal["dataset"] = "dataset"
     name: str
-    """``module:attribute``; a function or class is called without arguments."""
+    """``module:attribute``. A function or a class is called without arguments."""
     transform: str | None = None
-    """``module:function`` of the item, or of the item and a numpy Generator."""
+    """``module:function`` that takes the item, or the item and a numpy Generator."""
 
 
 class KerasConfig(_Config):
-    """A Keras Sequence or PyDataset: index -> batch."""
+    """A Keras Sequence or PyDataset, which gives batches by index."""
 
     kind: Literal["keras"] = "keras"
     name: str
-    """``module:attribute``; a function or class is called without arguments."""
+    """``module:attribute``. A function or a class is called without arguments."""
     sizes: tuple[Count, Count] | None = None
-    """Samples of every batch but the last, and of the last. None: found by reading the first and the last batch."""
+    """The samples of every batch but the last, and of the last. None means that opening reads these two batches."""
 
 
 class GeneratorConfig(_IterableConfig):
-    """An iterable, or several walked in step; read once in order by one job."""
+    """An iterable, or several whose items are paired. One job reads it once, in its order."""
 
     kind: Literal["generator"] = "generator"
     name: str | None = None
-    """``module:attribute``: an iterable, or a function giving one."""
+    """``module:attribute`` of an iterable, or of a function that returns one."""
     pairs: dict[str, str] | None = None
-    """Tensor name -> ``module:attribute``: iterables whose n-th items together are one sample."""
+    """Tensor name -> ``module:attribute`` of iterables, whose n-th items together are one sample."""
     batched: bool = False
-    """Items are batches, not samples."""
+    """Whether items are batches and not samples."""
     limit: Count | None = None
-    """End the pass after so many items; generators made for Keras never end by themselves."""
+    """The number of items after which a pass ends, because generators made for Keras never end."""
     transform: str | None = None
-    """``module:function`` of the item, or of the item and a numpy Generator."""
+    """``module:function`` that takes the item, or the item and a numpy Generator."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> GeneratorConfig:
@@ -171,12 +178,12 @@ class GeneratorConfig(_IterableConfig):
 
 
 class LocalConfig(_Config):
-    """An object of this process and of those forked from it, put into ``names``' registry."""
+    """An object of this process and of the processes forked from it, registered in ``names``."""
 
     kind: Literal["local"] = "local"
     token: str
     reads_as: Literal["dataset", "keras", "generator"] | None = None
-    """None: found out by looking at the object."""
+    """The kind of source. None means that opening looks at the object."""
     sizes: tuple[Count, Count] | None = None
     """As in KerasConfig."""
     batched: bool = False
@@ -188,15 +195,15 @@ class LocalConfig(_Config):
 
 
 class InstalledConfig(_IterableConfig):
-    """A source that another distribution brings: the class behind an entry point of group ``penstock.sources``."""
+    """A source of another distribution: the class behind an entry point of the group ``penstock.sources``."""
 
     kind: Literal["installed"] = "installed"
     name: str
-    """The entry point's. A job names no module: what is imported was decided by who installed it."""
+    """The name of the entry point. A job names no module, so it cannot choose what is imported."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """JSON values, which the class is called with."""
+    """The keyword arguments of the class, as JSON values."""
     transform: str | None = None
-    """``module:function`` of the sample, or of the sample and a numpy Generator."""
+    """``module:function`` that takes the sample, or the sample and a numpy Generator."""
 
 
 class SplitConfig(_Config):
@@ -205,11 +212,11 @@ class SplitConfig(_Config):
     kind: Literal["split"] = "split"
     source: _Splittable
     parts: tuple[tuple[str, Annotated[float, Field(gt=0, le=1)]], ...]
-    """Name and fraction of every part, in order; what is left of 1 belongs to none."""
+    """Name and fraction of every part, in order. If the fractions sum to less than 1, the other samples are unused."""
     part: str
-    """The one that is meant."""
+    """The name of the part that is wanted."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of the hash, and of nothing else: another training seed leaves every sample on its side."""
+    """The seed of the hash alone. Another seed of the production leaves every sample in its part."""
 
     @model_validator(mode="after")
     def _parts_add_up(self) -> Self:
@@ -234,11 +241,11 @@ class BalancedConfig(_Config):
     by: str = "y"
     """The tensor that holds the class."""
     samples: Count | None = None
-    """Of one epoch; None: as many as the source has. Within several sources its share of them counts."""
+    """The samples of one epoch. None means as many as the source has. A weighted source sets the number itself."""
 
 
 class WeightedPart(_Config):
-    """One of several sources."""
+    """One source of a weighted source."""
 
     source: _Weighable
     weight: Annotated[float, Field(gt=0, lt=1e12)] = 1.0
@@ -250,7 +257,7 @@ class WeightedConfig(_Config):
     kind: Literal["weighted"] = "weighted"
     parts: Annotated[tuple[WeightedPart, ...], Field(min_length=1, max_length=1000)]
     samples: Count | None = None
-    """Of one epoch; None: as many as all sources have together."""
+    """The samples of one epoch. None means as many as all sources have together."""
 
 
 _Plain = (
@@ -274,7 +281,19 @@ for _nested in (SplitConfig, BalancedConfig, WeightedPart, WeightedConfig):
 
 
 def part_of(config: SourceConfig, parts: tuple[tuple[str, float], ...], part: str, seed: int) -> SourceConfig:
-    """One part of a split of any source: what is chosen is chosen within the part. Raises SourceError."""
+    """Return the config of one part of any source.
+
+    Choices apply within the part: a balanced or weighted source chooses among the samples of the part.
+
+    Args:
+        config: the whole source.
+        parts: name and fraction of every part.
+        part: the name of the part that is wanted.
+        seed: the seed of the split.
+
+    Raises:
+        SourceError: the source is a part of a split already, or the fractions are wrong.
+    """
     match config:
         case WeightedConfig():
             mine = [own.model_copy(update={"source": part_of(own.source, parts, part, seed)}) for own in config.parts]
@@ -295,13 +314,21 @@ _ADAPTER: TypeAdapter[Any] = TypeAdapter(SourceConfig)
 
 
 def parse_config(value: Mapping[str, Any]) -> SourceConfig:
-    """A config from its JSON object; raises SourceError naming the first field that is wrong."""
+    """Return the config that a JSON object describes.
+
+    Raises:
+        SourceError: a field is wrong. The message names the first one.
+
+    Example:
+        >>> parse_config({"kind": "images", "path": "photos", "resize": 224}).resize
+        224
+    """
     try:
         config: SourceConfig = _ADAPTER.validate_python(dict(value), strict=False)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "source"
-        if first["type"] == "value_error":  # of one of the rules above, which says what it found
+        if first["type"] == "value_error":  # one of the rules above, whose message says what was found
             raise SourceError(f"{field}: {first['ctx']['error']}") from None
         raise SourceError(f"source config, {field}: {first['msg']}; found {first['input']!r:.80}") from None
     return config

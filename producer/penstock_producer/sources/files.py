@@ -1,6 +1,6 @@
-"""A file as all sources see it: its path, size and time, how messages show it, and the fingerprint of many.
+"""Files as every source sees them: path, size and time, how messages show a path, and fingerprints.
 
-Which files are images, and their bytes, are ``image_files``'s.
+``image_files`` decides which files are images and reads them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from typing import Any
 from penstock_common.errors import SourceError
 
 MAX_MEMBER_BYTES = 512 << 20
-"""Bytes of the largest member of an archive that is read: no tensor field may be larger."""
+"""The size in bytes of the largest archive member that is read. No tensor field may be larger."""
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
-"""Signature, then the lengths of name and extra field; see APPNOTE.TXT 4.3.7."""
+"""The signature, then the lengths of name and extra field (APPNOTE.TXT 4.3.7)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file, by its path relative to the root, with ``/`` whatever the system."""
+    """A file of a source."""
 
     path: str
+    """Relative to the source's root, with ``/`` on every system."""
     size: int
+    """In bytes."""
     mtime: int
-    """Whole seconds: copies and archives keep no more."""
+    """The time of the last change, in whole seconds since 1970, because copies and archives keep no more."""
 
 
 def require_local(*paths: str | None) -> None:
-    """Raise SourceError for a path that is an address: object stores are not read."""
+    """Raise SourceError for a path that is an address, because object stores are not read."""
     for path in paths:
         if path is not None and "://" in path and not os.path.lexists(path):
             raise SourceError(
@@ -42,18 +44,26 @@ def require_local(*paths: str | None) -> None:
 
 
 def is_hidden(path: str) -> bool:
-    """Dot files, and the shadow tree that macOS adds to archives."""
+    """Tell whether a path is a dot file, lies in a dot folder, or in the shadow tree that macOS adds to archives."""
     return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
 
 
 def shown(path: str) -> str:
-    """A path fit for JSON and one-line messages: file names may hold line breaks, and bytes that are no UTF-8."""
+    """Return a path fit for JSON and one-line messages.
+
+    File names may hold line breaks, and bytes that are not UTF-8.
+    """
     text = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def fingerprint(options: Any, files: Iterable[SourceFile] = ()) -> str:
-    """16 hex digits of JSON options and of every file's path, size and time."""
+    """Return 16 hex digits that change with the options and with every file's path, size and time.
+
+    Args:
+        options: a JSON value. The order of its keys makes no difference.
+        files: in the order of their indices in the source.
+    """
     digest = hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=8)
     for file in files:
         digest.update(f"\n{file.path}\0{file.size}\0{file.mtime}".encode("utf-8", "surrogateescape"))
@@ -61,7 +71,16 @@ def fingerprint(options: Any, files: Iterable[SourceFile] = ()) -> str:
 
 
 def member_start(fd: int, offset: int) -> int:
-    """Where the bytes begin of a member whose local header is at ``offset``; raises ValueError, struct.error."""
+    """Return the offset of a zip member's bytes.
+
+    Args:
+        fd: the open zip file.
+        offset: where the zip's directory says that the member's local header is.
+
+    Raises:
+        ValueError: another thing lies there.
+        struct.error: the file ends there.
+    """
     signature, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(os.pread(fd, _LOCAL_HEADER.size, offset))
     if signature != b"PK\x03\x04":
         raise ValueError("its header is not where the directory says")

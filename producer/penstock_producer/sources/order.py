@@ -1,7 +1,7 @@
-"""Which samples an epoch takes, and in which order: pure functions of seed, epoch and numbers.
+"""The samples that an epoch takes, and their order, as pure functions of seed and epoch.
 
-Any worker, and any repair, finds the same. Shuffling rests on Philox's raw output, which numpy keeps stable across
-versions; ``Generator.permutation`` promises less. The cut into shards is ``planning.order``'s.
+Every worker and every repair finds the same order. Shuffling uses Philox's raw output, which numpy keeps stable across
+versions. ``Generator.permutation`` promises less. ``planning.order`` cuts the order into shards.
 """
 
 from __future__ import annotations
@@ -14,20 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PERMUTATION = 0
-"""Last counter word of Philox; a sample's own generator has another one (`seeding`)."""
+"""The last counter word of Philox. The generator of a sample has another one (see `seeding`)."""
 
 
 def permutation(n: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Indices 0..n-1 in an order fixed by seed and epoch: those of n 64-bit Philox words, sorted.
+    """Return the indices 0 to n-1 in an order that depends on seed and epoch alone.
 
-    Key (seed, epoch), counter from 0; a stable sort settles equal words.
+    The order sorts n 64-bit words of Philox with the key (seed, epoch) and a counter that starts at 0. The sort is
+    stable, so equal words keep their order.
+
+    Example:
+        >>> permutation(10, seed=0, epoch=0).tolist()
+        [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]
     """
     words = _philox(seed, epoch, (0, 0, 0, _PERMUTATION)).random_raw(n)
     return np.argsort(words, kind="stable").astype(np.int64, copy=False)
 
 
 def in_order(n: int) -> NDArray[np.int64]:
-    """Indices 0..n-1 as they are: an epoch that is not shuffled."""
+    """Return the indices 0 to n-1 as they are, for an epoch that is not shuffled."""
     return np.arange(n, dtype=np.int64)
 
 
@@ -41,18 +46,25 @@ Indices = NDArray[np.int64]
 
 @runtime_checkable
 class ChoosingSource(Protocol):
-    """A source of samples whose epoch is a choice among them: some may come more than once, some not at all."""
+    """A source whose epoch is a choice among its samples: some may come more than once, some not at all."""
 
     @property
     def chosen(self) -> int:
-        """Samples of one epoch."""
+        """Return the number of samples in one epoch."""
 
     def choose(self, seed: int, epoch: int, shuffle: bool, samples: int | None = None) -> Indices:
-        """The source's indices of one epoch, in order: ``chosen`` of them, or always so many as within another."""
+        """Return the indices of one epoch in their order.
+
+        Args:
+            seed: the production's seed, or the seed that a source by weight gives this part.
+            epoch: its number.
+            shuffle: whether the order is random.
+            samples: how many indices every epoch takes where this source is part of another. None means ``chosen``.
+        """
 
 
 def order_of(source: object, length: int, seed: int, epoch: int, shuffle: bool) -> Indices:
-    """One epoch of any source: its own choice, or each of its ``length`` indices once."""
+    """Return one epoch's indices for any source: its own choice, or each of its ``length`` indices once."""
     if isinstance(source, ChoosingSource):
         return source.choose(seed, epoch, shuffle)
     return _each_once(length, seed, epoch, shuffle)
@@ -63,7 +75,12 @@ def _each_once(length: int, seed: int, epoch: int, shuffle: bool) -> Indices:
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers that sum up to ``total`` and differ from its exact shares by less than one (largest remainders)."""
+    """Divide ``total`` into whole shares that differ from the exact ones by less than one (largest remainders).
+
+    Example:
+        >>> apportion(8, [3, 1, 1])
+        [5, 2, 1]
+    """
     whole = sum(weights)
     exact = [total * weight / whole for weight in weights]
     counts = [int(share) for share in exact]
@@ -74,9 +91,16 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def walk(length: int, first: int, count: int, seed: int, shuffle: bool) -> Indices:
-    """``count`` indices from place ``first`` on of passes that follow each other, each over all of ``length``.
+    """Return the next indices of a source that is passed through again and again.
 
-    So nothing comes a second time before everything came once, from epoch to epoch as within one.
+    No index comes a second time before every index came once, within an epoch and from epoch to epoch.
+
+    Args:
+        length: the indices of one pass.
+        first: the position of the first index, counted over all passes.
+        count: how many indices are wanted.
+        seed: the seed of the passes. The number of a pass takes the place of an epoch.
+        shuffle: whether each pass has an order of its own.
     """
     taken: list[Indices] = []
     while count:
@@ -88,7 +112,7 @@ def walk(length: int, first: int, count: int, seed: int, shuffle: bool) -> Indic
 
 
 def blend(parts: Sequence[Indices], seed: int, epoch: int, shuffle: bool) -> Indices:
-    """All of them in one order: at random, or each part's own order kept and the parts spread evenly."""
+    """Put all parts into one order: at random, or spread evenly with each part's own order kept."""
     joined = np.concatenate(parts)
     if shuffle:
         order: Indices = joined[permutation(len(joined), seed, epoch)]
@@ -99,5 +123,5 @@ def blend(parts: Sequence[Indices], seed: int, epoch: int, shuffle: bool) -> Ind
 
 
 def part_seed(seed: int, part: str) -> int:
-    """A seed of a part's own: two parts of one length must not be walked alike."""
+    """Return a seed for one part, because two parts of one length must not have the same order."""
     return int.from_bytes(hashlib.blake2b(f"{seed}\0{part}".encode(), digest_size=7).digest(), "big")

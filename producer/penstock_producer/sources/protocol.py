@@ -1,6 +1,7 @@
-"""The three shapes a source may have: samples by index, batches by index, or items one after the other.
+"""The three shapes of a source: samples by index, batches by index, or items one after the other.
 
-A source makes samples and names them. Their order is ``order``'s, configs ``config``'s, opening ``open``'s.
+A source makes samples and names them. ``order`` puts them in order, ``config`` describes sources and ``open`` opens
+them. A new kind of source inherits the test class of its shape in ``tests/contracts/``.
 """
 
 from __future__ import annotations
@@ -13,104 +14,131 @@ import numpy as np
 from penstock_common.format.spec import SpecLike
 
 Sample = Mapping[str, Any]
-"""One sample: tensor name -> ndarray, Python number, (nested) list of numbers, or bytes."""
+"""One sample: tensor name -> ndarray, Python number, list of numbers (also nested), or bytes."""
 
 
 class _SourceInfo(Protocol):
-    """What all sources tell about themselves."""
+    """The facts that every source states about itself."""
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits; changes when what would be read changes: names, sizes, times, options.
+        """Return 16 hex digits that change when the source would read something else.
 
-        The code behind an import name is not part of it.
+        Names, sizes, times and options count. The code behind an import name does not.
         """
 
     @property
     def repeatable(self) -> bool:
-        """Whether an index is enough to make the same item again, so that missing samples can be repaired."""
+        """Tell whether an index is enough to make the same item again, as a repair needs it."""
 
     @property
     def info(self) -> dict[str, Any]:
-        """JSON for the stream's meta, stored once: class names, file names where they are few."""
+        """Return JSON that the stream stores once, such as class names, and file names where they are few."""
 
     @property
     def spec(self) -> SpecLike | None:
-        """Declared tensors, or None: inferred from the first sample made."""
+        """Return the tensors, or None where the first sample decides."""
 
     def close(self) -> None:
-        """Give back what is open. A closed source is not read again."""
+        """Close what is open. A closed source is not read again."""
 
 
 class Source(_SourceInfo, Protocol):
-    """Samples by index. Every method may be called in a process forked after opening, and from several threads."""
+    """Samples by index.
+
+    Every method may be called in a process that was forked after the source was opened, and from several threads.
+    """
 
     unit: Literal["sample"]
 
     def __len__(self) -> int: ...
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
-        """Make one sample; ``rng`` is its own generator. Raises SampleError naming it when it cannot be made."""
+        """Make one sample.
+
+        Args:
+            index: from 0 to ``len(self) - 1``.
+            rng: the sample's own generator.
+
+        Raises:
+            SampleError: the sample cannot be made. The message names it.
+        """
 
     def key(self, index: int) -> str:
-        """The sample's name in messages, like ``cat/0012.jpg``."""
+        """Return the sample's name in messages, such as ``cat/0012.jpg``."""
 
 
 def draws(source: Source | BatchSource) -> bool:
-    """Whether the source's samples depend on the generator `read` is given: all do that do not say ``draws = False``.
+    """Tell whether a source uses the generator that `read` takes, as all do that do not say ``draws = False``.
 
-    Those may be given None: making a generator takes as long as a small transform.
+    A source that says so may be given None, because making a generator takes as long as a small transform.
     """
     return getattr(source, "draws", True) is not False
 
 
 @runtime_checkable
 class Labelled(Protocol):
-    """A source that knows some values of its samples without making them; what balancing classes needs."""
+    """A source that knows some values of its samples without making them, as balancing classes needs it."""
 
     def column(self, name: str) -> Any:
-        """A tensor's values, one for each index, in an array; masked where they cannot be read. None: not known."""
+        """Return an array with the value of a tensor for each index, or None where the values are not known.
+
+        Values that cannot be read are masked.
+        """
 
 
 class BatchSource(_SourceInfo, Protocol):
-    """Items by index, each of a known number of samples: an item is read once and belongs to one shard whole."""
+    """Items by index, each with a known number of samples. An item is read once and belongs to one shard as a whole."""
 
     unit: Literal["batch"]
 
     def __len__(self) -> int:
-        """Number of items, not of samples."""
+        """Return the number of items, not of samples."""
 
     def size(self, item: int) -> int:
-        """Samples in this item, known without reading it: planning gives each sample its offset."""
+        """Return the number of samples in an item without reading it, so that planning knows each sample's offset."""
 
     def read(self, item: int, rng: np.random.Generator) -> Sample:
-        """Every tensor of one item with a leading dimension of ``size(item)``. Raises SampleError for all of it."""
+        """Return the tensors of one item, each with a leading dimension of ``size(item)``.
+
+        Raises:
+            SampleError: the item cannot be made, and none of its samples.
+        """
 
     def key(self, item: int) -> str:
-        """The item's name in messages, like ``data:train[12]``."""
+        """Return the item's name in messages, such as ``data:train[12]``."""
 
 
 class IterSource(_SourceInfo, Protocol):
-    """Items in the order an iterator yields them: one job, no repair; done again, it leaves out what is committed.
+    """Items in the order in which an iterator yields them.
 
-    Going on to the next item and making a sample of it are two calls, because a bad sample must not end the pass.
+    One job makes them, and nothing can be repaired. A job that is done again leaves out what is committed. Taking the
+    next item and making a sample of it are two calls, because a bad sample must not end the pass.
     """
 
     unit: Literal["item"]
 
     @property
     def batched(self) -> bool:
-        """Whether an item is a batch, every tensor having a leading dimension, rather than one sample."""
+        """Tell whether an item is a batch, whose tensors have a leading dimension, and not one sample."""
 
     def __iter__(self) -> Iterator[Any]:
-        """One new pass over raw items. Raises SourceError when the user's iterator fails: nothing follows it."""
+        """Begin a new pass over the raw items.
+
+        Raises:
+            SourceError: the user's iterator failed, which ends the pass.
+        """
 
     def make(self, item: Any, position: int, rng: np.random.Generator) -> Sample:
-        """A raw item as a sample (or a batch). Raises SampleError for this one; the pass may go on."""
+        """Make a sample (or a batch) of a raw item.
+
+        Raises:
+            SampleError: this item cannot be made. The pass may continue.
+        """
 
     def key(self, position: int) -> str:
-        """The item's name in messages, like ``data:feed[12]``."""
+        """Return the item's name in messages, such as ``data:feed[12]``."""
 
 
 AnySource = Source | BatchSource | IterSource
-"""Told apart by ``unit``."""
+"""Any source. ``unit`` tells the three shapes apart."""

@@ -1,9 +1,11 @@
-"""The random numbers of a sample: a generator of its own, and the seeds of the generators that others' code draws from.
+"""The random numbers of a sample, which follow from its identity in every process.
 
-All are set by the sample's identity, so that it is made again as it was, in whichever process. The first is given to
-transforms, and is better: no other code draws from it. The second are Python's, numpy's and torch's global generators.
-The third are in objects that a user's dataset or transform holds, such as albumentations' Compose: forked workers have
-copies of it in the same state, other processes have it in another.
+A sample may draw from three kinds of generators:
+
+- the sample's own, which a transform takes as a parameter. Prefer it, because no other code draws from it
+- the global generators of Python, numpy and torch, from which libraries draw
+- generators inside objects that a user's dataset or transform holds, such as albumentations' Compose. Without a seed
+  for each sample, forked workers would have copies in the same state, and other processes copies in another state
 """
 
 from __future__ import annotations
@@ -26,13 +28,18 @@ from penstock_common.errors import SampleError
 from penstock_producer.sources.names import blame
 
 _SAMPLE = 1
-"""Last counter word of Philox; an epoch's permutation has another one (`order`)."""
+"""The last counter word of Philox. The permutation of an epoch has another one (see `order`)."""
 
 
 def sample_rng(seed: int, epoch: int, shard: int, offset: int) -> np.random.Generator:
-    """The generator of one identity's random augmentation: the same whenever and wherever it is made (again)."""
-    # made from a seed and then set, as numpy asks the system for entropy first where only key and counter are given;
-    # the seed is what `spawn` goes by
+    """Return the generator of one sample. It depends on seed and identity alone.
+
+    Example:
+        >>> round(sample_rng(7, epoch=3, shard=2, offset=1).random(), 4)
+        0.4144
+    """
+    # With a key and a counter alone, numpy would first ask the system for entropy, which is slow. So the generator is
+    # made from a seed, which `spawn` uses, and then set.
     seed &= 0xFFFF_FFFF_FFFF_FFFF
     philox = np.random.Philox(np.random.SeedSequence((seed, epoch, shard, offset)))
     state: Any = {
@@ -48,11 +55,14 @@ def sample_rng(seed: int, epoch: int, shard: int, offset: int) -> np.random.Gene
 
 
 def seed_globals(seed: int, epoch: int, shard: int, offset: int) -> None:
-    """For the sample that is made next in this process. Six microseconds, two more where torch is imported."""
+    """Seed the global generators of this process for the sample that is made next.
+
+    It takes 6 microseconds, and 2 more where torch is imported.
+    """
     words = struct.pack("<4Q", seed & 0xFFFF_FFFF_FFFF_FFFF, epoch, shard, offset)
     number = int.from_bytes(blake2b(words, digest_size=8).digest(), "little")
     random.seed(number)
-    np.random.seed(number & 0xFFFF_FFFF)  # noqa: NPY002 - it is the old generator that others' code draws from
+    np.random.seed(number & 0xFFFF_FFFF)  # noqa: NPY002 - the old generator is the one that libraries draw from
     torch = sys.modules.get("torch")
     generator = getattr(torch, "default_generator", None)  # torch.manual_seed asks every device, for 0.2 ms
     if generator is not None:
@@ -60,24 +70,34 @@ def seed_globals(seed: int, epoch: int, shard: int, offset: int) -> None:
 
 
 DEEPEST = 8
-"""Steps from the dataset to such an object: an attribute, an item of a list, a value of a dict."""
+"""The most steps from the dataset to a seeded object: an attribute, an item of a list, a value of a dict."""
 WIDEST = 64
-"""Items of a list or dict that are looked at: transforms are few, and file names are many."""
+"""The items of a list or dict that are searched. Transforms are few, and file names are many."""
 MOST = 10_000
-"""Objects that are looked at in all."""
+"""The objects that one search visits at most."""
 _WITHOUT_PARTS = (str, bytes, bytearray, int, float, complex, type, ModuleType, np.ndarray, np.generic, type(None))
 
 
 @dataclass(frozen=True, slots=True)
 class Seeded:
-    """One such object, and how it was reached."""
+    """An object that is seeded for each sample."""
 
     where: str
+    """The expression that leads to it, for messages."""
     target: Any
 
 
 def reseed(held: Sequence[Seeded], rng: np.random.Generator, key: str) -> None:
-    """Seed them for the sample ``key``, which ``rng`` belongs to. Raises SampleError naming what refused."""
+    """Seed these objects from the generator of a sample.
+
+    Args:
+        held: the objects.
+        rng: the sample's generator, from which one number is drawn for each object.
+        key: the sample's name.
+
+    Raises:
+        SampleError: an object refused its seed.
+    """
     for one in held:
         try:
             one.target.set_random_seed(int(rng.integers(1 << 32)))
@@ -89,12 +109,12 @@ def find_seeded(root: Any, name: str) -> tuple[Seeded, ...]:
     """Find the objects with a ``set_random_seed`` that a dataset or transform holds.
 
     Args:
-        root: the user's object. Looked at are attributes, also of its class, items of lists and dicts, what a function
-            closes over, and the globals that a function, ``__getitem__`` or ``__call__`` names.
-        name: what messages call it.
+        root: the user's object. The search visits its attributes, those of its class, items of lists and dicts, the
+            variables that a function closes over, and the globals that functions and ``__getitem__`` name.
+        name: the object's name in messages.
 
     Returns:
-        Each object once, in an order that depends on the code alone. What such an object holds is its own to seed.
+        Each object once, in an order that depends on the code alone. A seeded object seeds what it holds by itself.
     """
     found: list[Seeded] = []
     seen = {id(root)}
@@ -135,9 +155,9 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in cells:
         try:
             yield f" ({name})", cell.cell_contents
-        except ValueError:  # not set yet
+        except ValueError:  # the variable has no value yet
             continue
     for name in function.__code__.co_names:
         part = function.__globals__.get(name)
-        if not isinstance(part, FunctionType):  # what helpers use is theirs to find
+        if not isinstance(part, FunctionType):  # a helper function is not searched
             yield f" ({name})", part
