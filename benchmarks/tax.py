@@ -79,7 +79,7 @@ def pay(payload: str, *, is_new: bool = False, of: int = 0) -> Paid:
 
 def _pay(job: tuple[str, bool, int]) -> Paid:
     from penstock import EmbeddedServer
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
     from penstock_common.stream.removal.deletion import delete_stream
     from penstock_producer.planning.order import cut, default_shard_samples
     from penstock_producer.planning.plan import ProductionPlan
@@ -162,7 +162,7 @@ def _in_turns(options: Any) -> Paid:
 
 def _worker(options: Any) -> tuple[Any, Any]:
     """With its workbench."""
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
     from penstock_producer.working.jobs import open_queue, set_workbench
     from penstock_producer.working.paced import PacedBench
     from penstock_producer.working.trust import ANYTHING

@@ -17,8 +17,8 @@ from chaos.lives import Life
 from chaos.options import FEED, MAIN, RANKS, Options
 from chaos.payload import spec
 from penstock import EmbeddedServer, Writer
+from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import Membership, Order, join_group
-from penstock_common.stream.link.connection import connect
 
 AOF = {"appendfsync": "always", "auto-aof-rewrite-min-size": "256mb"}
 """An answered write survives a kill -9 of the server."""

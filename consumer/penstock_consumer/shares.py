@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock_common.errors import StateMismatch
+from penstock_common.stream.client import connect
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.roster import Membership, Order, rank_member
-from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.streams import load_stream
 from penstock_common.threads import join

@@ -23,8 +23,8 @@ from penstock_common.segments.reading import SegmentReader
 from penstock_common.segments.scanning import Found
 from penstock_common.segments.whole import whole_epoch
 from penstock_common.settings import Settings
+from penstock_common.stream.client import connect
 from penstock_common.stream.entries import Record, index_records
-from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, begun_shards, find_manifest, open_epoch
 from penstock_common.stream.payloads import entry_digest
 from penstock_common.stream.servers.suitability import default_budget

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from penstock_common.stream.client import connect
 from penstock_common.stream.groups import roster
 from penstock_common.stream.groups.roster import Membership, join_group
-from penstock_common.stream.link.connection import connect
 from penstock_consumer.shared import keeper as keepers
 from penstock_consumer.shared.holdings import Holdings
 from penstock_consumer.shared.keeper import Keeper

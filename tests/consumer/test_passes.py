@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_consumer.replaying.exporting import export_stream
 from penstock_consumer.replaying.files import Files
 from penstock_consumer.replaying.replay import Replay

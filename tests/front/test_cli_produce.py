@@ -343,7 +343,7 @@ def test_sigterm_ends_commands_whose_server_stands_still(fresh_server: Any, tmp_
 
 TRAINER = """
     import os, sys, time
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
     from penstock_common.stream.manifest import retained_epochs
     from penstock_common.stream.streams import find_stream
 

@@ -19,7 +19,7 @@ from penstock.__main__ import main
 from penstock.cli import show
 from penstock.cli.console import Console
 from penstock_common.errors import EntryNotFound, EpochNotFound
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.replaying.looking import Identity, Viewer
 

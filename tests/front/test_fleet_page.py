@@ -19,7 +19,7 @@ from PIL import Image
 from rq import Queue
 
 from penstock_common.errors import PenstockError
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import find_stream
 from penstock_common.stream.watched import load_watched

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from penstock_common.errors import EpochAbandoned, ShardMismatch
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.manifest import load_manifest, size_epoch
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.loader import Loader

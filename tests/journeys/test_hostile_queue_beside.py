@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_producer.working.jobs import FUNCTION, RETRIES
 from tests.producer.made import SAMPLES
 from tests.producer.reading import read_epoch

@@ -16,9 +16,9 @@ import redis
 
 from penstock_common.errors import PenstockError
 from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.client import connect
 from penstock_common.stream.groups import presence
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.connection import connect
 from penstock_consumer.loader import LEASE_S, Loader
 from penstock_consumer.shared.keeper import LOOKS_PER_LEASE
 from tests.contracts.feed import open_stream, produce

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.__main__ import main
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_producer.planning import production
 from penstock_producer.planning.plan import EpochFailed, ProductionPlan

@@ -9,8 +9,8 @@ import pytest
 
 from chaos.leftovers import leftovers
 from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import Membership, join_group
-from penstock_common.stream.link.connection import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_producer.writing.writer import Writer
 from tests.contracts.processes import child

@@ -31,9 +31,9 @@ from penstock_common.format.block import BlockBuilder
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import encode
 from penstock_common.segments.folder import SegmentFolder
+from penstock_common.stream.client import connect
 from penstock_common.stream.entries import commit_commands
 from penstock_common.stream.groups.roster import Membership, join_group, load_roster
-from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.registry import registered_segments, seal_segments

@@ -23,7 +23,7 @@ import pytest
 import penstock
 from penstock.__main__ import main
 from penstock.cli import COMMANDS, load_command
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.contracts.feed import produce
 from tests.contracts.processes import child

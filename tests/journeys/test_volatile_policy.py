@@ -9,7 +9,7 @@ import redis
 
 from penstock.__main__ import main
 from penstock_common.errors import ServerUnsuitable
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.loader import Loader
 from penstock_consumer.replaying.replay import Replay

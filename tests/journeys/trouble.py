@@ -21,7 +21,7 @@ import numpy as np
 
 from penstock_common.errors import PenstockError
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.loader import Loader
 from penstock_producer.writing.writer import Writer

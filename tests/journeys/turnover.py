@@ -16,7 +16,7 @@ import numpy as np
 from penstock_common.errors import PenstockError
 from penstock_common.segments.folder import OpenSegment, SegmentFolder
 from penstock_common.segments.writing import SegmentWriter
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.loader import Loader
 from penstock_producer.keeping import recycling

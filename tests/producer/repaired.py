@@ -9,7 +9,7 @@ import redis
 
 from penstock_common.errors import SampleError
 from penstock_common.stream.audit import AuditReport, audit_stream
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_producer.planning.order import EpochOrder
 from penstock_producer.planning.plan import plan_fingerprint

@@ -17,7 +17,7 @@ import pytest
 import redis
 
 import penstock
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream, read_counters
 from penstock_common.stream.watching.inspection import inspect_stream

@@ -14,7 +14,7 @@ import penstock
 from penstock.__main__ import main
 from penstock_common.errors import DamagedKey
 from penstock_common.pace import Pace
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.stream.watching.paces import GONE_MS, SILENT_MS, Teller, load_paces, trainer_field, worker_field

@@ -15,7 +15,7 @@ from PIL import Image
 
 from penstock_common.errors import SourceError
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.manifest import ABANDONED, OPEN, load_manifest, open_epoch, retained_epochs, take_number
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream

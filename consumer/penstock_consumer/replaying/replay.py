@@ -19,9 +19,9 @@ from penstock_common.format.header import Header
 from penstock_common.format.spec import Spec
 from penstock_common.hints import explained, seconds, whole
 from penstock_common.settings import Settings
+from penstock_common.stream.client import connect
 from penstock_common.stream.entries import Record, fetch_command
 from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import maps_of_stream, reader_of
 from penstock_common.stream.streams import Stream, load_stream

@@ -23,7 +23,7 @@ import numpy as np
 
 from penstock.bench.feeds import Feed, end_with, made, samples_in
 from penstock_common.errors import PenstockError, SampleError
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_consumer.loader import Loader
 from penstock_producer.planning.plan import ProductionPlan

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """0 if clean, 1 if not."""
     from penstock_common.stream.audit import audit_stream
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
 
     source = None if args.repair is None else _parse_source(args.repair)
     with connect(url_of(args)) as client:

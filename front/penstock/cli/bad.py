@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Does one of the four and says what it did."""
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
     from penstock_common.stream.streams import load_stream
 
     with connect(url_of(args)) as client:

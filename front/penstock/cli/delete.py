@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Refuses while somebody is at work, asks, deletes, and says what is gone."""
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
     from penstock_common.stream.removal.deletion import delete_stream
     from penstock_common.stream.servers.suitability import readable_bytes
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _delete_strays(args: argparse.Namespace, console: Console) -> int:
     """Lists them, and with --yes removes those that nobody has in use."""
     from penstock_common.errors import PenstockError
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
     from penstock_common.stream.removal.strays import find_strays
     from penstock_common.stream.servers.suitability import readable_bytes
 

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock.checkup.findings import ORDER, Finding
     from penstock.checkup.server_rules import check_server
     from penstock.checkup.stream_rules import check_stream
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
 
     with connect(url_of(args)) as client:
         server, streams, damaged = _facts(client, args)
@@ -88,8 +88,8 @@ def _queue(args: argparse.Namespace, streams: list[str]) -> list[Finding]:
     from penstock.checkup.queue_rules import only_own_workers
     from penstock_common.errors import PenstockError
     from penstock_common.settings import Settings
+    from penstock_common.stream.client import connect
     from penstock_common.stream.link.commands import Refused
-    from penstock_common.stream.link.connection import connect
     from penstock_common.stream.watching.queues import plain_workers, queue_names
 
     try:

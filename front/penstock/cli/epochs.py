@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Does one of these and says what it did."""
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
 
     actions = {"list": _list, "close": _close, "abandon": _abandon, "pin": _pin, "unpin": _pin, "retain": _retain}
     with connect(url_of(args)) as client:

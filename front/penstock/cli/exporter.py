@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock.watching.exposition import Streams
     from penstock_common.errors import PenstockError
     from penstock_common.extras import needed
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
 
     with needed("prometheus_client", "penstock exporter"):
         from prometheus_client import CollectorRegistry, start_http_server
@@ -100,7 +100,7 @@ class Jobs:
     def look(self, names: Iterable[str]) -> QueuesGlance | None:
         """Count the jobs of the queues that these streams may have; None while the server is away."""
         from penstock_common.errors import ServerUnavailable
-        from penstock_common.stream.link.connection import connect
+        from penstock_common.stream.client import connect
         from penstock_common.stream.watching.queues import look_at_queues, queue_names
 
         try:

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Does one of them and says what it did."""
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
 
     with connect(url_of(args)) as client:
         return {"list": _list, "declare": _declare, "reset": _reset, "drop": _drop}[args.action](client, args, console)

@@ -72,8 +72,8 @@ def _worker_ages(args: argparse.Namespace) -> tuple[list[float], str]:
 
 
 def _member_ages(args: argparse.Namespace) -> tuple[list[float], str]:
+    from penstock_common.stream.client import connect
     from penstock_common.stream.groups.roster import load_roster, server_ms
-    from penstock_common.stream.link.connection import connect
     from penstock_common.stream.streams import load_stream
     from penstock_consumer.membership.session import host_prefix
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Prints and ends; it changes nothing."""
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
     from penstock_common.stream.watching.inspection import inspect_stream, inspect_streams
 
     with connect(url_of(args)) as client:

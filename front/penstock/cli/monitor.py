@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until Ctrl-C, or once."""
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
 
     with connect(url_of(args)) as client:
         looks = _looks(client, args)

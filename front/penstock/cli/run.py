@@ -132,7 +132,7 @@ def _server(args: argparse.Namespace, console: Console) -> Iterator[argparse.Nam
 
 def _remove_segments(url: str) -> None:
     """Of a server that ends with this run: nobody else knows of them."""
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
     from penstock_common.stream.payloads import segments_of
     from penstock_common.stream.removal.deletion import delete_stream
     from penstock_common.stream.streams import list_streams, load_stream

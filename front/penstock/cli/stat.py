@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """0, also where there is something to warn of."""
     from penstock.cli.samples import class_names
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
     from penstock_common.stream.streams import load_stream
     from penstock_consumer.replaying.looking import Viewer
 

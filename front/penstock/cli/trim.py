@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """One pass, what it did, and what it had to leave."""
-    from penstock_common.stream.link.connection import connect
+    from penstock_common.stream.client import connect
     from penstock_common.stream.servers.suitability import readable_bytes
     from penstock_common.stream.streams import load_stream
     from penstock_producer.keeping.janitor import make_fit, tidy

@@ -22,7 +22,7 @@ from penstock.demo.trainers import Trainer, keras_is_there
 from penstock_common.errors import PenstockError
 from penstock_common.settings import child_environment
 from penstock_common.stream.audit import AuditReport, audit_stream
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from penstock_producer.planning.plan import ProductionPlan

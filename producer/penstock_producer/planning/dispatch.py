@@ -23,8 +23,8 @@ from rq.job import Job, JobStatus, Retry
 from rq.serializers import JSONSerializer
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
+from penstock_common.stream.client import connect
 from penstock_common.stream.link.commands import Client, Refused
-from penstock_common.stream.link.connection import connect
 from penstock_common.stream.servers.suitability import require_keeps_jobs
 from penstock_common.stream.watching.queues import OWN_WORKER
 from penstock_common.waiting import Notify, to_stderr

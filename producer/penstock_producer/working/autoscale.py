@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.stream.client import connect
 from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.connection import connect
 from penstock_common.stream.streams import find_stream
 from penstock_common.stream.watching.paces import Fleet, Paces, Teller, fleet_field, load_paces
 from penstock_producer.working.staffing import Load, Staffing, load_of, part_of, together

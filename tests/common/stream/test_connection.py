@@ -17,8 +17,9 @@ import redis
 from redis import exceptions as foreign
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable, Unauthorized
+from penstock_common.stream.client import connect
 from penstock_common.stream.link.channel import KNOWN_REDIS_PY, ReplyError
-from penstock_common.stream.link.connection import connect, open_channel, translated
+from penstock_common.stream.link.connection import open_channel, translated
 from penstock_common.stream.link.failure import address, redacted
 from penstock_common.stream.servers.embedded import EmbeddedServer
 

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 import penstock
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.watching.glance import Glance
 from penstock_common.stream.watching.inspection import inspect_stream

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock_common.format.spec import Spec
+from penstock_common.stream.client import connect
 from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.connection import connect
 from penstock_common.stream.manifest import load_manifest, open_epoch, retained_epochs
 from penstock_common.stream.streams import create_stream
 

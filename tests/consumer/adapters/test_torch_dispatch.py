@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from penstock_common.pace import Pace
+from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import Membership, Order, rank_member, server_ms
-from penstock_common.stream.link.connection import connect
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watching.paces import Teller, trainer_field
 from penstock_consumer.ordered.peers import FIRST_BATCHES, PeerWatch

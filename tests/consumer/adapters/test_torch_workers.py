@@ -18,8 +18,8 @@ import pytest
 
 from penstock_common.errors import StateMismatch
 from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.connection import connect
 from tests.contracts.adapter import report_until_killed
 from tests.contracts.feed import sample
 from tests.contracts.ordered import plan, planned_writer, rank_of, write_shards

@@ -15,7 +15,7 @@ import pytest
 
 import penstock
 from penstock.__main__ import main
-from penstock_common.stream.link.connection import connect
+from penstock_common.stream.client import connect
 from penstock_common.stream.watching.tailing import Tail
 
 _ROOT = Path(penstock.__file__).parents[2]

@@ -12,7 +12,7 @@ removals that free nothing the second time. Taking a number is made repeatable b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import redis
 from redis import exceptions as foreign
@@ -20,8 +20,7 @@ from redis.client import Pipeline
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError, ServerUnavailable, Unauthorized
-from penstock_common.stream.link.damage import damage_of, is_wrong_type
-from penstock_common.stream.link.failure import address, is_denied, may_pass, translate
+from penstock_common.stream.link.failure import address, is_denied, is_wrong_type, may_pass, translate
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_common.watchdog import Request
 
@@ -71,7 +70,7 @@ def _bearing(client: ControlClient, ask: Callable[[], Answer], parts: Callable[[
         except (redis.RedisError, OSError) as error:
             failure = _failure(error, client)
             if failure is None:
-                raise (damage_of(client, error, parts()) or error) from None
+                raise (client.explain_refusal(error, parts()) or error) from None
             if not isinstance(failure, ServerUnavailable):
                 raise failure from error
             failure.__cause__ = error
@@ -99,9 +98,16 @@ class ControlClient(redis.Redis):
         """Return a mark for the watchdog that an answer of the server is awaited."""
         return Request(self.where, self.patience.notify)
 
-    def impatient(self) -> ControlClient:
-        """The same connections for a thread that wants to see every failure."""
-        client = ControlClient(connection_pool=self.connection_pool)
+    def explain_refusal(self, error: Exception, parts: Iterable[Any]) -> PenstockError | None:
+        """Return what a user can act on where the server refused a command with these arguments, or None.
+
+        Whoever knows what the keys hold overrides it.
+        """
+        return None
+
+    def impatient(self) -> Self:
+        """Return a client with the same connections for a thread that wants to see every failure."""
+        client = type(self)(connection_pool=self.connection_pool)
         client.patience.notify = self.patience.notify
         return client
 
@@ -148,7 +154,7 @@ class ControlPipeline(Pipeline):
             self.command_stack = list(commands)  # an execute that failed has emptied it
             replies = list(Pipeline.execute(self, raise_on_error))
             for reply in replies:  # whatever else a caller looks over, no key of a stream may be of a wrong type
-                if is_wrong_type(reply) and (damage := damage_of(self._client, reply, parts())) is not None:
+                if is_wrong_type(reply) and (damage := self._client.explain_refusal(reply, parts())) is not None:
                     raise damage
             return replies
 
@@ -165,7 +171,7 @@ class ControlPipeline(Pipeline):
         except (redis.RedisError, OSError) as error:
             failure = _failure(error, self._client)
             if failure is None:
-                raise (damage_of(self._client, error, parts()) or error) from None
+                raise (self._client.explain_refusal(error, parts()) or error) from None
             raise failure from error
 
 

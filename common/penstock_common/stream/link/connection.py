@@ -6,7 +6,7 @@ redis-py does addresses, TLS and login. No channel retries a command: a repeated
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import redis
@@ -28,18 +28,21 @@ GREETING_S: Final = 5.0
 """How long a server that was never heard is tried again where it takes connections and closes them: what stands between
 may just be starting, or cut connections; or else the URL is wrong (a port that wants TLS), and somebody waits."""
 
+AnyClient = TypeVar("AnyClient", bound=ControlClient)
+
 _FORMS = "write redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket?db=0"
 
 
 def connect(
     url: str,
+    client_class: type[AnyClient],
     *,
     timeout_s: float = REPLY_TIMEOUT_S,
     client_name: str | None = None,
     bears_outages: Notify | None = None,
     patience_s: float | None = None,
     notify: Notify = to_stderr,
-) -> ControlClient:
+) -> AnyClient:
     """A client that has answered a PING: RESP2, bytes. `timeout_s` bounds the silence after a command.
 
     With `bears_outages` (where to say it) what a server that went away did not answer is asked again for `patience_s`
@@ -48,7 +51,7 @@ def connect(
     is named at once; one that says it is hindered (kept busy, full of clients) is waited for as long, one that is
     loading its data as long as it says so, and whoever closes the connection is tried again for `GREETING_S`.
     """
-    client = _client(url, timeout_s, client_name)
+    client = _client(url, client_class, timeout_s, client_name)
     client.patience.notify = bears_outages or notify
     patience_s = OUTAGE_S if patience_s is None else patience_s
     outage = Outage(client.patience.notify, doing="connecting")
@@ -97,13 +100,13 @@ def _greet(client: ControlClient) -> None:
         probe.disconnect()
 
 
-def _client(url: str, timeout_s: float, client_name: str | None) -> ControlClient:
+def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_name: str | None) -> AnyClient:
     """The unconnected client; whatever is wrong with the URL shows here and not at the first command."""
     if not isinstance(url, str):
         raise ServerUnavailable(f"{url!r:.80} is no Redis URL: {_FORMS}")
     try:
         _check_path(url)
-        client: Any = ControlClient.from_url(
+        client: Any = client_class.from_url(
             url,
             socket_timeout=timeout_s,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
@@ -123,12 +126,12 @@ def _client(url: str, timeout_s: float, client_name: str | None) -> ControlClien
         if "://" not in url:
             text = "it does not begin with redis://"
         raise ServerUnavailable(f"{redacted(url)!r} is no Redis URL ({text}): {_FORMS}") from None
-    return cast(ControlClient, client)
+    return cast(AnyClient, client)
 
 
 def check_url(url: str) -> None:
     """Raise ServerUnavailable for a text that is no Redis URL; connects to nothing."""
-    _client(url, CONNECT_TIMEOUT_S, None).close()
+    _client(url, ControlClient, CONNECT_TIMEOUT_S, None).close()
 
 
 def _check_path(url: str) -> None:

@@ -1,6 +1,6 @@
 """Control keys that hold what Penstock did not write: which key it is, what belongs there, and how to repair it.
 
-``client`` asks here when the server answers WRONGTYPE, ``commands.readable`` when a value cannot be parsed.
+``stream.client`` asks here when the server answers WRONGTYPE, ``commands.readable`` when a value cannot be parsed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from redis.exceptions import RedisError
 
 from penstock_common.errors import DamagedKey
 from penstock_common.stream.keys import StreamKeys, parts_of
+from penstock_common.stream.link.failure import is_wrong_type
 
-_WRONG_TYPE = "WRONGTYPE"
-"""What the server says where a key is of another type than a command needs; a script's error quotes it."""
 _GONE = "XGROUP subcommand requires the key to exist"
 """The same of an entries key that is not there."""
 _WRONG_STATE = "PENSTOCK damaged state"
@@ -155,11 +154,6 @@ def damage_of(client: Any, error: object, parts: Iterable[Any]) -> DamagedKey | 
             pipe.type(key)
         types = {key: found.decode() for key, found in zip(keys, pipe.execute(), strict=True)}
     return wrong_type(types) or (gone(types) if is_gone else None)
-
-
-def is_wrong_type(reply: object) -> bool:
-    """Whether the server refused a command because of a key's type; a script's error quotes it."""
-    return isinstance(reply, Exception) and _WRONG_TYPE in str(reply)
 
 
 def _keys_among(parts: Iterable[Any]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import urlsplit, urlunsplit
 
 import redis
@@ -31,6 +31,8 @@ _DEFAULT_USER = "default"
 """Who has no name of its own on the server: messages leave it out."""
 _DENIED = re.compile(r"(?:The user executing the script can't|ACL failure in script: .*?permissions to) (run|access)")
 """How Redis and Valkey 9.1 say NOPERM inside a script, with the script's digest around it."""
+_WRONG_TYPE = "WRONGTYPE"
+"""What the server says where a key is of another type than a command needs; a script's error quotes it."""
 _CLOSED = re.compile("while reading|while writing|closed|reset|Broken pipe")
 
 
@@ -184,6 +186,11 @@ def _said(text: str) -> ServerUnavailable:
     error = ServerUnavailable(text)
     error.is_said = True
     return error
+
+
+def is_wrong_type(reply: object) -> TypeGuard[Exception]:
+    """Return True if the server refused a command because of a key's type; a script's error quotes it."""
+    return isinstance(reply, Exception) and _WRONG_TYPE in str(reply)
 
 
 def is_denied(error: BaseException) -> bool:

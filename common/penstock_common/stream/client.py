@@ -1,0 +1,24 @@
+"""The control client of a stream: it names the damaged key behind a refusal, and how to repair it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from penstock_common.errors import PenstockError
+from penstock_common.stream.link import connection
+from penstock_common.stream.link.client import ControlClient
+from penstock_common.stream.link.damage import damage_of
+
+
+class StreamClient(ControlClient):
+    """A control client that knows what the keys of a stream hold."""
+
+    def explain_refusal(self, error: Exception, parts: Iterable[Any]) -> PenstockError | None:
+        """See ControlClient; raises nothing but what asking for the keys' types raises."""
+        return damage_of(self, error, parts)
+
+
+connect = partial(connection.connect, client_class=StreamClient)
+"""``connection.connect``, with a StreamClient."""
