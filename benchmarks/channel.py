@@ -22,9 +22,9 @@ from redis.connection import PythonRespSerializer
 
 from benchmarks.spread import spread, table
 from penstock import EmbeddedServer
+from penstock_common.server.channel import Channel, Command, Skip
+from penstock_common.server.connection import _dedicated, open_channel
 from penstock_common.stream.client import connect
-from penstock_common.stream.link.channel import Channel, Command, Skip
-from penstock_common.stream.link.connection import _dedicated, open_channel
 from tests.contracts.plain_channel import open_plain_channel
 
 READ_BYTES = 512_000

@@ -13,9 +13,9 @@ from penstock import PenstockError
 from penstock_common.format.header import parse_header
 from penstock_common.segments.folder import MARK, SegmentFolder
 from penstock_common.stream.client import connect
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.registry import registered_segments
 from penstock_common.stream.streams import Stream, load_stream

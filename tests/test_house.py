@@ -215,7 +215,7 @@ TRESPASSES = {
     "front/penstock/trespass.py": "import redis.client, rq.job, torch.nn, PIL.Image",
     "front/penstock/bench/trespass.py": "import penstock.cli",
     "common/penstock_common/format/trespass.py": "import os.path, time, penstock_common.stream",
-    "common/penstock_common/stream/link/trespass.py": "import penstock_common.stream.entries",
+    "common/penstock_common/stream/groups/trespass.py": "import penstock_common.stream.losses",
     "consumer/penstock_consumer/pipeline/trespass.py": "import penstock_common.stream, penstock_producer",
     "consumer/penstock_consumer/receiving/trespass.py": "import penstock_consumer.loader",
     "producer/penstock_producer/sources/trespass.py": "import penstock_producer.notebook",

@@ -16,11 +16,11 @@ from penstock_common.format.spec import Spec
 from penstock_common.hints import callable_of, explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
+from penstock_common.stream.commands import Client
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.presence import new_incarnation
 from penstock_common.stream.groups.roster import Membership, rank_member
 from penstock_common.stream.keys import checked_name
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.streams import Stream, await_event, find_stream, last_event, load_stream
 from penstock_common.waiting import OUTAGE_S, Notify, Wait, to_stderr

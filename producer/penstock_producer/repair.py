@@ -14,9 +14,9 @@ from penstock_common.format.limits import MAX_HOLES
 from penstock_common.format.wire import encode
 from penstock_common.stream.audit import audit_stream, survey_epoch
 from penstock_common.stream.audit.accounts import EpochAudit, MissingRange
+from penstock_common.stream.commands import Client
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, load_manifest
 from penstock_common.stream.mending.repairs import Patch, balance_bytes, commit_patch, find_patch, holder_of
 from penstock_common.stream.streams import Stream

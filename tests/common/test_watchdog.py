@@ -12,9 +12,9 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 
 from penstock_common.errors import WaitTimeout
+from penstock_common.server.channel import Channel
+from penstock_common.server.connection import open_channel
 from penstock_common.stream.client import connect
-from penstock_common.stream.link.channel import Channel
-from penstock_common.stream.link.connection import open_channel
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.waiting import Wait
 from penstock_common.watchdog import Request, Watchdog

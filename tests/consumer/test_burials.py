@@ -12,8 +12,8 @@ import pytest
 
 from penstock_common.errors import ServerUnavailable, TooManyDeadLetters
 from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Membership, join_group
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.mending.drop import drop_bad
 from penstock_consumer.loader import Loader

@@ -13,7 +13,7 @@ import pytest
 
 from penstock_common.errors import BudgetFull, CheckpointOverdue, PenstockError, TooLarge
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.watching.waiters import Waiter
 from penstock_consumer.settling.circle import Circle
 from penstock_consumer.settling.overdue import SETTLED_MS, Jam, is_circle

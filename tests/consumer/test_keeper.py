@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from penstock_common.errors import GroupBusy
+from penstock_common.server.client import ControlClient
 from penstock_common.stream.client import connect
 from penstock_common.stream.entries import list_held, list_overdue
 from penstock_common.stream.groups.presence import SILENT_MS
 from penstock_common.stream.groups.roster import Membership, beat, join_group, leave, load_roster, server_ms
-from penstock_common.stream.link.client import ControlClient
 from penstock_common.stream.lua.entries import CLAIM
 from penstock_common.stream.lua.groups import LEAVE
 from penstock_common.stream.manifest import abandon_epoch

@@ -17,8 +17,8 @@ from penstock_common.errors import (
     GroupNotFound,
     WaitTimeout,
 )
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.streams import set_plan
 from penstock_consumer.loader import Loader
 from penstock_producer.writing.writer import Writer

@@ -22,9 +22,9 @@ from penstock_common.errors import (
     StreamNotFound,
     WaitTimeout,
 )
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.ledger import uncovered
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.removal.release import release_epoch
 from penstock_common.stream.streams import set_plan
@@ -425,7 +425,7 @@ class TestMembers:
         self, fresh_server: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Closing in order says what could not be acknowledged; after an error, or Ctrl-C, nobody waits for it."""
-        monkeypatch.setattr("penstock_common.stream.link.outbox.OUTAGE_S", 0.5)
+        monkeypatch.setattr("penstock_common.stream.outbox.OUTAGE_S", 0.5)
         server = fresh_server()
         produce(server.url, "t", 400, block_samples=2)
         said: list[str] = []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from tests.contracts.feed import produce
 
 PAGE = (Path(__file__).parents[2] / "docs" / "loading.md").read_text()

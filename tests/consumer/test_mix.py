@@ -15,7 +15,7 @@ import pytest
 
 from penstock_common.errors import SpecMismatch, StateMismatch
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture, choice, mix

@@ -9,10 +9,10 @@ import pytest
 
 from penstock_common.errors import UnsupportedVersion
 from penstock_common.format import header, wire
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import list_pending
 from penstock_common.stream.groups.ledger import dead_letters
 from penstock_common.stream.keys import RELEASED
-from penstock_common.stream.link.commands import Client
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.writing import commit
 from penstock_producer.writing.writer import Writer

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from penstock_common.server.client import ControlClient
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.positions import known_positions
 from penstock_common.stream.groups.roster import Membership, Order, load_roster
-from penstock_common.stream.link.client import ControlClient
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.removal.release import release_epoch
 from penstock_consumer.ordered.ranks import OrderedPlace

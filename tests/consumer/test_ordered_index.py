@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_common.errors import EpochIncomplete
+from penstock_common.server.connection import open_channel
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record
 from penstock_common.stream.index_pages import Indexes, Pages
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.connection import open_channel
 from penstock_common.stream.manifest import load_manifest
 from penstock_consumer.ordered.canonical import Piece
 from penstock_consumer.ordered.known import Known

@@ -19,10 +19,10 @@ from penstock_common.errors import (
     StateMismatch,
 )
 from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.forgetting import drop_group
 from penstock_common.stream.groups.positions import known_positions, report, rewind
 from penstock_common.stream.groups.roster import QUIET_MS, Membership, Order, join_group, load_roster, rank_member
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.loader import Loader

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import BadEntry, EpochIncomplete, EpochNotFound, ReplayTruncated, StreamNotFound
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.commands import Client
 from penstock_consumer.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.writing.writer import Writer

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.commands import Client
 from penstock_producer.keeping.janitor import Janitor
 from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, sample, writer_of
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.hints import hint_command
 from penstock_common.stream.keys import StreamKeys
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import renewed
 from penstock_consumer.shared.asking import Asking
 from penstock_consumer.shared.resting import Resting

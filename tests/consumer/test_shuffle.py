@@ -14,7 +14,7 @@ import pytest
 from benchmarks.shuffling import interleaved, measured, windowed
 from penstock_common.format.spec import Spec
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease, Span

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_consumer.pipeline.batch import Batch, Lease, Span
 from penstock_consumer.pipeline.chain import STARVED_S, Staged, stages_of
 from penstock_consumer.pipeline.filter import Filter

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock_common.errors import StateMismatch
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_consumer.loader import Loader
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import loader_of, produce

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_consumer.adapters.selection import nested
 from penstock_consumer.pipeline.batch import Batch
 from penstock_producer.writing.writer import Writer

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from penstock_common.stream.link.commands import sha_of
+from penstock_common.stream.commands import sha_of
 
 
 @contextmanager

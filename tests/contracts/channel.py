@@ -15,7 +15,7 @@ import redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from penstock_common.errors import ServerUnavailable
-from penstock_common.stream.link.channel import SKIP, Channel, Command, Reply, ReplyError
+from penstock_common.server.channel import SKIP, Channel, Command, Reply, ReplyError
 from tests.contracts.sink import RecordingSink
 
 

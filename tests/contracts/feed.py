@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.batch import Batch

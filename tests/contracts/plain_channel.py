@@ -8,10 +8,10 @@ from typing import Any, cast
 import redis
 from redis.exceptions import InvalidResponse, ResponseError
 
-from penstock_common.stream.link.channel import REPLY_TIMEOUT_S, SKIP, Channel, Command, EntrySink, Reply
-from penstock_common.stream.link.connection import _dedicated
-from penstock_common.stream.link.failure import address, translate_reply
-from penstock_common.stream.link.resp import check_target
+from penstock_common.server.channel import REPLY_TIMEOUT_S, SKIP, Channel, Command, EntrySink, Reply
+from penstock_common.server.connection import _dedicated
+from penstock_common.server.error_translation import address, translate_reply
+from penstock_common.server.resp import check_target
 
 
 class PlainChannel(Channel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock_common.stream.link.channel import Skip
+from penstock_common.server.channel import Skip
 
 Targets = Callable[[bytes, int], "Sequence[memoryview] | Skip | None"]
 

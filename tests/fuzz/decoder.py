@@ -17,7 +17,7 @@ from penstock_common.format.header import Header
 from penstock_common.format.ragged import Ragged
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import decode, encode, ragged_rows
-from penstock_common.stream.link.channel import SKIP
+from penstock_common.server.channel import SKIP
 from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.streams import Stream, find_stream
 from penstock_consumer.pipeline.arena import Arena

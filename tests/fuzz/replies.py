@@ -15,9 +15,9 @@ from unittest.mock import patch
 import hiredis
 from redis.exceptions import InvalidResponse, ResponseError
 
-from penstock_common.stream.link import resp
-from penstock_common.stream.link.channel import SKIP, Skip
-from penstock_common.stream.link.failure import translate
+from penstock_common.server import resp
+from penstock_common.server.channel import SKIP, Skip
+from penstock_common.server.error_translation import translate
 from tests.contracts.plain_channel import deliver, entries_of
 from tests.contracts.sink import RecordingSink
 

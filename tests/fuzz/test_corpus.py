@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from redis.exceptions import InvalidResponse
 
-from penstock_common.stream.link.channel import SKIP
-from penstock_common.stream.link.resp import MAX_BULK_BYTES, RespReader
+from penstock_common.server.channel import SKIP
+from penstock_common.server.resp import MAX_BULK_BYTES, RespReader
 from tests.contracts.sink import RecordingSink
 from tests.fuzz import decoder, replies
 from tests.fuzz.entries import golden_entries, packed

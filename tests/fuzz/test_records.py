@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_common.errors import DamagedKey, PenstockError
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_record
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import find_manifest, retained_epochs
 from penstock_common.stream.streams import find_stream, read_counters
 from tests.contracts.feed import loader_of, open_stream, produce

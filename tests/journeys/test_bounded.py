@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import redis
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Membership, join_group, load_roster
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import EVENTS_KEPT, load_stream, read_counters

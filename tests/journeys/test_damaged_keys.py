@@ -26,7 +26,7 @@ from penstock.cli.exporter import look
 from penstock.watching.exposition import Streams
 from penstock_common.errors import PenstockError
 from penstock_common.stream.client import connect
-from penstock_common.stream.link.damage import KINDS, kind_of
+from penstock_common.stream.damage import KINDS, kind_of
 from penstock_common.stream.streams import Stream
 from penstock_consumer.loader import Loader
 from penstock_consumer.replaying.replay import Replay

@@ -12,10 +12,10 @@ import redis
 
 from penstock.__main__ import main
 from penstock_common.errors import EpochNotFound, PenstockError, StreamDeleted, StreamNotFound
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.groups.pins import pin_epoch
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import is_of_stream
-from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, open_epoch
 from penstock_common.stream.removal import deletion, release

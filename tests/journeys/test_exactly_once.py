@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from penstock_common.errors import GroupFinished
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.streams import create_stream, set_plan
 from penstock_consumer.loader import Loader

@@ -23,8 +23,8 @@ from penstock_common.format.block import Block
 from penstock_common.segments.exports import PART, ExportFolder, ExportWriter
 from penstock_common.segments.scanning import scan
 from penstock_common.stream.client import connect
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_records
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.payloads import entry_digest

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_consumer.loader import Loader
 from tests.contracts.feed import loader_of, produce
 from tests.contracts.processes import child

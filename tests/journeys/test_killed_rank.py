@@ -8,8 +8,8 @@ import time
 import pytest
 
 from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.positions import known_positions
-from penstock_common.stream.link.commands import Client
 from penstock_consumer.loader import Loader
 from penstock_consumer.settling.settlement import Acknowledge
 from tests.contracts.feed import open_stream

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock_common.stream.link.commands import Client, run_script
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.lua.epochs import OPEN_EPOCH
 from penstock_common.stream.streams import set_plan
 from penstock_consumer.loader import Loader

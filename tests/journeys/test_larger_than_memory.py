@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_producer.writing.writer import Writer
 
 BUDGET = 32 << 20

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.watching.paces import Teller
 from penstock_consumer.loader import Loader
 from penstock_consumer.pipeline.prefetch import Prefetch

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import ReplayTruncated
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.replaying.replay import Replay

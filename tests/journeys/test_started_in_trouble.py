@@ -18,9 +18,9 @@ import pytest
 import redis
 
 from penstock_common.errors import ServerUnavailable
+from penstock_common.server.connection import GREETING_S
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import join_group, load_roster
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.connection import GREETING_S
 from penstock_common.stream.manifest import PRODUCED, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.loader import Loader
@@ -100,7 +100,7 @@ def test_a_server_that_was_never_there_is_told_at_once_and_one_that_hangs_up_soo
     with pytest.raises(ServerUnavailable, match=f"no Redis answers at {free} .*penstock server"):
         STARTS[who](free)
     assert time.monotonic() - began < 3
-    monkeypatch.setattr("penstock_common.stream.link.connection.GREETING_S", 1.0)
+    monkeypatch.setattr("penstock_common.server.connection.GREETING_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as door:
 
         def slam() -> None:

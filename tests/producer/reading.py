@@ -7,8 +7,8 @@ from typing import Any
 import redis
 
 from penstock_common.format.wire import decode
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_records
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.streams import load_stream
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.commands import Client
 from penstock_producer.writing.lasting import Lasting
 from penstock_producer.writing.room import NOTE_AFTER_S, RoomKeeper
 from penstock_producer.writing.turns import LOOK_EVERY_S

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from penstock_common.errors import BudgetFull, EpochAbandoned, ServerUnavailable, ShardMismatch
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.connection import open_channel
+from penstock_common.server.connection import open_channel
+from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.replaying.replay import Replay

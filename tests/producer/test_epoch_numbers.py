@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock_common.errors import EpochAbandoned, StreamConflict
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_producer.planning.plan import EpochFailed, ProductionPlan
 from penstock_producer.planning.production import Production

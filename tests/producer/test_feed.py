@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import BudgetFull
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_consumer.loader import Loader
 from penstock_producer.writing import writer as feeding

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from penstock_common.errors import DamagedKey
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.removal.release import release_epoch
 from penstock_producer.writing.writer import Writer

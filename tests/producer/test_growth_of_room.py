@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import Membership, join_group
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import SHARDS_ASKED, first_unfinished, load_manifest
 from penstock_producer.keeping.janitor import Janitor, Janitors
 from penstock_producer.keeping.trimming import FAR_S, SHARDS_AT_ONCE

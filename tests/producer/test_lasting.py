@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock_common.errors import EpochAbandoned, ServerUnavailable
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.connection import open_channel
+from penstock_common.server.connection import open_channel
+from penstock_common.stream.commands import Client
 from penstock_producer.writing.lasting import Lasting
 from tests.contracts.feed import SPEC, replayed, sample, stored, writer_of
 

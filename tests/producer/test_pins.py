@@ -10,10 +10,10 @@ import pytest
 
 from penstock.__main__ import main
 from penstock_common.errors import BudgetFull, EpochNotFound, EpochsReleased, ReplayTruncated
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_records, trim_entries
 from penstock_common.stream.groups.pins import pin_epoch, unpin_epoch
 from penstock_common.stream.groups.roster import Membership, Roster, join_group, load_roster
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.removal.release import release_epoch
 from penstock_common.stream.streams import load_stream

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.forgetting import reset_group
 from penstock_common.stream.groups.pins import pin_epoch
 from penstock_common.stream.groups.roster import Membership, beat, hold_for_replay, join_group, load_roster, server_ms
-from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.lua.entries import TRIM
 from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.lua.groups import EXPIRE_SILENT, JOIN_GROUP

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_common.errors import EpochNotFound, EpochsReleased, ReplayTruncated
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import Record
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import GroupRecord, Membership, Roster, expire_silent, join_group, load_roster
-from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.ranges import add_to_ranges, format_ranges, parse_ranges

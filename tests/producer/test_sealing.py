@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock_common.errors import PenstockError
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.stream.registry import registered_segments, seal_command, seal_segments
 from penstock_common.stream.streams import Stream

@@ -8,8 +8,8 @@ import pytest
 
 from penstock_common.errors import ShardMismatch
 from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import load_manifest
 from penstock_producer.writing.ending import first_fault
 from penstock_producer.writing.shard import ShardWriter

@@ -9,9 +9,9 @@ import pytest
 from penstock_common.format.block import BlockBuilder
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import encode
+from penstock_common.server.connection import open_channel
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import commit_commands, index_records, read_commit
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.connection import open_channel
 from penstock_common.stream.manifest import load_manifest
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, produce, sample, stored, writer_of
 

@@ -19,7 +19,7 @@ from penstock_common.errors import (
     StreamConflict,
     TooLarge,
 )
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest
 from penstock_consumer.loader import Loader
 from penstock_consumer.replaying.replay import Replay

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from penstock_common.errors import PenstockError
-from penstock_common.stream.link import connection
-from penstock_common.stream.link.client import ControlClient
-from penstock_common.stream.link.damage import damage_of
+from penstock_common.server import connection
+from penstock_common.server.client import ControlClient
+from penstock_common.stream.damage import damage_of
 
 
 class StreamClient(ControlClient):

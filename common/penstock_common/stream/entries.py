@@ -17,11 +17,11 @@ from penstock_common.errors import PenstockError
 from penstock_common.format.block import Block
 from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 from penstock_common.format.wire import Fields
+from penstock_common.server.channel import Command, Reply
+from penstock_common.server.error_translation import translate_reply
+from penstock_common.stream.commands import Client, is_script_error, readable, run_script
+from penstock_common.stream.damage import damage_of
 from penstock_common.stream.keys import LAST, RELEASED, PartitionKeys
-from penstock_common.stream.link.channel import Command, Reply
-from penstock_common.stream.link.commands import Client, is_script_error, readable, run_script
-from penstock_common.stream.link.damage import damage_of
-from penstock_common.stream.link.failure import translate_reply
 from penstock_common.stream.lua.entries import CLAIM, COMMIT, TRIM
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream

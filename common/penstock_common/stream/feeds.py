@@ -12,8 +12,8 @@ from typing import NamedTuple
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import EpochAbandoned
+from penstock_common.stream.commands import Client, is_script_error, run_script
 from penstock_common.stream.entries import index_ends
-from penstock_common.stream.link.commands import Client, is_script_error, run_script
 from penstock_common.stream.lua.epochs import CLOSE_AS_COMMITTED, FINISH_FEED_SHARD, RETAKE_SHARD, TAKE_SHARD
 from penstock_common.stream.manifest import (
     ABANDONED,

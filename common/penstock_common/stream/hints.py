@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from redis.exceptions import ResponseError
 
+from penstock_common.server.channel import Channel, Command
+from penstock_common.server.error_translation import translate_reply
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import parse_id
 from penstock_common.stream.keys import StreamKeys
-from penstock_common.stream.link.channel import Channel, Command
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.failure import translate_reply
 
 HintId = tuple[int, int]
 """Of the events key; its first part is the server's clock in ms, as in entry ids."""

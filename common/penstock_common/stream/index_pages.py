@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from penstock_common.server.channel import Channel, Command
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record, index_record, index_records, raise_errors
-from penstock_common.stream.link.channel import Channel, Command
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.streams import Stream
 
 

@@ -18,10 +18,10 @@ from typing import NamedTuple, Protocol
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.server.client import RestartDetector
+from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import index_heads, indexed_ids
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.client import RestartDetector
-from penstock_common.stream.link.commands import Client, readable, run_script
 from penstock_common.stream.lua.losses import NOTE_LOSS
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
 from penstock_common.stream.streams import Stream, is_released

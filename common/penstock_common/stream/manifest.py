@@ -17,8 +17,7 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import DamagedKey, EpochAbandoned, EpochNotFound, StreamConflict
 from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 from penstock_common.printable import printable
-from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import (
+from penstock_common.stream.commands import (
     Arg,
     Call,
     Client,
@@ -29,7 +28,8 @@ from penstock_common.stream.link.commands import (
     run_script,
     run_scripts,
 )
-from penstock_common.stream.link.damage import unreadable_value
+from penstock_common.stream.damage import unreadable_value
+from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.lua.epochs import (
     FINISH_SHARD,
     FORGET_MANIFEST,

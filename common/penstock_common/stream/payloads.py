@@ -14,7 +14,7 @@ from penstock_common.segments.mapping import Maps, maps_of
 from penstock_common.segments.plane import INLINE, folder_of
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.settings import Settings
-from penstock_common.stream.link.commands import Client, run_script
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.lua.repairs import SHOW
 from penstock_common.stream.streams import Stream
 

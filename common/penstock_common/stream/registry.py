@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from penstock_common.server.channel import Command
+from penstock_common.stream.commands import Client, Run, readable, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.channel import Command
-from penstock_common.stream.link.commands import Client, Run, readable, run_script
 from penstock_common.stream.lua.entries import FREE_SEGMENTS, SEAL
 from penstock_common.stream.manifest import Manifest
 

@@ -20,6 +20,7 @@ from penstock_common.format.header import STREAM_ID
 from penstock_common.format.spec import Spec
 from penstock_common.hints import near
 from penstock_common.segments.plane import INLINE
+from penstock_common.stream.commands import Client, decoded, readable, run_script
 from penstock_common.stream.keys import (
     ANY_META,
     PartitionKeys,
@@ -29,7 +30,6 @@ from penstock_common.stream.keys import (
     name_in_meta_key,
     search_tags,
 )
-from penstock_common.stream.link.commands import Client, decoded, readable, run_script
 from penstock_common.stream.lua.streams import FIX_SPEC, SET_IF_THERE
 from penstock_common.stream.ranges import parse_ranges
 

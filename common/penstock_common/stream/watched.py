@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock_common.stream.link.commands import Arg, Client, readable, run_script
+from penstock_common.stream.commands import Arg, Client, readable, run_script
 from penstock_common.stream.lua.watched import TAKE_FILES
 from penstock_common.stream.streams import Stream, deleted
 

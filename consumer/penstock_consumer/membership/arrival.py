@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from penstock_common.errors import StreamNotFound, WaitTimeout
 from penstock_common.hints import near
+from penstock_common.stream.commands import Client
 from penstock_common.stream.keys import StreamKeys
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.streams import Stream, absence, await_event, find_stream, last_event, list_streams
 from penstock_common.waiting import FIRST_WORD_S, Wait
 

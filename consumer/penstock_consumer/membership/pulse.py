@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from penstock_common.errors import ServerUnavailable
 from penstock_common.pace import Pace
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Membership, beat
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.losses import Witness
 from penstock_common.stream.watching.paces import Teller, trainer_field
 from penstock_common.threads import join

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from penstock_common.errors import ServerUnavailable
 from penstock_common.format.spec import Spec
 from penstock_common.hints import whole
+from penstock_common.server.client import RetryPolicy
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Membership, Order, load_roster, unknown_group
-from penstock_common.stream.link.client import RetryPolicy
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.waiting import Notify, Outage, Wait
 from penstock_consumer.membership.arrival import newcomer

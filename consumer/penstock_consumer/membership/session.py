@@ -13,7 +13,7 @@ from os import getpid
 from socket import gethostname
 
 from penstock_common.errors import EpochIncomplete, PenstockError
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.threads import join
 from penstock_consumer.membership.reading import Reading
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Membership, rank_member, server_ms
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.watching.paces import Told, load_paces
 from penstock_common.waiting import Notify
 

@@ -16,12 +16,12 @@ from penstock_common.errors import (
     ReplayTruncated,
     WaitTimeout,
 )
+from penstock_common.server.error_translation import ReplyError
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.ledger import behind
 from penstock_common.stream.groups.positions import known_positions, refusal_of, report, report_arguments, rewind
 from penstock_common.stream.groups.roster import QUIET_MS, Order, close_for_group, join_group, load_roster
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.failure import ReplyError
 from penstock_common.stream.lua.positions import REPORT
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.streams import read_counters

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from penstock_common.errors import EpochIncomplete, OrderNeedsSizes
+from penstock_common.server.channel import Channel
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import FIRST_PAGE, PAGE, Record
 from penstock_common.stream.groups.positions import starts_of
 from penstock_common.stream.index_pages import Indexes, Want
-from penstock_common.stream.link.channel import Channel
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards
 from penstock_common.stream.mending.dead import DeadNote
 from penstock_common.stream.streams import Stream

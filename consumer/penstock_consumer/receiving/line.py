@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock_common.errors import ServerUnavailable
-from penstock_common.stream.link.channel import Channel
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.connection import open_channel
+from penstock_common.server.channel import Channel
+from penstock_common.server.connection import open_channel
+from penstock_common.stream.commands import Client
 from penstock_common.waiting import Notify, Outage
 from penstock_consumer.pipeline.prefetch import Prefetch
 

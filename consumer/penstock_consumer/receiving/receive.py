@@ -23,9 +23,9 @@ from penstock_common.format.ref import Ref
 from penstock_common.format.spec import META, Spec
 from penstock_common.format.wire import check_values, decode_column, verify
 from penstock_common.segments.reading import SegmentReader
+from penstock_common.server.channel import SKIP, EntrySink, ReplyError, Skip
+from penstock_common.stream.damage import damage_of
 from penstock_common.stream.groups.ledger import runs
-from penstock_common.stream.link.channel import SKIP, EntrySink, ReplyError, Skip
-from penstock_common.stream.link.damage import damage_of
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
 from penstock_consumer.pipeline.batch import Assembler, Lease, Span, as_ragged

@@ -15,8 +15,8 @@ from penstock_common.format.ref import without_ref
 from penstock_common.format.wire import Fields, decode
 from penstock_common.segments.exports import EXPORT_BYTES, ExportWriter, exporting
 from penstock_common.segments.reading import SegmentReader
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import PRODUCED, retained_epochs
 from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.payloads import entry_fields, reader_of

@@ -11,7 +11,7 @@ from penstock_common.format.header import parse_header
 from penstock_common.format.limits import MAX_HEADER_BYTES
 from penstock_common.format.spec import META, Spec
 from penstock_common.segments.reading import AHEAD_BYTES, SegmentReader
-from penstock_common.stream.link.channel import SKIP, Skip
+from penstock_common.server.channel import SKIP, Skip
 
 _META = META.encode()
 T = TypeVar("T")

@@ -22,10 +22,10 @@ from penstock_common.format.block import Block, Column
 from penstock_common.format.header import Header
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import Fields, decode, row_starts
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record, fetch_fields, has_entries, index_records, newest_entry, parse_id
 from penstock_common.stream.groups.roster import end_replay, hold_for_replay
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import (
     PRODUCED,
     Manifest,

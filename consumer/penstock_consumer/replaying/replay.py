@@ -20,8 +20,8 @@ from penstock_common.format.spec import Spec
 from penstock_common.hints import explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record, fetch_command
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import maps_of_stream, reader_of
 from penstock_common.stream.streams import Stream, load_stream

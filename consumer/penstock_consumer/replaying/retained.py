@@ -12,9 +12,9 @@ import weakref
 from collections.abc import Iterator
 
 from penstock_common.errors import EpochIncomplete, PenstockError, ReplayTruncated, ServerUnavailable
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record, index_records
 from penstock_common.stream.groups.roster import end_replay, hold_for_replay
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import PRODUCED, load_manifest
 from penstock_common.stream.streams import Stream, require_there
 from penstock_common.threads import join

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from penstock_common.stream.groups.roster import server_ms
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_consumer.receiving.receive import Received
 
 COMPARE_S = 10.0

@@ -9,9 +9,9 @@ from __future__ import annotations
 from penstock_common.errors import ServerUnavailable, UncommittedEntry
 from penstock_common.format.header import Header
 from penstock_common.stream.entries import is_indexed
-from penstock_common.stream.link.channel import Channel, Reply
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.connection import open_channel
+from penstock_common.server.channel import Channel, Reply
+from penstock_common.stream.commands import Client
+from penstock_common.server.connection import open_channel
 from penstock_common.stream.lua.entries import NAMED
 from penstock_common.stream.streams import Stream
 

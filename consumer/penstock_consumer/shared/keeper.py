@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from penstock_common.stream.entries import Keys, Pending, claim, list_held, list_overdue
 from penstock_common.stream.groups.presence import ended_members
 from penstock_common.stream.groups.roster import Membership, beat, leave
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.losses import Witness
 from penstock_common.stream.manifest import ABANDONED
 from penstock_common.stream.removal.outlook import Outlook, look_around

@@ -23,8 +23,8 @@ from penstock_common.stream.groups.roster import (
     server_ms,
 )
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.outbox import Outbox
+from penstock_common.stream.commands import Client
+from penstock_common.stream.outbox import Outbox
 from penstock_common.stream.losses import Witness
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest
 from penstock_common.stream.payloads import maps_of_stream

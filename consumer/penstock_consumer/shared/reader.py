@@ -14,8 +14,8 @@ from penstock_common.stream.entries import fetch_command, read_group_command
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import load_roster, server_ms
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.channel import ReplyError
-from penstock_common.stream.link.damage import damage_of
+from penstock_common.server.channel import ReplyError
+from penstock_common.stream.damage import damage_of
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, find_state_damage, load_manifest, renewed
 from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import require_there

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from penstock_common.stream.hints import HintId, hint_command, read_hint
 from penstock_common.stream.keys import StreamKeys
-from penstock_common.stream.link.channel import Channel, Command, ReplyError
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.failure import is_wrong_type
+from penstock_common.server.channel import Channel, Command, ReplyError
+from penstock_common.stream.commands import Client
+from penstock_common.server.error_translation import is_wrong_type
 
 
 class Resting:

@@ -21,7 +21,7 @@ from penstock_common.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.commands import Client
 
 
 class WrongUsage(PenstockError):
@@ -289,7 +289,7 @@ def accepted_by(parser: str, *before: str) -> Callable[[str], str]:
 STREAM_NAME = accepted_by("penstock_common.stream.keys:checked_name", "stream")
 GROUP_NAME = accepted_by("penstock_common.stream.keys:checked_name", "group")
 IMPORT_NAME = accepted_by("penstock_producer.sources.names:split_name")
-SERVER_URL = accepted_by("penstock_common.stream.link.connection:check_url")
+SERVER_URL = accepted_by("penstock_common.server.connection:check_url")
 POLICY = accepted_by("penstock_producer.keeping.policy:parse_policy")
 PAYLOAD = accepted_by("penstock_common.segments.plane:parse_payload")
 DURABILITY = accepted_by("penstock_common.stream.servers.durability:Durability.parse")

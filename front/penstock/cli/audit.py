@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from penstock.cli.console import Console
     from penstock_common.stream.audit.accounts import AuditReport, EpochAudit
-    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.commands import Client
     from penstock_producer.sources.config import SourceConfig
 
 NAME = "audit"

@@ -11,7 +11,7 @@ from penstock.cli import EPOCH_NUMBER, Actions, add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.commands import Client
     from penstock_common.stream.mending.bad import Bad, DeadLetter
     from penstock_common.stream.streams import Stream
 

@@ -12,7 +12,7 @@ from penstock.cli import STREAM_NAME, WrongUsage, add_json, add_url, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.commands import Client
 
 NAME = "delete"
 HELP = "remove a stream with all its epochs and groups"

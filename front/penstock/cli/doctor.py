@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.checkup.stream_rules import StreamFacts
     from penstock.cli.console import Console
     from penstock_common.errors import DamagedKey
-    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.commands import Client
     from penstock_common.stream.servers.checkup import ServerFacts
 
 NAME = "doctor"
@@ -89,7 +89,7 @@ def _queue(args: argparse.Namespace, streams: list[str]) -> list[Finding]:
     from penstock_common.errors import PenstockError
     from penstock_common.settings import Settings
     from penstock_common.stream.client import connect
-    from penstock_common.stream.link.commands import Refused
+    from penstock_common.stream.commands import Refused
     from penstock_common.stream.watching.queues import plain_workers, queue_names
 
     try:

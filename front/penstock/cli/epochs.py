@@ -9,7 +9,7 @@ from penstock.cli import EPOCH_NUMBER, POLICY, Actions, add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.commands import Client
 
 NAME = "epochs"
 HELP = "list a stream's epochs; close, abandon or pin one; say how many are kept"

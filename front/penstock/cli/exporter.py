@@ -14,7 +14,7 @@ from penstock.cli.ending import end_by_signals
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock.watching.exposition import Streams
-    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.commands import Client
     from penstock_common.stream.watching.onlooker import Onlooker
     from penstock_common.stream.watching.queues import QueuesGlance
 

@@ -9,7 +9,7 @@ from penstock.cli import EPOCH_NUMBER, GROUP_NAME, Actions, add_action, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.commands import Client
 
 NAME = "groups"
 HELP = "list a stream's groups; declare, reset or drop one"

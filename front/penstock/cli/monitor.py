@@ -12,7 +12,7 @@ from penstock.cli import STREAM_NAME, add_json, add_url, seconds, typed, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.commands import Client
     from penstock_common.stream.watching.glance import Glance
 
 NAME = "monitor"

@@ -14,7 +14,7 @@ from penstock.cli import EPOCH_NUMBER, add_stream, seconds, url_of, whole_number
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock.cli.samples import Shown
-    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.commands import Client
     from penstock_common.stream.streams import Stream
     from penstock_consumer.replaying.looking import Identity, Sample, Viewer
 

@@ -9,7 +9,7 @@ from penstock.cli import add_stream, byte_size, url_of, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.link.commands import Client
+    from penstock_common.stream.commands import Client
     from penstock_common.stream.streams import Stream
     from penstock_producer.keeping.policy import Policy
 

@@ -119,7 +119,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _trust(args: argparse.Namespace, queue_url: str) -> Trust:
     """What jobs may name. Raises PenstockError where nobody said it, and others may write to the queue."""
     from penstock_common.errors import PenstockError
-    from penstock_common.stream.link.failure import redacted
+    from penstock_common.server.error_translation import redacted
     from penstock_producer.working.trust import ANYTHING, Trust
 
     if args.allow_any:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import (
     Roster,
     expire_silent,
@@ -19,7 +20,6 @@ from penstock_common.stream.groups.roster import (
     parse_roster,
 )
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import ended_ms, retained_epochs
 from penstock_common.stream.removal.outlook import look_around, look_at_rosters
 from penstock_common.stream.removal.release import release_epoch, unlink_epoch

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock_common.segments.folder import SegmentFolder
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.registry import free_segments, registered_segments, seal_segments

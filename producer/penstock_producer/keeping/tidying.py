@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 
 from penstock_common.errors import PenstockError, ServerUnavailable, StreamDeleted
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.streams import Stream
 from penstock_common.threads import join
 from penstock_common.waiting import Notify

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import ABANDONED, retained_epochs
 from penstock_common.stream.streams import Stream
 

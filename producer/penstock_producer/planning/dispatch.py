@@ -24,7 +24,7 @@ from rq.serializers import JSONSerializer
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from penstock_common.stream.client import connect
-from penstock_common.stream.link.commands import Client, Refused
+from penstock_common.stream.commands import Client, Refused
 from penstock_common.stream.servers.suitability import require_keeps_jobs
 from penstock_common.stream.watching.queues import OWN_WORKER
 from penstock_common.waiting import Notify, to_stderr

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.streams import Stream
 from penstock_producer.planning.dispatch import Dispatcher, worker_command
 from penstock_producer.planning.plan import ProductionPlan

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_common.errors import PenstockError
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_producer.sources.config import SourceConfig

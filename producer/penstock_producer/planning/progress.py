@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_ends
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import Manifest, begun_shards
 from penstock_common.stream.mending.bad import read_reason
 from penstock_common.stream.streams import Stream

@@ -15,7 +15,7 @@ from typing import Self
 
 from penstock_common.errors import EpochNotFound, PenstockError, ServerUnavailable
 from penstock_common.stream.client import connect
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import PRODUCED, abandon_epoch, find_manifest, take_number
 from penstock_common.stream.streams import Stream, find_stream
 from penstock_common.stream.watched import load_watched, note_made, take_files

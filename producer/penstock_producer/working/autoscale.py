@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.stream.client import connect
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.streams import find_stream
 from penstock_common.stream.watching.paces import Fleet, Paces, Teller, fleet_field, load_paces
 from penstock_producer.working.staffing import Load, Staffing, load_of, part_of, together

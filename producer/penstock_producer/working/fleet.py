@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import Literal
 
 from penstock_common.errors import PenstockError, ServerUnavailable
-from penstock_common.stream.link.failure import redacted
+from penstock_common.server.error_translation import redacted
 from penstock_common.waiting import OUTAGE_S
 from penstock_producer.working.oversight import Death, Oversight, memory_part
 from penstock_producer.working.trust import Orders

@@ -22,7 +22,7 @@ from rq.serializers import JSONSerializer
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable, SourceError
-from penstock_common.stream.link.commands import Refused
+from penstock_common.stream.commands import Refused
 from penstock_common.waiting import Notify
 from penstock_producer.working.fill import Stopped
 from penstock_producer.working.oversight import Death, Suspicion, sign, suspect

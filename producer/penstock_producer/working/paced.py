@@ -12,7 +12,7 @@ from typing import Any
 from penstock_common.errors import PenstockError
 from penstock_common.pace import Pace
 from penstock_common.stream.client import connect
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.streams import Stream
 from penstock_common.stream.watching.paces import TELL_S, Teller, worker_field
 from penstock_common.waiting import Notify

@@ -19,8 +19,8 @@ from penstock_common.errors import (
     StreamConflict,
 )
 from penstock_common.stream.client import connect
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_ends, index_records
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, size_epoch
 from penstock_common.stream.streams import find_stream, is_released
 from penstock_common.waiting import Notify, Outage, to_stderr

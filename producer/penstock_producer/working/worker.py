@@ -30,7 +30,7 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty
 from rq.utils import now
 
-from penstock_common.stream.link.commands import Refused
+from penstock_common.stream.commands import Refused
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_common.watchdog import WATCHDOG
 from penstock_producer.sources.allowed import NotAllowed

@@ -29,6 +29,10 @@ from penstock_common.format.block import Block, sizes_of
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import Fields, encode, meta_bytes
 from penstock_common.segments.writing import SegmentWriter
+from penstock_common.server.channel import Channel
+from penstock_common.server.connection import open_channel
+from penstock_common.server.error_translation import address
+from penstock_common.stream.commands import Arg, Client, Key, run_script_on
 from penstock_common.stream.entries import (
     Progress,
     commit_commands,
@@ -42,10 +46,6 @@ from penstock_common.stream.entries import (
     read_look,
 )
 from penstock_common.stream.feeds import retake_shard
-from penstock_common.stream.link.channel import Channel
-from penstock_common.stream.link.commands import Arg, Client, Key, run_script_on
-from penstock_common.stream.link.connection import open_channel
-from penstock_common.stream.link.failure import address
 from penstock_common.stream.manifest import Manifest, find_manifest, state_damage
 from penstock_common.stream.servers.durability import Durability, await_safety, touch_command
 from penstock_common.stream.streams import Stream, is_released, require_there

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from penstock_common.errors import BadEntry
 from penstock_common.format.header import parse_header
 from penstock_common.format.limits import MAX_HEADER_BYTES
+from penstock_common.server.channel import Channel
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import PAGE, Record, raise_errors, read_index_page
 from penstock_common.stream.groups.ledger import dead_letters, group_bits
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.channel import Channel
-from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.lua.entries import ENTRY_HEADERS
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream

@@ -17,7 +17,7 @@ from penstock_common.format.wire import meta_bytes
 from penstock_common.segments.plane import parse_payload
 from penstock_common.segments.writing import SegmentWriter
 from penstock_common.settings import Settings
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.servers.durability import Durability

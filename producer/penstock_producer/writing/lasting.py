@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from socket import gethostname
 
-from penstock_common.stream.link.channel import Channel
-from penstock_common.stream.link.commands import Client
+from penstock_common.server.channel import Channel
+from penstock_common.stream.commands import Client
 from penstock_common.stream.losses import Witness
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.streams import Stream

@@ -8,10 +8,10 @@ from contextlib import suppress
 
 from penstock_common.errors import PenstockError, TooLarge
 from penstock_common.segments.plane import INLINE
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.ledger import owed_samples
 from penstock_common.stream.groups.missing import missing_members, told_missing
 from penstock_common.stream.groups.roster import Roster, load_roster, server_ms
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.servers.suitability import largest_block, readable_bytes
 from penstock_common.stream.streams import Stream

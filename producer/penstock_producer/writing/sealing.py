@@ -6,9 +6,9 @@ Told behind the next block, which costs no round trip, and by itself where the w
 from __future__ import annotations
 
 from penstock_common.segments.writing import SegmentWriter
+from penstock_common.server.channel import Command, Reply
+from penstock_common.stream.commands import Client, Run
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.channel import Command, Reply
-from penstock_common.stream.link.commands import Client, Run
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.registry import seal_command, seal_segments
 

@@ -15,9 +15,9 @@ from penstock_common.format.spec import Spec, SpecLike, flattened
 from penstock_common.hints import an, callable_of, explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
+from penstock_common.stream.commands import Client
 from penstock_common.stream.feeds import finish_feed_shard, is_sealed, join_feed
 from penstock_common.stream.keys import checked_name
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import (
     Manifest,
     abandon_epoch,

@@ -15,11 +15,11 @@ from redis._parsers.encoders import Encoder
 from redis.connection import PythonRespSerializer
 from redis.exceptions import BusyLoadingError, InvalidResponse, ResponseError
 
+from penstock_common.server.channel import SKIP, Channel, Command, Reply, ReplyError, Skip
+from penstock_common.server.connection import open_channel
+from penstock_common.server.resp import BUFFER_BYTES, BY_REFERENCE_BYTES, RespReader, pack
+from penstock_common.server.sockets import PlainSocket
 from penstock_common.stream.client import connect
-from penstock_common.stream.link.channel import SKIP, Channel, Command, Reply, ReplyError, Skip
-from penstock_common.stream.link.connection import open_channel
-from penstock_common.stream.link.resp import BUFFER_BYTES, BY_REFERENCE_BYTES, RespReader, pack
-from penstock_common.stream.link.sockets import PlainSocket
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.contracts.channel import ChannelContract, pattern
 from tests.contracts.plain_channel import deliver, entries_of, open_plain_channel

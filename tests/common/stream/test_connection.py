@@ -17,10 +17,10 @@ import redis
 from redis import exceptions as foreign
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable, Unauthorized
+from penstock_common.server.channel import KNOWN_REDIS_PY, ReplyError
+from penstock_common.server.connection import open_channel, translated
+from penstock_common.server.error_translation import address, redacted
 from penstock_common.stream.client import connect
-from penstock_common.stream.link.channel import KNOWN_REDIS_PY, ReplyError
-from penstock_common.stream.link.connection import open_channel, translated
-from penstock_common.stream.link.failure import address, redacted
 from penstock_common.stream.servers.embedded import EmbeddedServer
 
 Fresh = Callable[..., EmbeddedServer]
@@ -137,7 +137,7 @@ class TestConnect:
         with socket.create_server(("127.0.0.1", 0)) as mute:
             started = time.monotonic()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("penstock_common.stream.link.connection.CONNECT_TIMEOUT_S", 0.2)
+                patch.setattr("penstock_common.server.connection.CONNECT_TIMEOUT_S", 0.2)
                 with pytest.raises(ServerUnavailable, match="does not answer"):
                     connect(f"redis://127.0.0.1:{mute.getsockname()[1]}")
             assert time.monotonic() - started < 3

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.__main__ import main
+from penstock_common.stream.commands import run_script
 from penstock_common.stream.groups import forgetting
 from penstock_common.stream.groups.forgetting import drop_group, reset_group
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.commands import run_script
 from tests.contracts.feed import loader_of, numbers, open_stream, produce
 
 

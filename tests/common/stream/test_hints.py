@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock_common.server.channel import Channel, ReplyError
+from penstock_common.server.connection import open_channel
 from penstock_common.stream.client import connect
+from penstock_common.stream.commands import Client
 from penstock_common.stream.hints import hint_command, read_hint
 from penstock_common.stream.keys import StreamKeys
-from penstock_common.stream.link.channel import Channel, ReplyError
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.connection import open_channel
 from penstock_common.stream.streams import CREATED, announce, last_event
 
 KEYS = StreamKeys("t")

@@ -8,11 +8,11 @@ import pytest
 import redis
 
 from penstock_common.errors import ServerUnavailable
+from penstock_common.server.client import RestartDetector
+from penstock_common.server.connection import open_channel
 from penstock_common.stream import losses
 from penstock_common.stream.client import connect
-from penstock_common.stream.link.client import RestartDetector
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.connection import open_channel
+from penstock_common.stream.commands import Client
 from penstock_common.stream.losses import Loss, Settled, Witness, committed_front, note_loss, noted_losses
 from penstock_common.stream.manifest import Manifest, load_manifest
 from penstock_common.stream.removal.release import release_epoch
@@ -74,7 +74,7 @@ class TestRuns:
         with connect(any_url) as client:
             watch = RestartDetector(client)
             watch.check(self.never)
-            monkeypatch.setattr("penstock_common.stream.link.client.read_run_id", lambda _: "another run")
+            monkeypatch.setattr("penstock_common.server.client.read_run_id", lambda _: "another run")
             open_channel(client).close()
             with pytest.raises(ConnectionError):
                 watch.check(compare)
@@ -105,7 +105,7 @@ class TestWitness:
 
     def reconnect(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """The next check finds another run."""
-        monkeypatch.setattr("penstock_common.stream.link.client.read_run_id", lambda _: None)
+        monkeypatch.setattr("penstock_common.server.client.read_run_id", lambda _: None)
         open_channel(client).close()
 
     def test_an_entry_with_other_samples_under_the_same_offsets_is_a_loss(

@@ -15,13 +15,13 @@ from redis.exceptions import ResponseError
 from penstock_common.format.block import BlockBuilder
 from penstock_common.format.spec import Spec
 from penstock_common.format.wire import encode
+from penstock_common.server.connection import open_channel
+from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.damage import unreadable_value
 from penstock_common.stream.entries import commit_commands, group_counts, index_records, is_sealed, trim_entries
 from penstock_common.stream.groups.ledger import settled_bits
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import LAST, PartitionKeys
-from penstock_common.stream.link.commands import Client, run_script
-from penstock_common.stream.link.connection import open_channel
-from penstock_common.stream.link.damage import unreadable_value
 from penstock_common.stream.lua import entries, epochs, groups, losses, positions, repairs, streams, watched
 from penstock_common.stream.manifest import Manifest, abandon_epoch, load_manifest, open_epoch
 from penstock_common.stream.removal.release import release_epoch, retire_epoch

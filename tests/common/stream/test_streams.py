@@ -9,7 +9,7 @@ import pytest
 
 from penstock_common.format.spec import Spec
 from penstock_common.stream.client import connect
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest, open_epoch, retained_epochs
 from penstock_common.stream.streams import create_stream
 

@@ -18,10 +18,10 @@ import pytest
 import redis
 
 from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.server import connection
+from penstock_common.server.channel import Channel
+from penstock_common.server.connection import open_channel
 from penstock_common.stream.client import connect
-from penstock_common.stream.link import connection
-from penstock_common.stream.link.channel import Channel
-from penstock_common.stream.link.connection import open_channel
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
 from penstock_consumer.loader import Loader
 from penstock_producer.writing.writer import Writer

@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from penstock_common.errors import DamagedKey, PenstockError, ServerUnavailable, Unauthorized, WritesRefused
+from penstock_common.server.error_translation import translate
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import Membership, beat, join_group
-from penstock_common.stream.link.failure import translate
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import Stream
 from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, produce, writer_of

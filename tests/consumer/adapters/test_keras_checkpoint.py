@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_consumer.loader import Loader
 from tests.contracts.adapter import BATCH, GROUP, MEMBER, SAMPLES, STREAM, delivered, loader_of, ordered, settled
 from tests.contracts.feed import open_stream, produce

@@ -19,13 +19,13 @@ from penstock_common.format.ref import Ref
 from penstock_common.format.spec import SHAPES_SUFFIX, Spec
 from penstock_common.format.wire import decode
 from penstock_common.segments.reading import SegmentReader
+from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import PAGE, Record, group_counts, index_records, is_believable, is_gone, parse_id
 from penstock_common.stream.groups.ledger import whole_ledgers
 from penstock_common.stream.groups.positions import known_positions, settled_below
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster
 from penstock_common.stream.index_pages import Indexes, Want
 from penstock_common.stream.keys import LAST, PartitionKeys
-from penstock_common.stream.link.commands import Client, readable, run_script
 from penstock_common.stream.mending.dead import DeadNote, load_notes
 from penstock_common.stream.payloads import whole_fields
 from penstock_common.stream.streams import Stream

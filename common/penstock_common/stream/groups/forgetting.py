@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.lua.groups import DROP_GROUP, RESET_GROUP
 from penstock_common.stream.manifest import begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream

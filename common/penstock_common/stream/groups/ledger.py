@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock_common.stream.commands import Arg, Client, run_script
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.groups.positions import kept_head, known_positions, settled_below, starts_of
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, load_roster
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Arg, Client, run_script
 from penstock_common.stream.lua.entries import ACK, BURY
 from penstock_common.stream.manifest import Manifest, begun_shards
 from penstock_common.stream.mending.dead import load_notes

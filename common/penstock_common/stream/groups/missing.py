@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import pending_members
 from penstock_common.stream.groups.roster import ORDERED, UNSEEN_MS, Roster, rank_member
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client
 
 Missing = dict[tuple[str, str], int | None]
 """(group, member) -> ms since it was seen; None: it left, or never came."""

@@ -6,8 +6,8 @@ What a pin keeps is the producer's plan; a replay's lease is ``roster``'s.
 from __future__ import annotations
 
 from penstock_common.errors import ReplayTruncated
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.lua.streams import PIN
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.streams import Stream

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import GroupNotFound, MemberReplaced, PenstockError, ReplayTruncated
+from penstock_common.stream.commands import Arg, Client, decoded, is_script_error, readable, run_script
 from penstock_common.stream.groups.roster import GroupRecord, Membership
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Arg, Client, decoded, is_script_error, readable, run_script
 from penstock_common.stream.lua.positions import REPORT, REWIND
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream

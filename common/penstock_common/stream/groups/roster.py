@@ -22,8 +22,8 @@ from penstock_common.errors import (
     PenstockError,
 )
 from penstock_common.hints import did_you_mean
+from penstock_common.stream.commands import Arg, Client, decoded, is_script_error, readable, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Arg, Client, decoded, is_script_error, readable, run_script
 from penstock_common.stream.lua.groups import (
     BEAT,
     CLOSE_FOR_GROUP,

@@ -20,10 +20,10 @@ from penstock_common.errors import BadEntry, EntryNotFound, StreamConflict
 from penstock_common.format.header import parse_header
 from penstock_common.format.limits import MAX_HEADER_BYTES
 from penstock_common.segments.plane import INLINE
+from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import Record, index_records, is_gone
 from penstock_common.stream.groups.roster import ORDERED, load_roster, require_group
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client, readable, run_script
 from penstock_common.stream.lua.repairs import REOPEN, RETRY, SHOW
 from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, retained_epochs
 from penstock_common.stream.mending.dead import DeadNote, load_notes

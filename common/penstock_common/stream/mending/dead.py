@@ -9,8 +9,8 @@ import json
 import re
 from dataclasses import dataclass
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client
 
 _NAME = re.compile(rb"([0-9]{1,10}:)?[0-9]{1,18}-[0-9]{1,18}")
 """Of a field. Commands send these names to the server as ids of entries."""

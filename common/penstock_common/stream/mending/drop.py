@@ -11,6 +11,7 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import EntryNotFound, GroupNotFound, StreamConflict
 from penstock_common.stream.audit import audit_stream, survey_epoch
 from penstock_common.stream.audit.accounts import MissingRange
+from penstock_common.stream.commands import Arg, Client, run_script
 from penstock_common.stream.entries import Record, is_gone, list_pending
 from penstock_common.stream.groups.ledger import runs, uncovered
 from penstock_common.stream.groups.positions import known_positions, starts_of
@@ -23,7 +24,6 @@ from penstock_common.stream.groups.roster import (
     server_ms,
 )
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Arg, Client, run_script
 from penstock_common.stream.lua.repairs import GIVE_UP
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, load_manifest
 from penstock_common.stream.mending.bad import DeadLetter, letter_of, records_by_entry

@@ -16,11 +16,11 @@ from penstock_common.errors import BadEntry, EpochAbandoned
 from penstock_common.format.wire import Fields, decode
 from penstock_common.stream.audit.accounts import MissingRange
 from penstock_common.stream.audit.survey import Survey
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import Record, group_counts, index_record, overridden, repair_record
 from penstock_common.stream.groups.presence import ended_members
 from penstock_common.stream.groups.roster import ORDERED, load_roster, server_ms
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.lua.repairs import BALANCE, REOPEN, REPAIR
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import reader_of, whole_fields

@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock_common.errors import DamagedKey, StreamNotFound
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import group_counts
 from penstock_common.stream.groups.presence import ended_members
 from penstock_common.stream.groups.roster import load_roster, server_ms
 from penstock_common.stream.keys import LAST, StreamKeys, checked_name, is_of_stream, patterns_of_stream
-from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.lua.streams import MARK_DELETING
 from penstock_common.stream.manifest import find_manifest, retained_epochs
 from penstock_common.stream.payloads import segments_of

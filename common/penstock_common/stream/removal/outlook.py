@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Roster, ms_of, parse_roster
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import parse_states
 from penstock_common.stream.streams import Stream
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from redis.exceptions import WatchError
 
+from penstock_common.stream.commands import Call, Client, run_script, run_scripts
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Call, Client, run_script, run_scripts
 from penstock_common.stream.losses import forget_losses
 from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.manifest import begun_shards, find_manifest

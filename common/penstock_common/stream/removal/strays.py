@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock_common.segments.folder import SegmentFolder, read_mark
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.streams import find_stream
 
 QUIET_S = 600.0

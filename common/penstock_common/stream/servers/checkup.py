@@ -19,9 +19,9 @@ from typing import Any, Final
 from redis.exceptions import NoPermissionError, ResponseError
 
 from penstock_common.errors import PenstockError, Unauthorized
+from penstock_common.server.error_translation import translated
+from penstock_common.stream.commands import Client
 from penstock_common.stream.keys import scratch_key
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.failure import translated
 
 PINGS: Final = 100
 PROBE_ENTRY_BYTES: Final = 1_000_000

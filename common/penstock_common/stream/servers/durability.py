@@ -14,9 +14,9 @@ from typing import Any, Final
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import BadDurability, DurabilityLost, ServerUnsuitable, WaitTimeout
-from penstock_common.stream.link.channel import Command, Reply
-from penstock_common.stream.link.commands import Client
-from penstock_common.stream.link.failure import address, translate_reply
+from penstock_common.server.channel import Command, Reply
+from penstock_common.server.error_translation import address, translate_reply
+from penstock_common.stream.commands import Client
 from penstock_common.stream.lua.pieces import GO_ON
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, Wait

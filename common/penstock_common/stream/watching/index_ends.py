@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import PAGE, Record, index_record, parse_id
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import Manifest
 
 FIRST_PAGE = 8

@@ -12,13 +12,13 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import DamagedKey
 from penstock_common.stream.audit.survey import EntryId
+from penstock_common.stream.commands import Client, readable
 from penstock_common.stream.entries import PAGE, group_counts, index_ends, index_records, is_gone, parse_id
 from penstock_common.stream.groups.ledger import behind
 from penstock_common.stream.groups.positions import known_positions
 from penstock_common.stream.groups.presence import ended_members, is_silent
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, load_roster, server_ms
 from penstock_common.stream.keys import LAST, PartitionKeys
-from penstock_common.stream.link.commands import Client, readable
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.mending.bad import kinds_of_bad
 from penstock_common.stream.payloads import PlaneView, plane_of

@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple
 
 from redis.exceptions import ResponseError
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.positions import known_positions, starts_of
 from penstock_common.stream.groups.presence import ended_members
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, server_ms
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.servers.suitability import read_memory
 from penstock_common.stream.streams import Stream, load_stream, read_counters

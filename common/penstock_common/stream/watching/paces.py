@@ -17,9 +17,9 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError
 from penstock_common.pace import Pace
+from penstock_common.stream.commands import Arg, Client, decoded, readable, run_script
 from penstock_common.stream.groups.roster import server_ms
 from penstock_common.stream.keys import is_name
-from penstock_common.stream.link.commands import Arg, Client, decoded, readable, run_script
 from penstock_common.stream.lua.paces import TELL_PACE
 from penstock_common.stream.streams import Stream
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from penstock_common.stream.servers.suitability import ServerMemory, read_memory
 
 KEYS = {"waiting": ("llen", "rq:queue:"), "running": ("zcard", "rq:wip:"), "failed": ("zcard", "rq:failed:")}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record, index_ends, parse_id
 from penstock_common.stream.groups.roster import server_ms
-from penstock_common.stream.link.commands import Client
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watching.index_ends import due_shards, newest_records, read_on

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.commands import Client, run_script
 from penstock_common.stream.lua.room import NOTE_WAIT
 
 RENEW_S = 1.0

@@ -13,8 +13,8 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from penstock_common.errors import DamagedKey
+from penstock_common.server.error_translation import is_wrong_type
 from penstock_common.stream.keys import StreamKeys, parts_of
-from penstock_common.stream.link.failure import is_wrong_type
 
 _GONE = "XGROUP subcommand requires the key to exist"
 """The same of an entries key that is not there."""

@@ -14,9 +14,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from penstock_common.errors import PenstockError, ServerUnavailable
-from penstock_common.stream.link.channel import REPLY_TIMEOUT_S, Channel
-from penstock_common.stream.link.client import ControlClient, connections_of
-from penstock_common.stream.link.failure import address, broke_off, may_pass, redacted, translated
+from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel
+from penstock_common.server.client import ControlClient, connections_of
+from penstock_common.server.error_translation import address, broke_off, may_pass, redacted, translated
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 from penstock_common.watchdog import Request
 

@@ -20,7 +20,7 @@ from redis.client import Pipeline
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError, ServerUnavailable, Unauthorized
-from penstock_common.stream.link.failure import address, is_denied, is_wrong_type, may_pass, translate
+from penstock_common.server.error_translation import address, is_denied, is_wrong_type, may_pass, translate
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_common.watchdog import Request
 

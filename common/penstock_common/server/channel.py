@@ -16,9 +16,9 @@ import redis
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import ServerUnavailable, ServerUnsuitable
-from penstock_common.stream.link.failure import ReplyError, translate, translate_reply
-from penstock_common.stream.link.resp import SKIP, Command, EntrySink, Reply, RespReader, Skip, pack
-from penstock_common.stream.link.sockets import REPLY_TIMEOUT_S, PlainSocket, SendingSocket, TlsSocket
+from penstock_common.server.error_translation import ReplyError, translate, translate_reply
+from penstock_common.server.resp import SKIP, Command, EntrySink, Reply, RespReader, Skip, pack
+from penstock_common.server.sockets import REPLY_TIMEOUT_S, PlainSocket, SendingSocket, TlsSocket
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.watchdog import Request
 

@@ -14,8 +14,8 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 from redis.exceptions import NoScriptError, ResponseError
 
 from penstock_common.errors import BadSpec, PenstockError, ServerUnavailable
-from penstock_common.stream.link.channel import Channel
-from penstock_common.stream.link.damage import unreadable_value
+from penstock_common.server.channel import Channel
+from penstock_common.stream.damage import unreadable_value
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from redis.exceptions import NoScriptError, ResponseError
 
 from penstock_common.errors import ServerUnavailable
+from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel, Command
+from penstock_common.server.connection import open_channel
+from penstock_common.server.error_translation import translate_reply
+from penstock_common.stream.commands import Arg, Client, sha_of
+from penstock_common.stream.damage import damage_of
 from penstock_common.stream.groups.ledger import Ranges, acknowledgement
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.link.channel import REPLY_TIMEOUT_S, Channel, Command
-from penstock_common.stream.link.commands import Arg, Client, sha_of
-from penstock_common.stream.link.connection import open_channel
-from penstock_common.stream.link.damage import damage_of
-from penstock_common.stream.link.failure import translate_reply
 from penstock_common.stream.lua.entries import ACK
 from penstock_common.stream.manifest import Manifest
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr

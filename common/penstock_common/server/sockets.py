@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from penstock_common.stream.link.resp import Part, ReceivingSocket
+from penstock_common.server.resp import Part, ReceivingSocket
 
 REPLY_TIMEOUT_S: Final = 30.0
 """Patience with a server that was asked something it answers at once; 6.2 sleeps through UNLINK and FLUSHALL."""

@@ -1,1 +1,0 @@
-"""Talking to a server: control client, data channels, the protocol, failures in our words."""
