@@ -43,7 +43,7 @@ def take_apart(payload: str) -> tuple[float, dict[str, float]]:
 def _take_apart(payload: str) -> tuple[float, dict[str, float]]:
     from penstock import EmbeddedServer, Writer
     from penstock_common.stream.removal.deletion import delete_stream
-    from penstock_producer.working.memory import keep_freed
+    from penstock_producer.jobs.watchdog import keep_freed
 
     keep_freed()
     data = SameCrops(photographs().paths)
@@ -73,8 +73,8 @@ def _in_turns(data: Any, writer: Any) -> dict[str, list[float]]:
 
 def _sides(data: Any, writer: Any, epoch: Any) -> dict[str, Callable[[list[int], int], None]]:
     from penstock_common.format.wire import encode
+    from penstock_producer.jobs.fill import Seed, Watch, fill_samples
     from penstock_producer.sources.dataset import DatasetSource
-    from penstock_producer.working.fill import Seed, Watch, fill_samples
     from penstock_producer.writing.shard import ShardWriter
 
     source = DatasetSource(data, "photographs")

@@ -81,13 +81,12 @@ def _pay(job: tuple[str, bool, int]) -> Paid:
     from penstock import EmbeddedServer
     from penstock_common.stream.client import connect
     from penstock_common.stream.removal.deletion import delete_stream
-    from penstock_producer.planning.order import cut, default_shard_samples
-    from penstock_producer.planning.plan import ProductionPlan
-    from penstock_producer.planning.production import Production
+    from penstock_producer.jobs.allowlist import ANYTHING
+    from penstock_producer.jobs.plan import ProductionPlan, cut, default_shard_samples
+    from penstock_producer.jobs.production import Production
+    from penstock_producer.jobs.watchdog import keep_freed
+    from penstock_producer.jobs.worker import WorkerOptions
     from penstock_producer.sources.config import DatasetConfig
-    from penstock_producer.working.memory import keep_freed
-    from penstock_producer.working.trust import ANYTHING
-    from penstock_producer.working.worker import WorkerOptions
 
     payload, is_new, of = job
     keep_freed()
@@ -163,10 +162,10 @@ def _in_turns(options: Any) -> Paid:
 def _worker(options: Any) -> tuple[Any, Any]:
     """With its workbench."""
     from penstock_common.stream.client import connect
-    from penstock_producer.working.jobs import open_queue, set_workbench
-    from penstock_producer.working.paced import PacedBench
-    from penstock_producer.working.trust import ANYTHING
-    from penstock_producer.working.worker import ShardWorker
+    from penstock_producer.jobs.allowlist import ANYTHING
+    from penstock_producer.jobs.queue import open_queue, set_workbench
+    from penstock_producer.jobs.task_runner import PacedBench
+    from penstock_producer.jobs.worker import ShardWorker
 
     bench = PacedBench(options.url, options.name)
     set_workbench(bench, ANYTHING.check, options.key)

@@ -22,7 +22,7 @@ from penstock.__main__ import main as penstock
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import PRODUCED, retained_epochs
 from penstock_common.stream.streams import load_stream, read_counters
-from penstock_producer.planning.order import EpochOrder
+from penstock_producer.jobs.plan import EpochOrder
 from penstock_producer.sources.dataset import DatasetSource
 from penstock_producer.sources.seeding import sample_rng
 

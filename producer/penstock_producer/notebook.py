@@ -15,16 +15,16 @@ from penstock_common.errors import PenstockError, WaitTimeout
 from penstock_common.hints import callable_of, explained, whole
 from penstock_common.settings import Settings
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production as Loop
-from penstock_producer.planning.production import refuse_path
-from penstock_producer.planning.progress import Progress, Summary
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production as Loop
+from penstock_producer.jobs.production import refuse_path
+from penstock_producer.jobs.progress import Progress, Summary
+from penstock_producer.jobs.task import OnError
+from penstock_producer.jobs.watchdog import SAMPLE_LIMIT_S
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import LocalConfig
 from penstock_producer.sources.names import forget, register
 from penstock_producer.sources.transform import BLOCK_SAMPLES
-from penstock_producer.working.oversight import SAMPLE_LIMIT_S
-from penstock_producer.working.task import OnError
-from penstock_producer.working.worker import WorkerOptions
 
 
 class Production:

@@ -18,11 +18,11 @@ import pytest
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.spec import Spec
+from penstock_producer.jobs.fill import ItemFiller, Seed, Stopped, Watch
 from penstock_producer.sources.config import SourceConfig, parse_config
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource
 from penstock_producer.sources.seeding import sample_rng
-from penstock_producer.working.fill import ItemFiller, Seed, Stopped, Watch
 from penstock_producer.writing.shard import ShardWriter
 from tests.contracts.source import Sample, digest, in_fork
 

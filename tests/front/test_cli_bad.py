@@ -10,10 +10,10 @@ import pytest
 import redis
 
 from penstock.__main__ import main
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig
-from penstock_producer.working.worker import WorkerOptions
 from tests.common.stream.audited import append, audited, entry_of, fill, partition_of, train
 
 Capture = pytest.CaptureFixture[str]

@@ -20,7 +20,7 @@ from penstock.demo.session import Options, Outcome, goal_applies
 from penstock.demo.trainer import Task
 from penstock.demo.trainers import Trainer
 from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit
-from penstock_producer.planning.progress import Summary
+from penstock_producer.jobs.progress import Summary
 
 
 def trained(name: str, accuracy: float = 0.97) -> Trainer:

@@ -11,7 +11,7 @@ import pytest
 from penstock.cli.console import Console
 from penstock.cli.production import ProductionView, duration
 from penstock_common.waiting import to_stderr
-from penstock_producer.planning.progress import EpochProgress, Progress
+from penstock_producer.jobs.progress import EpochProgress, Progress
 
 
 class Terminal(io.StringIO):

@@ -16,10 +16,10 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset
 
 import penstock
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import ImagesConfig, TorchConfig
-from penstock_producer.working.worker import WorkerOptions
 from tests.producer.reading import read_epoch
 
 IMAGES = 24

@@ -19,11 +19,11 @@ from penstock_common.stream.groups.roster import Membership, join_group, load_ro
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import EVENTS_KEPT, load_stream, read_counters
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.keeping import janitor, tidying
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
 from penstock_producer.sources.config import parse_config
-from penstock_producer.working.worker import WorkerOptions
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, sample, writer_of
 from tests.producer import made
 

@@ -19,7 +19,7 @@ import redis
 
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
-from penstock_producer.working.jobs import FUNCTION, RETRIES
+from penstock_producer.jobs.queue import FUNCTION, RETRIES
 from tests.producer.made import SAMPLES
 from tests.producer.reading import read_epoch
 from tests.producer.test_hostile_queue import bomb, rq

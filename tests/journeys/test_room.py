@@ -26,14 +26,13 @@ from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watching.waiters import Waiter
 from penstock_consumer.loader import Loader
-from penstock_producer.planning.order import cut
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
+from penstock_producer.jobs.allowlist import ANYTHING
+from penstock_producer.jobs.fleet import Fleet
+from penstock_producer.jobs.plan import ProductionPlan, cut
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.queue import open_queue
+from penstock_producer.jobs.worker import QUEUE, WorkerOptions
 from penstock_producer.sources.config import DatasetConfig
-from penstock_producer.working.fleet import Fleet
-from penstock_producer.working.jobs import open_queue
-from penstock_producer.working.trust import ANYTHING
-from penstock_producer.working.worker import QUEUE, WorkerOptions
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
 from tests.contracts.processes import child

@@ -13,11 +13,11 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.loader import Loader
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.planning.dispatch import Dispatcher
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
+from penstock_producer.jobs.dispatch import Dispatcher
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import parse_config
-from penstock_producer.working.worker import WorkerOptions
 from tests.journeys.test_delete import in_every_state
 from tests.producer import made
 

@@ -11,10 +11,9 @@ from penstock_common.errors import SampleError
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.streams import Stream, load_stream
-from penstock_producer.planning.order import EpochOrder
-from penstock_producer.planning.plan import plan_fingerprint
-from penstock_producer.repair import Repaired, repair_epoch
-from penstock_producer.working.fill import Seed, Watch, fill_batches, fill_samples
+from penstock_producer.jobs.fill import Seed, Watch, fill_batches, fill_samples
+from penstock_producer.jobs.plan import EpochOrder, plan_fingerprint
+from penstock_producer.jobs.repair import Repaired, repair_epoch
 from penstock_producer.writing.writer import Writer
 
 SAMPLES, SHARD, BLOCK = 90, 40, 7

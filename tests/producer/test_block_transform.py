@@ -14,12 +14,12 @@ import redis
 
 import penstock
 from penstock_common.errors import SampleError, SourceError
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
-from penstock_producer.planning.progress import Summary
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.progress import Summary
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, SourceConfig
 from penstock_producer.sources.transform import BlockTransform, Transform, UnequalSamples
-from penstock_producer.working.worker import WorkerOptions
 from tests.producer.reading import read_epoch
 
 SAMPLES, BLOCK = 50, 8

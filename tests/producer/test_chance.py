@@ -13,8 +13,10 @@ import pytest
 import redis
 from PIL import Image
 
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
+from penstock_producer.jobs.fill import Seed
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.arrays import ArraysSource
 from penstock_producer.sources.choice import BalancedSource, SplitSource, WeightedSource
 from penstock_producer.sources.config import ArraysConfig, DatasetConfig, ImagesConfig
@@ -23,8 +25,6 @@ from penstock_producer.sources.images import ImagesSource
 from penstock_producer.sources.protocol import draws
 from penstock_producer.sources.seeding import seed_globals
 from penstock_producer.sources.transform import Transform, TransformedSource
-from penstock_producer.working.fill import Seed
-from penstock_producer.working.worker import WorkerOptions
 from tests.producer.reading import read_epoch
 
 

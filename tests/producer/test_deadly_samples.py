@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import redis
 
-from penstock_producer.planning.plan import EpochFailed, ProductionPlan
-from penstock_producer.planning.production import Production
-from penstock_producer.planning.progress import Summary
+from penstock_producer.jobs import watchdog
+from penstock_producer.jobs.fill import TooManyBad
+from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.progress import Summary
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig
-from penstock_producer.working import oversight
-from penstock_producer.working.fill import TooManyBad
-from penstock_producer.working.worker import WorkerOptions
 from tests.producer.deadly import DEEDS, SAMPLES
 from tests.producer.reading import read_epoch
 
@@ -112,8 +112,8 @@ def test_a_worker_that_leaks_is_replaced_and_its_sample_is_not_to_blame(
     any_url: str, any_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leaking library would take the machine with it; a fresh process costs a second."""
-    monkeypatch.setattr(oversight, "RIPE_S", 0.5)
-    monkeypatch.setattr(oversight, "LOOK_S", 0.1)
+    monkeypatch.setattr(watchdog, "RIPE_S", 0.5)
+    monkeypatch.setattr(watchdog, "LOOK_S", 0.1)
     told: list[str] = []
     summary = produce(any_url, "leaks", told=told, memory=400 << 20, shard_samples=30)
     assert any("held more than 400 MiB of memory; another takes its place" in line for line in told)

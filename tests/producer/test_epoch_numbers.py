@@ -9,8 +9,8 @@ import pytest
 from penstock_common.errors import EpochAbandoned, StreamConflict
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest, retained_epochs
-from penstock_producer.planning.plan import EpochFailed, ProductionPlan
-from penstock_producer.planning.production import Production
+from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
+from penstock_producer.jobs.production import Production
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, produce, replayed, sample, stored, writer_of
 from tests.producer.test_jobs import dataset, options_of
 

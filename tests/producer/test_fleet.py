@@ -22,14 +22,13 @@ from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream, read_counters
 from penstock_common.stream.watching.inspection import inspect_stream
 from penstock_common.stream.watching.paces import load_paces
-from penstock_producer.planning.ahead import fewest_unread
-from penstock_producer.planning.dispatch import Dispatcher
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
+from penstock_producer.jobs.allowlist import ANYTHING
+from penstock_producer.jobs.dispatch import Dispatcher
+from penstock_producer.jobs.fleet import Fleet
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production, fewest_unread
+from penstock_producer.jobs.worker import QUEUE, WorkerOptions
 from penstock_producer.sources.config import DatasetConfig
-from penstock_producer.working.fleet import Fleet
-from penstock_producer.working.trust import ANYTHING
-from penstock_producer.working.worker import QUEUE, WorkerOptions
 from tests.contracts.processes import ROOT
 from tests.producer.reading import read_epoch
 

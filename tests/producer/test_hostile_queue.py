@@ -24,15 +24,15 @@ from rq.exceptions import NoSuchJobError
 from rq.serializers import JSONSerializer
 
 from penstock.__main__ import main
-from penstock_producer.planning import production as productions
-from penstock_producer.planning.dispatch import Dispatcher
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
-from penstock_producer.working.fleet import Fleet
-from penstock_producer.working.jobs import FUNCTION, ShardJob, open_queue
-from penstock_producer.working.oversight import Death, suspect
-from penstock_producer.working.record import META_BYTES, Unreadable, checked, inflated, readable_meta
-from penstock_producer.working.worker import QUEUE
+from penstock_producer.jobs import production as productions
+from penstock_producer.jobs.dispatch import Dispatcher
+from penstock_producer.jobs.fleet import Fleet
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.queue import FUNCTION, ShardJob, open_queue
+from penstock_producer.jobs.task import META_BYTES, Unreadable, checked, inflated, readable_meta
+from penstock_producer.jobs.watchdog import Death, suspect
+from penstock_producer.jobs.worker import QUEUE
 from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import PATIENCE_S, dataset, numbers_in, options_of
 from tests.producer.test_trust import TASK
@@ -376,7 +376,7 @@ def test_a_worker_that_is_ended_by_the_queue_says_so_in_its_exit_code(
     any_url: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """`penstock worker --burst` ended with 0 when 80 of 200 samples were made: a script went on to train on them."""
-    from penstock_producer.working import worker as workers
+    from penstock_producer.jobs import worker as workers
 
     monkeypatch.setattr(workers.ShardWorker, "prepare_execution", _raises(TypeError("unforeseen")))
     plan = ProductionPlan(stream="train", source=dataset())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -19,16 +21,16 @@ from rq.serializers import JSONSerializer
 
 from penstock_common.errors import PenstockError, SourceError
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_producer.planning.dispatch import Dispatcher
-from penstock_producer.planning.plan import EpochFailed, ProductionPlan
-from penstock_producer.planning.production import Production
-from penstock_producer.planning.progress import Progress, Summary
+from penstock_producer.jobs.allowlist import ANYTHING
+from penstock_producer.jobs.dispatch import Dispatcher
+from penstock_producer.jobs.fleet import Fleet
+from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.progress import Progress, Summary
+from penstock_producer.jobs.task import ShardTask
+from penstock_producer.jobs.worker import QUEUE, WorkerOptions
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig, SourceConfig
 from penstock_producer.sources.names import register
-from penstock_producer.working.fleet import Fleet
-from penstock_producer.working.task import ShardTask
-from penstock_producer.working.trust import ANYTHING
-from penstock_producer.working.worker import QUEUE, WorkerOptions
 from tests.producer.made import SAMPLES, Batches
 from tests.producer.reading import bad_count, read_epoch
 
@@ -338,6 +340,36 @@ def test_forged_jobs_are_refused_and_others_still_done(
     assert "names the function 'os.mkdir'" in told
     assert "not JSON" in told
     assert told.count("refused job") >= 3
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+
+
+NAME_OF_ALL_VERSIONS = "penstock_producer.working.jobs.produce_shard"
+"""As dispatchers and workers have written it from the first version on, whatever module has the function."""
+
+
+def test_a_job_has_the_name_that_workers_of_older_versions_do(any_url: str) -> None:
+    """A fleet is updated host by host: a worker of the older version refuses any other name."""
+    asked = ProductionPlan(stream="train", source=dataset(), shard_samples=30)
+    with Production(asked, options_of(any_url), workers=0) as production, redis.Redis.from_url(any_url) as client:
+        production.enqueue_all()
+        calls = [json.loads(zlib.decompress(client.hget(key, "data"))) for key in client.scan_iter("rq:job:*")]
+        assert {tuple(call[:1]) for call in calls} == {(NAME_OF_ALL_VERSIONS,)}
+        production.leave()
+
+
+def test_a_job_that_an_older_version_queued_is_done(any_url: str) -> None:
+    """Jobs outlive an update of their worker: the queue of the night before is made by the new version."""
+    asked = ProductionPlan(stream="train", source=dataset(), shard_samples=SAMPLES)
+    with Production(asked, options_of(any_url), workers=0) as production, redis.Redis.from_url(any_url) as client:
+        production.enqueue_all()
+        (key,) = client.scan_iter("rq:job:*")
+        _, instance, positional, named = json.loads(zlib.decompress(client.hget(key, "data")))
+        client.hset(key, "data", json.dumps([NAME_OF_ALL_VERSIONS, instance, positional, named]))
+        helper = Fleet(options_of(any_url), 1)
+        try:
+            list(production.run())
+        finally:
+            helper.stop()
     assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
 
 

@@ -12,11 +12,11 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from penstock_producer.planning.plan import EpochFailed
-from penstock_producer.planning.progress import Progress
+from penstock_producer.jobs.plan import EpochFailed
+from penstock_producer.jobs.progress import Progress
+from penstock_producer.jobs.queue import RETRIES
+from penstock_producer.jobs.watchdog import Making, Oversight
 from penstock_producer.sources.config import GeneratorConfig
-from penstock_producer.working.jobs import RETRIES
-from penstock_producer.working.oversight import Making, Oversight
 from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import dataset, numbers_in, produce
 

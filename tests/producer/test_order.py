@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_common.format.limits import MAX_SHARD_SAMPLES
-from penstock_producer.planning.order import (
+from penstock_producer.jobs.plan import (
     EpochOrder,
     cut,
     cut_batches,

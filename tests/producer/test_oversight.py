@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock_producer.working import oversight
-from penstock_producer.working.memory import held_bytes, machine_bytes
-from penstock_producer.working.oversight import (
+from penstock_producer.jobs import watchdog
+from penstock_producer.jobs.task import readable_meta
+from penstock_producer.jobs.watchdog import (
     ENOUGH,
     GROWN_S,
     LOOK_S,
@@ -20,10 +20,11 @@ from penstock_producer.working.oversight import (
     Death,
     Oversight,
     Suspicion,
+    held_bytes,
+    machine_bytes,
     memory_part,
     suspect,
 )
-from penstock_producer.working.record import readable_meta
 
 
 class Clock:
@@ -57,7 +58,7 @@ class Process:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Of worker and supervisor alike."""
     clock = Clock()
-    monkeypatch.setattr("penstock_producer.working.oversight.time.monotonic", clock)
+    monkeypatch.setattr("penstock_producer.jobs.watchdog.time.monotonic", clock)
     return clock
 
 
@@ -84,14 +85,14 @@ def test_a_sample_is_hung_when_its_limit_is_over_and_never_without_one(clock: Cl
     assert process.done == ["kill"]
     death = watched.death("me", 4711, -signal.SIGKILL)
     assert death is not None
-    assert (death.place, death.deed, death.weight) == (8, "took its worker longer than 60 s", oversight.HUNG)
+    assert (death.place, death.deed, death.weight) == (8, "took its worker longer than 60 s", watchdog.HUNG)
 
 
 def test_a_grown_worker_ends_after_its_sample_and_one_that_cannot_is_killed(
     clock: Clock, process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leak is nobody's fault; a sample that grows for ever would be made for ever if it were not held against it."""
-    monkeypatch.setattr(oversight, "held_bytes", lambda pid: 2 << 30)
+    monkeypatch.setattr(watchdog, "held_bytes", lambda pid: 2 << 30)
     watched = Oversight(1 << 30, clock)
     watched.making.begin(3, 300.0)
     clock.now += RIPE_S - 1

@@ -18,7 +18,7 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.stream.watching.paces import GONE_MS, SILENT_MS, Teller, load_paces, trainer_field, worker_field
-from penstock_producer.working.autoscale import Autoscale
+from penstock_producer.jobs.autoscaler import Autoscale
 from tests.contracts.feed import produce
 
 PATIENCE_S = 60.0

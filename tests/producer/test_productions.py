@@ -12,11 +12,10 @@ import penstock
 from penstock_common.errors import StreamConflict
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream
-from penstock_producer.planning.plan import EpochFailed, ProductionPlan
-from penstock_producer.planning.production import Production
-from penstock_producer.planning.productions import Productions
+from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
+from penstock_producer.jobs.production import Production, Productions
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig
-from penstock_producer.working.worker import WorkerOptions
 from tests.producer.reading import read_epoch
 
 

@@ -16,7 +16,7 @@ from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.removal.release import release_epoch
 from penstock_consumer.loader import Loader
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.repair import NotRepairable
+from penstock_producer.jobs.repair import NotRepairable
 from penstock_producer.writing.writer import Writer
 from tests.contracts.processes import child
 from tests.producer import repaired

@@ -13,7 +13,7 @@ import pytest
 
 from penstock_common.pace import Look, Pace
 from penstock_common.stream.watching.paces import Fleet, Paces, Told
-from penstock_producer.working.staffing import Load, Staffing, load_of, part_of, shown, wish
+from penstock_producer.jobs.autoscaler import Load, Staffing, load_of, part_of, shown, wish
 
 STEADY_S, AFTER_S = 60.0, 600.0
 LOOK_S = 2.0

@@ -12,14 +12,14 @@ from redis import Redis
 from rq.job import JobStatus
 
 from penstock_common.stream.removal.release import release_epoch
-from penstock_producer.planning.dispatch import LOST_AFTER, Dispatcher
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
-from penstock_producer.working.fill import Stopped
-from penstock_producer.working.fleet import Fleet
-from penstock_producer.working.jobs import RETRIES, ShardJob
-from penstock_producer.working.oversight import Death
-from penstock_producer.working.worker import QUEUE
+from penstock_producer.jobs.dispatch import LOST_AFTER, Dispatcher
+from penstock_producer.jobs.fill import Stopped
+from penstock_producer.jobs.fleet import Fleet
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.queue import RETRIES, ShardJob
+from penstock_producer.jobs.watchdog import Death
+from penstock_producer.jobs.worker import QUEUE
 from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import PATIENCE_S, dataset, numbers_in, options_of
 from tests.producer.test_trust import TASK

@@ -19,12 +19,12 @@ import redis
 from PIL import Image
 
 from penstock_common.errors import SampleError
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.files import shown
 from penstock_producer.sources.image_files import ImageFolder
-from penstock_producer.working.worker import WorkerOptions
 from tests.contracts.source import in_fork
 from tests.producer.reading import read_epoch
 

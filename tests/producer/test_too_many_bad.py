@@ -10,13 +10,13 @@ import pytest
 import redis
 
 from penstock_common.errors import SpecMismatch
-from penstock_producer.planning.plan import EpochFailed, ProductionPlan
-from penstock_producer.planning.production import Production
-from penstock_producer.planning.progress import Summary
+from penstock_producer.jobs.fill import bad_limit
+from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.progress import Summary
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig, SourceConfig
 from penstock_producer.sources.names import register
-from penstock_producer.working.fill import bad_limit
-from penstock_producer.working.worker import WorkerOptions
 from penstock_producer.writing.writer import Writer
 from tests.producer.made import SAMPLES
 from tests.producer.reading import read_epoch

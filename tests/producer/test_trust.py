@@ -18,10 +18,15 @@ import redis
 from PIL import Image
 
 from penstock_common.errors import SourceError
-from penstock_producer.planning import production as productions
-from penstock_producer.planning.dispatch import Dispatcher
-from penstock_producer.planning.plan import EpochFailed, ProductionPlan
-from penstock_producer.planning.production import Production
+from penstock_producer.jobs import production as productions
+from penstock_producer.jobs.allowlist import ANYTHING, Orders, Trust, options_for
+from penstock_producer.jobs.dispatch import Dispatcher
+from penstock_producer.jobs.fleet import Fleet
+from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.queue import FUNCTION
+from penstock_producer.jobs.task import ShardTask
+from penstock_producer.jobs.worker import QUEUE, WorkerOptions
 from penstock_producer.sources import allowed, names
 from penstock_producer.sources.allowed import NotAllowed
 from penstock_producer.sources.config import (
@@ -34,11 +39,6 @@ from penstock_producer.sources.config import (
     WeightedPart,
 )
 from penstock_producer.sources.open import open_source
-from penstock_producer.working.fleet import Fleet
-from penstock_producer.working.jobs import FUNCTION
-from penstock_producer.working.task import ShardTask
-from penstock_producer.working.trust import ANYTHING, Orders, Trust, options_for
-from penstock_producer.working.worker import QUEUE, WorkerOptions
 from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import PATIENCE_S, dataset, numbers_in, options_of
 

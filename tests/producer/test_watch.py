@@ -20,11 +20,11 @@ from penstock_common.stream.manifest import ABANDONED, OPEN, load_manifest, open
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watched import load_watched, note_made, take_files
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.watch import Sightings, Watch
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.watched_folder import Sightings, Watch
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.files import SourceFile
-from penstock_producer.working.worker import WorkerOptions
 from penstock_producer.writing.writer import Writer
 from tests.producer.reading import read_epoch
 from tests.producer.test_epoch_numbers import forget_epoch

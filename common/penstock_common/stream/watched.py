@@ -1,6 +1,6 @@
 """Which files of a watched folder are in which epoch: written before the epoch is opened, so that each is in one only.
 
-What is a new file is the producer's judgement (``watch``).
+What is a new file is the producer's judgement (``watched_folder``).
 """
 
 from __future__ import annotations

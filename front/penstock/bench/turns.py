@@ -26,12 +26,12 @@ from penstock_common.errors import PenstockError, SampleError
 from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_consumer.loader import Loader
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
+from penstock_producer.jobs.fill import HOPELESS, TooManyBad
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import SourceConfig, WeightedConfig, WeightedPart
 from penstock_producer.sources.protocol import AnySource
-from penstock_producer.working.fill import HOPELESS, TooManyBad
-from penstock_producer.working.worker import WorkerOptions
 
 STREAM = "bench"
 PATIENCE_S = 120.0

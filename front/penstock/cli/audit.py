@@ -93,7 +93,7 @@ def _parse_source(words: list[str]) -> SourceConfig:
 
 def _repair(client: Client, report: AuditReport, config: SourceConfig, console: Console) -> None:
     from penstock_common.stream.streams import load_stream
-    from penstock_producer.repair import repair_epoch
+    from penstock_producer.jobs.repair import repair_epoch
     from penstock_producer.sources.open import open_source
 
     stream = load_stream(client, report.stream)

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def _worker_ages(args: argparse.Namespace) -> tuple[list[float], str]:
     from penstock_common.settings import Settings
-    from penstock_producer.planning.dispatch import Dispatcher
+    from penstock_producer.jobs.dispatch import Dispatcher
 
     host = socket.gethostname()
     dispatcher = Dispatcher(args.queue_url or Settings.from_environment().named_queue_url or url_of(args), args.queue)

@@ -11,7 +11,7 @@ from penstock.cli import STREAM_NAME, add_json, add_url, url_of
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.watching.inspection import EpochView, GroupView, StreamView
-    from penstock_producer.working.staffing import Load
+    from penstock_producer.jobs.autoscaler import Load
 
 NAME = "inspect"
 HELP = "show streams, or one stream's epochs, groups, lag and bytes"
@@ -144,7 +144,7 @@ def _print_reasons(view: StreamView, console: Console) -> None:
 
 def _load(view: StreamView) -> Load:
     from penstock_common.stream.watching.paces import Paces, Told
-    from penstock_producer.working.staffing import load_of
+    from penstock_producer.jobs.autoscaler import load_of
 
     def told(of: dict[str, Any]) -> Told:
         return Told(of["rate"], {kind: of[kind] for kind in ("busy", "room", "idle") if kind in of})
@@ -155,7 +155,7 @@ def _load(view: StreamView) -> Load:
 
 def _staffing(view: StreamView) -> dict[str, Any]:
     """For programs: what the wish for workers is made of; rates in samples a second, None while they are not known."""
-    from penstock_producer.working.staffing import shown
+    from penstock_producer.jobs.autoscaler import shown
 
     load = _load(view)
     return {
@@ -170,7 +170,7 @@ def _staffing(view: StreamView) -> dict[str, Any]:
 
 
 def _workers(view: StreamView) -> str:
-    from penstock_producer.working.staffing import is_tellable, shown
+    from penstock_producer.jobs.autoscaler import is_tellable, shown
 
     load = _load(view)
     if not load.workers:

@@ -11,7 +11,7 @@ from penstock.cli.sources import add_sources, options_of, plans_of, worker_count
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_producer.planning.plan import ProductionPlan
+    from penstock_producer.jobs.plan import ProductionPlan
 
 NAME = "produce"
 HELP = "make epochs of a source with worker processes"
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until all is produced. Ctrl-C, SIGTERM and SIGHUP stop it; the same command started again goes on."""
     from penstock.cli.production import ProductionView, tell
-    from penstock_producer.planning.productions import Productions
+    from penstock_producer.jobs.production import Productions
 
     end_by_signals()
     update = {"follow": args.follow, "is_endless": args.follow and args.epochs is None}
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _watch(args: argparse.Namespace, console: Console, plans: dict[str, ProductionPlan]) -> int:
     """Until Ctrl-C, SIGTERM, SIGHUP, or so many epochs as --epochs says."""
     from penstock.cli.production import ProductionView
-    from penstock_producer.planning.watch import Watch
+    from penstock_producer.jobs.watched_folder import Watch
     from penstock_producer.sources.config import ImagesConfig
 
     plan = next(iter(plans.values()))
@@ -111,7 +111,7 @@ def _watch(args: argparse.Namespace, console: Console, plans: dict[str, Producti
 def _tell_queued(
     console: Console, args: argparse.Namespace, plan: ProductionPlan, epochs: list[int], queue: str
 ) -> None:
-    from penstock_producer.planning.dispatch import worker_command
+    from penstock_producer.jobs.dispatch import worker_command
 
     if args.json:
         console.json({"stream": plan.stream, "queued_epochs": epochs})

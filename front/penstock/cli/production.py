@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock.cli.progress import Bar, Progress
-    from penstock_producer.planning.progress import EpochProgress, Summary
-    from penstock_producer.planning.progress import Progress as Look
+    from penstock_producer.jobs.progress import EpochProgress, Summary
+    from penstock_producer.jobs.progress import Progress as Look
 
 
 WINDOW_S = 15.0

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             except PenstockError:  # which says by itself what is wrong
                 trainer.end()
                 raise
-            from penstock_producer.planning.productions import Productions
+            from penstock_producer.jobs.production import Productions
 
             with Productions(plans, options_of(here), workers=workers_of(here), notify=console.notice) as production:
                 amount = production.samples_per_epoch
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _require_producer() -> None:
     """Raise the error of a missing extra before a server and a command are started in vain."""
     if importlib.util.find_spec("rq") is None:
-        importlib.import_module("penstock_producer.working.worker")
+        importlib.import_module("penstock_producer.jobs.worker")
 
 
 def _making(args: argparse.Namespace) -> str:

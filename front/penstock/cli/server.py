@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.local_servers import announced
     from penstock_common.settings import Settings
     from penstock_common.stream.servers.embedded import EmbeddedServer
-    from penstock_producer.working.memory import machine_bytes
+    from penstock_producer.jobs.watchdog import machine_bytes
 
     folder = Settings.from_environment().own_servers
     if args.print_url:

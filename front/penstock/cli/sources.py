@@ -38,9 +38,9 @@ from penstock.cli.kinds import (
 from penstock_common.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock_producer.planning.plan import ProductionPlan
+    from penstock_producer.jobs.plan import ProductionPlan
+    from penstock_producer.jobs.worker import WorkerOptions
     from penstock_producer.sources.config import SourceConfig
-    from penstock_producer.working.worker import WorkerOptions
 
 DEFAULT_STREAM = "train"
 _COUNT, _NOT_NEGATIVE = whole_number(1), whole_number(0)
@@ -215,7 +215,7 @@ def workers_of(args: argparse.Namespace) -> dict[str, int]:
 
 
 def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> ProductionPlan:
-    from penstock_producer.planning.plan import ProductionPlan
+    from penstock_producer.jobs.plan import ProductionPlan
 
     return ProductionPlan(
         stream=_stream(args, part),
@@ -242,7 +242,7 @@ def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> Producti
 def options_of(args: argparse.Namespace) -> WorkerOptions:
     """Where streams and jobs are."""
     from penstock_common.settings import Settings
-    from penstock_producer.working.worker import WorkerOptions
+    from penstock_producer.jobs.worker import WorkerOptions
 
     settings = Settings.from_environment()
     url = args.url or settings.url

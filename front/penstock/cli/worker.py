@@ -15,10 +15,10 @@ from penstock.cli.sources import add_queue, options_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_producer.working.autoscale import Autoscale
-    from penstock_producer.working.fleet import Fleet
-    from penstock_producer.working.oversight import Death
-    from penstock_producer.working.trust import Trust
+    from penstock_producer.jobs.allowlist import Trust
+    from penstock_producer.jobs.autoscaler import Autoscale
+    from penstock_producer.jobs.fleet import Fleet
+    from penstock_producer.jobs.watchdog import Death
 
 NAME = "worker"
 HELP = "do the jobs of penstock produce, here or on another host"
@@ -69,9 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until Ctrl-C, SIGTERM or SIGHUP; each lets each worker end its sample and give its shard back."""
     from penstock_common.errors import ServerUnavailable
-    from penstock_producer.planning.dispatch import Dispatcher
-    from penstock_producer.working.autoscale import Autoscale
-    from penstock_producer.working.fleet import LOST_SERVER, STOPPED, Fleet, advise
+    from penstock_producer.jobs.autoscaler import Autoscale
+    from penstock_producer.jobs.dispatch import Dispatcher
+    from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet, advise
 
     if args.max and not args.auto:
         raise WrongUsage("--max goes with --auto; a fixed number of workers is --processes N")
@@ -120,7 +120,7 @@ def _trust(args: argparse.Namespace, queue_url: str) -> Trust:
     """What jobs may name. Raises PenstockError where nobody said it, and others may write to the queue."""
     from penstock_common.errors import PenstockError
     from penstock_common.server.error_translation import redacted
-    from penstock_producer.working.trust import ANYTHING, Trust
+    from penstock_producer.jobs.allowlist import ANYTHING, Trust
 
     if args.allow_any:
         if args.allow or args.root:

@@ -25,11 +25,11 @@ from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
-from penstock_producer.planning.progress import Summary
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.progress import Summary
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import ImagesConfig
-from penstock_producer.working.worker import WorkerOptions
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console

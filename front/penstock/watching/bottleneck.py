@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock_common.stream.servers.suitability import readable_bytes
-from penstock_producer.working.staffing import is_tellable
+from penstock_producer.jobs.autoscaler import is_tellable
 
 WAITS = 0.1
 """A training loop that waits less of its time than this is not held up; a tenth is what overlap cannot hide."""

@@ -14,7 +14,7 @@ from penstock_common.extras import needed
 from penstock_common.stream.watching.glance import Glance, GroupGlance
 from penstock_common.stream.watching.queues import QueuesGlance
 from penstock_common.stream.watching.waiters import WHYS
-from penstock_producer.working.staffing import load_of, shown
+from penstock_producer.jobs.autoscaler import load_of, shown
 
 with needed("prometheus_client", "penstock exporter"):
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric

@@ -10,7 +10,7 @@ from penstock_common.stream.groups import presence
 from penstock_common.stream.groups.roster import ORDERED, rank_member
 from penstock_common.stream.watching.glance import Glance, GroupGlance, MemberGlance
 from penstock_common.stream.watching.paces import Told
-from penstock_producer.working.staffing import load_of, shown
+from penstock_producer.jobs.autoscaler import load_of, shown
 
 
 def rate(before: float, now: float, seconds: float) -> float | None:

@@ -1,7 +1,7 @@
 """The samples that an epoch takes, and their order, as pure functions of seed and epoch.
 
 Every worker and every repair finds the same order. Shuffling uses Philox's raw output, which numpy keeps stable across
-versions. ``Generator.permutation`` promises less. ``planning.order`` cuts the order into shards.
+versions. ``Generator.permutation`` promises less. ``jobs.plan`` cuts the order into shards.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from penstock_common.errors import SourceError
-from penstock_producer.planning.order import EpochOrder, count_samples
+from penstock_producer.jobs.plan import EpochOrder, count_samples
 from penstock_producer.sources.choice import side_of
 from penstock_producer.sources.config import (
     ArraysConfig,

@@ -14,14 +14,14 @@ import pytest
 from PIL import Image
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import ImagesConfig, parse_config
 from penstock_producer.sources.image_files import EXTENSIONS, images_below, passed_over
 from penstock_producer.sources.images import ImagesSource
 from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import Source
-from penstock_producer.working.worker import WorkerOptions
 from tests.contracts.source import SourceContract, digest, read
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock_producer.planning.order import EpochOrder, cut, cut_batches
+from penstock_producer.jobs.plan import EpochOrder, cut, cut_batches
 from penstock_producer.sources.config import parse_config
 from penstock_producer.sources.decode import random_box
 from penstock_producer.sources.open import open_source

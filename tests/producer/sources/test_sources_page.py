@@ -13,7 +13,7 @@ import pytest
 
 from penstock.cli import Parser
 from penstock.cli.sources import add_sources, plans_of
-from penstock_producer.planning.order import EpochOrder
+from penstock_producer.jobs.plan import EpochOrder
 from penstock_producer.sources import installed
 from penstock_producer.sources.config import InstalledConfig, SourceConfig, parse_config
 from penstock_producer.sources.open import open_source

@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from penstock_common.errors import SampleError, SourceError
 from penstock_consumer.adapters.torch import dataset
 from penstock_consumer.loader import Loader
+from penstock_producer.jobs.fill import Seed
 from penstock_producer.sources.config import LocalConfig, TorchConfig
 from penstock_producer.sources.items import as_sample, batch_tensors
 from penstock_producer.sources.names import register
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import Source
 from penstock_producer.sources.seeding import sample_rng
-from penstock_producer.working.fill import Seed
 from penstock_producer.writing.writer import Writer
 from tests.contracts.iterable import IterableContract
 from tests.contracts.source import SourceContract, digest, in_fork, read

@@ -1,6 +1,6 @@
 """How fast a stream's workers and trainers are, as they say themselves every few seconds: one small field for each.
 
-What they measure is ``pace``'s; how many workers that asks for is the producer's plan (``staffing``).
+What they measure is ``pace``'s; how many workers that asks for is the producer's plan (``autoscaler``).
 """
 
 from __future__ import annotations

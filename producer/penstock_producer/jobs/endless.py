@@ -21,12 +21,12 @@ from typing import Any, Self
 
 from penstock_common.errors import BudgetFull, PenstockError, SampleError, SourceError, SpecMismatch
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.progress import EpochProgress, Progress, Summary
+from penstock_producer.jobs.fill import Seed, Stopped, TooManyBad, Watch, named
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.progress import EpochProgress, Progress, Summary
+from penstock_producer.jobs.worker import ENDING, WorkerOptions
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource, Sample
-from penstock_producer.working.fill import Seed, Stopped, TooManyBad, Watch, named
-from penstock_producer.working.worker import ENDING, WorkerOptions
 from penstock_producer.writing.writer import Writer
 
 TELL_S = 0.2

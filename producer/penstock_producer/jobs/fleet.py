@@ -17,9 +17,9 @@ from typing import Literal
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.server.error_translation import redacted
 from penstock_common.waiting import OUTAGE_S
-from penstock_producer.working.oversight import Death, Oversight, memory_part
-from penstock_producer.working.trust import Orders
-from penstock_producer.working.worker import ENDING, EXIT_AWAY, EXIT_LOST, WorkerOptions, work
+from penstock_producer.jobs.allowlist import Orders
+from penstock_producer.jobs.watchdog import Death, Oversight, memory_part
+from penstock_producer.jobs.worker import ENDING, EXIT_AWAY, EXIT_LOST, WorkerOptions, work
 
 TOO_SOON_S = 3.0
 """A worker that dies this soon after its start counts as not having started."""

@@ -1,7 +1,7 @@
 """Jobs as they lie on the queue's server: the one function that they may name, and a queue that survives all others.
 
-What others left in a job, or in rq's keys, ends nobody who reads them. What the function does is ``workbench``'s, the
-process it runs in is ``worker``'s, and which fields a job may have ``record``'s.
+What others left in a job, or in rq's keys, ends nobody who reads them. What the function does is ``task_runner``'s, the
+process it runs in is ``worker``'s, and which fields a job may have ``task``'s.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable, SourceError
 from penstock_common.stream.commands import Refused
 from penstock_common.waiting import Notify
-from penstock_producer.working.fill import Stopped
-from penstock_producer.working.oversight import Death, Suspicion, sign, suspect
-from penstock_producer.working.record import LIMITS, Unreadable, checked, readable_meta, shown
-from penstock_producer.working.task import ShardTask
-from penstock_producer.working.workbench import Made, SourceChanged, Workbench
+from penstock_producer.jobs.fill import Stopped
+from penstock_producer.jobs.task import LIMITS, ShardTask, Unreadable, checked, readable_meta, shown
+from penstock_producer.jobs.task_runner import Made, SourceChanged, Workbench
+from penstock_producer.jobs.watchdog import Death, Suspicion, sign, suspect
 
 FUNCTION = "penstock_producer.working.jobs.produce_shard"
-"""The name every job carries."""
+"""The name that every job carries in the queue. It is no import path: `ShardJob.func` gives the function for it.
+
+Dispatchers and workers of other versions write and expect this name, so it stays when the code moves."""
 RETRIES = 4
 """Runs beyond the first, for what another try may mend: a lost connection, a dead worker, a host without files. A run
 that commits something gives the job all of them again: what counts is how many in a row got nowhere."""
@@ -39,7 +40,7 @@ PAUSES_S = (0.0, 0.5, 2.0, 5.0)
 """Before a failed job goes back to the queue; rq's own intervals would need its scheduler process."""
 DEATHS = 15
 """Workers killed in a row without any progress before their shard fails: a machine short of memory, or an impatient
-operator, kills some by chance. A sample that kills whoever makes it is found out before (oversight.py)."""
+operator, kills some by chance. A sample that kills whoever makes it is found out before (watchdog.py)."""
 MENDED_BY_RETRY = (ServerUnavailable, SourceError, OSError, MemoryError, Refused)
 ENDLESS = 1 << 30
 RESULT_TTL_S = 600

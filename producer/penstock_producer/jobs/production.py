@@ -1,19 +1,22 @@
 """The producer's main loop: opens epochs, has their shards made, watches, and ends when all is produced or one failed.
 
-Jobs are ``dispatch``'s, processes ``fleet``'s, showing progress the caller's.
+Several productions run side by side for the parts of a split, and one may follow its trainers. Jobs are ``dispatch``'s,
+processes ``fleet``'s.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from penstock_common.errors import PenstockError, ServerUnavailable, SourceError
+from penstock_common.stream.commands import Client
+from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import (
     ABANDONED,
     PRODUCED,
@@ -22,26 +25,40 @@ from penstock_common.stream.manifest import (
     find_manifest,
     retained_epochs,
 )
-from penstock_common.stream.streams import await_event, is_released, last_event, read_counters, require_there, set_plan
+from penstock_common.stream.streams import (
+    Stream,
+    await_event,
+    is_released,
+    last_event,
+    read_counters,
+    require_there,
+    set_plan,
+)
 from penstock_common.waiting import Notify, Outage, to_stderr
-from penstock_producer.planning.ahead import count_unread
-from penstock_producer.planning.dispatch import Dispatcher, Reports, hurry
-from penstock_producer.planning.lookout import Lookout
-from penstock_producer.planning.order import EpochOrder, count_samples, default_shard_samples
-from penstock_producer.planning.plan import EpochFailed, ProductionPlan, find_epochs, plan_fingerprint
-from penstock_producer.planning.progress import EpochProgress, Progress, Summary, bad_reasons, look
-from penstock_producer.planning.tasting import taste
+from penstock_producer.jobs.allowlist import Orders
+from penstock_producer.jobs.dispatch import Dispatcher, Reports, hurry
+from penstock_producer.jobs.endless import EndlessProduction
+from penstock_producer.jobs.fill import HOPELESS, Seed, bad_limit
+from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet, advise
+from penstock_producer.jobs.plan import (
+    EpochFailed,
+    EpochOrder,
+    ProductionPlan,
+    count_samples,
+    default_shard_samples,
+    find_epochs,
+    plan_fingerprint,
+)
+from penstock_producer.jobs.progress import EpochProgress, Lookout, Progress, Summary, bad_reasons, look
+from penstock_producer.jobs.spec_inference import taste
+from penstock_producer.jobs.task import ShardTask
+from penstock_producer.jobs.task_runner import first_good
+from penstock_producer.jobs.watchdog import Death
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.image_files import passed_over
 from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import BatchSource, Source
 from penstock_producer.sources.transform import seen_through
-from penstock_producer.working.fill import HOPELESS, Seed, bad_limit
-from penstock_producer.working.fleet import LOST_SERVER, STOPPED, Fleet, advise
-from penstock_producer.working.oversight import Death
-from penstock_producer.working.task import ShardTask
-from penstock_producer.working.trust import Orders
-from penstock_producer.working.workbench import first_good
-from penstock_producer.working.worker import WorkerOptions
 from penstock_producer.writing.writer import Writer
 
 TICK_MS = 200
@@ -422,3 +439,100 @@ def refuse_path(dataset: object) -> None:
 
 def _ranges(epochs: list[int]) -> str:
     return f" {epochs[0]}" if len(epochs) == 1 else f"s {epochs[0]}-{epochs[-1]}"
+
+
+def fewest_unread(epochs: Iterable[int], groups: Mapping[str, int], settled: frozenset[tuple[str, int]]) -> int:
+    """Epochs that the group which is furthest has not settled, the one it reads included.
+
+    ``groups``: name -> first epoch it reads, of the groups that hold data. By the furthest one, because it must not
+    starve for another's sake; what the others have not read is bounded by the budget. Without a group: all epochs.
+    """
+    there = list(epochs)
+    unread = [
+        sum(epoch >= first and (group, epoch) not in settled for epoch in there) for group, first in groups.items()
+    ]
+    return min(unread, default=len(there))
+
+
+def count_unread(client: Client, stream: Stream) -> int:
+    """`fewest_unread` of the epochs that are there now; those that were released were read by everyone."""
+    roster = load_roster(client, stream.partitions[0])
+    groups = {name: group.first for name, group in roster.groups.items() if group.holds}
+    epochs = [epoch for epoch, state in retained_epochs(client, stream).items() if state != ABANDONED]
+    return fewest_unread(epochs, groups, roster.closed)
+
+
+class Productions:
+    """Use it in a ``with`` block, and go through `run` to the end. Where nothing is split it is one, named ''."""
+
+    def __init__(
+        self,
+        plans: Mapping[str, ProductionPlan],
+        options: WorkerOptions,
+        *,
+        workers: Mapping[str, int],
+        notify: Notify = to_stderr,
+    ) -> None:
+        self._stack = ExitStack()
+        self._streams = {part: plan.stream for part, plan in plans.items()}
+        self.parts: dict[str, Production | EndlessProduction] = {}
+        """By name of the part."""
+        with ExitStack() as unfinished:
+            for part, plan in plans.items():
+                own = replace(options, queue=f"{options.queue}.{part}") if part else options
+                made: Production | EndlessProduction
+                if getattr(plan.source, "endless", False):
+                    made = EndlessProduction(plan, own, notify=notify)
+                else:
+                    made = Production(plan, own, workers=workers[part], notify=notify)
+                unfinished.push(made)
+                self.parts[part] = made
+            self._stack = unfinished.pop_all()
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """Of all parts; None where only reading tells."""
+        each = [production.samples_per_epoch for production in self.parts.values()]
+        known = [samples for samples in each if samples is not None]
+        return sum(known) if len(known) == len(each) else None
+
+    def run(self) -> Iterator[tuple[str, Progress]]:
+        """Each part's progress in turn, until all are produced. If one fails, the others are abandoned too."""
+        running = {part: production.run() for part, production in self.parts.items()}
+        while running:
+            for part in list(running):
+                try:
+                    look = next(running[part])
+                except StopIteration:
+                    del running[part]
+                except EpochFailed:
+                    self._abandon_but(part)
+                    raise
+                else:
+                    yield part, look
+
+    def _abandon_but(self, failed: str) -> None:
+        """A trainer that waits for another part would never hear that this one failed."""
+        for part, production in self.parts.items():
+            if part != failed:
+                with suppress(PenstockError):
+                    production.abandon()
+
+    def summaries(self) -> list[Summary]:
+        """After `run`: what was made, part by part."""
+        return [production.summary() for production in self.parts.values()]
+
+    def enqueue_all(self) -> dict[str, list[int]]:
+        """Stream -> epochs opened and queued for workers elsewhere, which then are left alone."""
+        queued: dict[str, list[int]] = {}
+        for part, production in self.parts.items():
+            production.enqueue_all()
+            queued[self._streams[part]] = list(production.epochs)
+            production.leave()
+        return queued
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, at)

@@ -21,10 +21,9 @@ from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, load_
 from penstock_common.stream.mending.repairs import Patch, balance_bytes, commit_patch, find_patch, holder_of
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.planning.order import EpochOrder
-from penstock_producer.planning.plan import plan_fingerprint
+from penstock_producer.jobs.fill import Seed
+from penstock_producer.jobs.plan import EpochOrder, plan_fingerprint
 from penstock_producer.sources.protocol import AnySource, BatchSource, Sample, Source
-from penstock_producer.working.fill import Seed
 from penstock_producer.writing.shard import MAX_BLOCK_SAMPLES
 
 WHOLE = 1 << 62

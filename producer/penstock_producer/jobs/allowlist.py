@@ -1,4 +1,4 @@
-"""What a worker lets jobs name: modules, names and folders that its host allowed, or what its own production planned.
+"""The allowlist of a worker: modules, names and folders that its host allows jobs to name, or its production planned.
 
 Whoever can write to the queue can write any job. Both checks come before anything of a job is imported or opened.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
 
+from penstock_producer.jobs.task import ShardTask
 from penstock_producer.sources.allowed import NotAllowed, allow_folders, allow_names, require_below, require_name
 from penstock_producer.sources.config import (
     ArraysConfig,
@@ -31,7 +32,6 @@ from penstock_producer.sources.config import (
     parse_config,
 )
 from penstock_producer.sources.installed import module_of
-from penstock_producer.working.task import ShardTask
 
 _OWN_TO_A_SHARD: Final = ("epoch", "manifest_id", "shard")
 _DIGEST_BYTES: Final = 32

@@ -16,9 +16,9 @@ from typing import Any
 from penstock_common.errors import BadSpec, PenstockError, SampleError, SourceError
 from penstock_common.format.spec import Spec
 from penstock_common.waiting import FIRST_WORD_S, Notify
+from penstock_producer.jobs.fill import HOPELESS, Seed, TooManyBad
+from penstock_producer.jobs.watchdog import Making, Oversight
 from penstock_producer.sources.protocol import Source
-from penstock_producer.working.fill import HOPELESS, Seed, TooManyBad
-from penstock_producer.working.oversight import Making, Oversight
 
 DEATHS = 5
 """So many first samples that each end the process that makes them are no accident."""

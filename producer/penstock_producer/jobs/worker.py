@@ -33,9 +33,9 @@ from rq.utils import now
 from penstock_common.stream.commands import Refused
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_common.watchdog import WATCHDOG
-from penstock_producer.sources.allowed import NotAllowed
-from penstock_producer.working.fill import Stopped
-from penstock_producer.working.jobs import (
+from penstock_producer.jobs.allowlist import Orders, Trust
+from penstock_producer.jobs.fill import Stopped
+from penstock_producer.jobs.queue import (
     OTHERS_S,
     TOLD,
     TRIES,
@@ -47,12 +47,10 @@ from penstock_producer.working.jobs import (
     should_rest,
     tell_refusals,
 )
-from penstock_producer.working.memory import keep_freed
-from penstock_producer.working.oversight import Death, Making
-from penstock_producer.working.paced import PacedBench
-from penstock_producer.working.record import shown
-from penstock_producer.working.trust import Orders, Trust
-from penstock_producer.working.workbench import ROOM_WAIT_S, connect_patiently
+from penstock_producer.jobs.task import shown
+from penstock_producer.jobs.task_runner import ROOM_WAIT_S, PacedBench, connect_patiently
+from penstock_producer.jobs.watchdog import Death, Making, keep_freed
+from penstock_producer.sources.allowed import NotAllowed
 
 QUEUE = "penstock"
 """Where jobs wait unless --queue says otherwise."""
@@ -95,7 +93,7 @@ class WorkerOptions:
     trust: Trust = field(default_factory=Trust)
     """What jobs may name, where no production of its own gives this worker its orders; nothing unless said."""
     memory_bytes: int | None = None
-    """A worker that holds more is replaced; None: its part of the machine's (oversight.py)."""
+    """A worker that holds more is replaced; None: its part of the machine's (watchdog.py)."""
     key: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
     """With which a supervisor signs, for its workers, what it notes in jobs."""
 

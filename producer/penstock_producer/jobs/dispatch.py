@@ -28,9 +28,8 @@ from penstock_common.stream.commands import Client, Refused
 from penstock_common.stream.servers.suitability import require_keeps_jobs
 from penstock_common.stream.watching.queues import OWN_WORKER
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.sources.allowed import NotAllowed
-from penstock_producer.sources.config import SourceConfig, parse_config
-from penstock_producer.working.jobs import (
+from penstock_producer.jobs.allowlist import options_for
+from penstock_producer.jobs.queue import (
     FAILURE_TTL_S,
     FUNCTION,
     RESULT_TTL_S,
@@ -41,11 +40,11 @@ from penstock_producer.working.jobs import (
     read_notes,
     records_of,
 )
-from penstock_producer.working.oversight import Death
-from penstock_producer.working.record import shown
-from penstock_producer.working.task import ShardTask
-from penstock_producer.working.trust import options_for
-from penstock_producer.working.worker import QUEUE, return_jobs
+from penstock_producer.jobs.task import ShardTask, shown
+from penstock_producer.jobs.watchdog import Death
+from penstock_producer.jobs.worker import QUEUE, return_jobs
+from penstock_producer.sources.allowed import NotAllowed
+from penstock_producer.sources.config import SourceConfig, parse_config
 
 SILENCE_S = 2.0
 """How long an answer may take that somebody needs who was told to end."""

@@ -20,17 +20,17 @@ from penstock_common.stream.manifest import PRODUCED, abandon_epoch, find_manife
 from penstock_common.stream.streams import Stream, find_stream
 from penstock_common.stream.watched import load_watched, note_made, take_files
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.planning.dispatch import Dispatcher
-from penstock_producer.planning.plan import ProductionPlan
-from penstock_producer.planning.production import Production
-from penstock_producer.planning.progress import Progress
+from penstock_producer.jobs.allowlist import Orders
+from penstock_producer.jobs.dispatch import Dispatcher
+from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.progress import Progress
+from penstock_producer.jobs.watchdog import Death
+from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.files import SourceFile, shown
 from penstock_producer.sources.image_files import images_below
-from penstock_producer.working.fleet import LOST_SERVER, STOPPED, Fleet
-from penstock_producer.working.oversight import Death
-from penstock_producer.working.trust import Orders
-from penstock_producer.working.worker import WorkerOptions
 from penstock_producer.writing.writer import Writer
 
 WHOLE_AFTER_S = 3.0

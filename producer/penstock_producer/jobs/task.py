@@ -1,6 +1,7 @@
-"""Checks what the queue's server says of a job before rq sees it: each field's size, type and meaning. Pure.
+"""One job: which shard of which epoch of which source it makes, as JSON without an address or a password.
 
-Whoever can write to the queue can write anything here. Reading it from the server is ``jobs``'s.
+Whoever can write to the queue can write anything there, so every field of a job is checked here before rq sees it.
+Pure. Enqueuing is ``dispatch``'s, reading from the server ``queue``'s, doing the task ``task_runner``'s.
 """
 
 from __future__ import annotations
@@ -10,7 +11,74 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from penstock_common.errors import PenstockError
+from penstock_producer.sources.transform import BLOCK_SAMPLES
+
+OnError = Literal["quarantine", "skip", "fail"]
+"""What becomes of a sample that its source cannot make: it is counted and named as bad, and too many fail the epoch;
+the same, however many there are; or the first one ends the epoch."""
+
+
+MaxBad = Annotated[str, Field(pattern=r"^(\d{1,9}|\d{1,2}%|100%)$")]
+"""Bad samples that an epoch may have: a number, or a share like ``5%``; more fail it."""
+
+
+class BadTask(PenstockError, ValueError):
+    """A job in the queue is not one of ours, or not of this version."""
+
+
+class ShardTask(BaseModel):
+    """One shard to be produced."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stream: str
+    stream_id: str
+    """Of the stream as it was planned; another life of the same name is refused."""
+    epoch: Annotated[int, Field(ge=0)]
+    manifest_id: str
+    """Of the epoch as it was planned."""
+    shard: Annotated[int, Field(ge=0)]
+    source: dict[str, Any]
+    """A source's config (sources/config.py)."""
+    fingerprint: str
+    """Of the source where it was planned: a worker that finds other files refuses the job."""
+    seed: int
+    shuffle: bool = True
+    on_error: OnError = "quarantine"
+    sample_limit_s: Annotated[float, Field(ge=0)] = 0.0
+    """A sample that takes longer hangs: its worker is replaced. 0: no limit."""
+    block_transform: str | None = None
+    """``module:function`` (or a token) of many samples at once; see sources/transform.py."""
+    block_samples: Annotated[int, Field(gt=0, le=1 << 16)] = BLOCK_SAMPLES
+    max_bad: MaxBad = "50%"
+    spec_is_declared: bool = False
+    """Somebody wrote down what the tensors are; else they were taken from a first sample, or from the source."""
+
+    @property
+    def job_id(self) -> str:
+        """Names the shard for ever, so that a shard is never queued twice by two dispatchers."""
+        return job_id(self.manifest_id, self.shard)
+
+    @classmethod
+    def parse(cls, arguments: dict[str, Any]) -> ShardTask:
+        """The task in a job's arguments; raises BadTask naming the first field that is wrong."""
+        try:
+            return cls.model_validate(arguments)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(map(str, first["loc"]))
+            raise BadTask(f"a job's {field}: {first['msg']}; producer and worker must be of one version") from None
+
+
+def job_id(manifest_id: str, shard: int) -> str:
+    """The id of a shard's job."""
+    return f"{manifest_id}-{shard}"
+
 
 DATA_BYTES: Final = 64 << 20
 """A job's arguments, inflated. A watched epoch of 10,000 files with long names has a tenth of this."""
@@ -169,7 +237,7 @@ def _are_suspects(value: object) -> bool:
 
 
 _SUSPECT: Final = re.compile(r"[0-9]{1,18}\.[0-9a-f]{8}")
-"""A place in the shard, and which supervisor's note it is (``oversight.suspect``)."""
+"""A place in the shard, and which supervisor's note it is (``watchdog.suspect``)."""
 _NOTES: Final[Mapping[str, Callable[[object], bool]]] = {
     "workers": _is_texts, "bytes": _is_count, "waits": _is_text, "at": _is_count, "deaths": _is_count,
     "failures": _is_count, "error": _is_text, "told_by": _is_text, "signature": _is_text, "suspects": _are_suspects,

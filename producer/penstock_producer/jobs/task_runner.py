@@ -1,11 +1,13 @@
 """Does one task: opens what it needs once per process, refuses what is no longer planned, and says what it made.
 
-Knows no queue: the job around it is ``jobs``'s. The samples go through ``fill``.
+Knows no queue: the job around it is ``queue``'s. The samples go through ``fill``. The time that it needs is measured,
+and a stream's readers are told how fast this worker is.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,19 +20,17 @@ from penstock_common.errors import (
     SourceError,
     StreamConflict,
 )
+from penstock_common.pace import Pace
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, size_epoch
-from penstock_common.stream.streams import find_stream, is_released
+from penstock_common.stream.streams import Stream, find_stream, is_released
+from penstock_common.stream.watching.paces import TELL_S, Teller, worker_field
 from penstock_common.waiting import Notify, Outage, to_stderr
-from penstock_producer.planning.order import EpochOrder
-from penstock_producer.sources.config import parse_config
-from penstock_producer.sources.open import open_source
-from penstock_producer.sources.protocol import AnySource, IterSource, Sample
-from penstock_producer.sources.transform import BlockTransform, seen_through
-from penstock_producer.working.fill import (
+from penstock_producer.jobs.fill import (
     HOPELESS,
+    BlockFiller,
     ItemFiller,
     Seed,
     Stopped,
@@ -39,9 +39,13 @@ from penstock_producer.working.fill import (
     fill_batches,
     fill_samples,
 )
-from penstock_producer.working.fill_blocks import BlockFiller
-from penstock_producer.working.oversight import Making, Suspicion
-from penstock_producer.working.task import ShardTask, job_id
+from penstock_producer.jobs.plan import EpochOrder
+from penstock_producer.jobs.task import ShardTask, job_id
+from penstock_producer.jobs.watchdog import Making, Suspicion
+from penstock_producer.sources.config import parse_config
+from penstock_producer.sources.open import open_source
+from penstock_producer.sources.protocol import AnySource, IterSource, Sample
+from penstock_producer.sources.transform import BlockTransform, seen_through
 from penstock_producer.writing.shard import ShardWriter
 from penstock_producer.writing.turns import unfinished_shards
 from penstock_producer.writing.writer import SHARD_SAMPLES, SPREAD_SAMPLES, Writer
@@ -337,3 +341,99 @@ def first_good(source: Any, items: Any, seed: Seed, shard: int) -> Sample:
             return {name: values[0] for name, values in made.items()} if source.unit == "batch" else made
         offset += source.size(int(item)) if source.unit == "batch" else 1
     raise TooManyBad(f"none of the first {min(len(items), HOPELESS)} samples can be made; the last: {last}")
+
+
+BUSY, ROOM, IDLE = "busy", "room", "idle"
+
+
+class PacedBench(Workbench):
+    """A worker's workbench, and its pace."""
+
+    def __init__(self, url: str, name: str, **how: Any) -> None:
+        super().__init__(url, **how)
+        self._name = name
+        self.pace = Pace(BUSY)
+        self._stream: Stream | None = None
+        """The one it last worked for."""
+        self._ending = threading.Event()
+        self._teller: threading.Thread | None = None
+
+    def produce(
+        self,
+        task: ShardTask,
+        made: Made,
+        notify: Notify,
+        before_finish: Callable[[], None],
+        should_yield: Callable[[], bool] = lambda: False,
+        is_at: Callable[[int], None] = lambda committed: None,
+    ) -> None:
+        """See Workbench."""
+        began: int | None = None
+        """What was committed when this run began."""
+        seen = 0
+        """And at the last sample."""
+
+        def at(committed: int) -> None:
+            nonlocal began, seen
+            if committed == seen and began is not None and self.pace.kind == BUSY:
+                return  # as before nearly every sample
+            self.pace.enter(BUSY)
+            if began is None:
+                began = seen = committed
+                self._begin_telling()
+            elif committed > seen:
+                self.pace.count(committed - seen)
+                seen = committed
+            is_at(committed)
+
+        def asked_in_vain() -> bool:  # asked while it waits for room, and only then
+            self.pace.enter(ROOM)
+            return should_yield()
+
+        self.pace.enter(BUSY)
+        try:
+            super().produce(task, made, notify, before_finish, asked_in_vain, at)
+        finally:
+            counted = seen - (began or 0)
+            if (rest := made.good + made.bad - counted) > 0:
+                self.pace.enter(BUSY)
+                self.pace.count(rest)
+
+    def rest(self) -> None:
+        """There is no job."""
+        if self._stream is not None:
+            self.pace.enter(IDLE)
+
+    def leave(self) -> None:
+        """The worker ends: it is heard of no more."""
+        self._ending.set()
+        if self._teller is not None:
+            self._teller.join(timeout=TELL_S)
+
+    def _begin_telling(self) -> None:
+        assert self._writer is not None
+        self._stream = self._writer.stream
+        if self._teller is None:
+            self._teller = threading.Thread(target=self._tell_on, name="penstock-pace", daemon=True)
+            self._teller.start()
+
+    def _tell_on(self) -> None:
+        """On a connection of its own: the writer's may wait for a server, or be closed."""
+        teller: Teller | None = None
+        client: Client | None = None
+        while not self._ending.wait(TELL_S):
+            stream = self._stream
+            assert stream is not None
+            try:
+                client = client or connect(self._url)
+            except PenstockError:
+                continue  # who works will say so
+            if teller is None or teller.stream.id != stream.id:
+                if teller is not None:
+                    teller.leave()
+                teller = Teller(client, stream, worker_field(self._name))
+            teller.tell(self.pace)
+        if teller is not None:
+            teller.leave()
+        if client is not None:
+            client.close()

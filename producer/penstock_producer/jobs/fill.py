@@ -1,6 +1,6 @@
 """Fills one shard from a source: goes on where it was left, numbers every sample, records the bad ones in their place.
 
-One function per shape of source. Which items a shard has is ``order``'s; who calls this is ``workbench``.
+One function or class per shape of source. Which items a shard has is ``plan``'s; who calls this is ``task_runner``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import numpy as np
 
 from penstock_common.errors import BadSpec, PenstockError, SampleError, SpecMismatch
 from penstock_common.format.spec import Spec
+from penstock_producer.jobs.task import OnError
+from penstock_producer.jobs.watchdog import HUNG, SAMPLE_LIMIT_S, Making, Suspicion
 from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source, draws
 from penstock_producer.sources.seeding import sample_rng, seed_globals
-from penstock_producer.working.oversight import SAMPLE_LIMIT_S, Making, Suspicion
-from penstock_producer.working.task import OnError
+from penstock_producer.sources.transform import BlockTransform
 from penstock_producer.writing.shard import ShardWriter
 
 T = TypeVar("T")
@@ -322,3 +323,79 @@ def named(error: SpecMismatch, key: str, spec: Spec | None, sample: Mapping[str,
             declare = f"fill another stream (--stream NAME) with {spec.widened(sample).as_option()}"
     remedy = f"make samples alike (--resize, a transform), or {declare}"
     return SpecMismatch(error.tensor, error.found, error.expected, f"in sample {key}; {remedy}")
+
+
+Made = dict[int, Sample | SampleError]
+"""Place in the shard -> the sample, or what is wrong with it."""
+
+
+@dataclass
+class BlockFiller:
+    """The blocks of a shard are its samples ``count * k`` to ``count * (k + 1)``, whatever is committed already.
+
+    So a block that was half committed is made again as a whole, and comes out alike. Where the transform fails on a
+    block, or was the end of workers, it is given the block's samples one by one: only those that are bad are lost.
+    """
+
+    source: Source
+    items: Any
+    """Indices of the shard's samples, in order: an array, or a list."""
+    writer: ShardWriter
+    shard: int
+    seed: Seed
+    watch: Watch
+    transform: BlockTransform
+    count: int
+
+    def fill(self) -> None:
+        """What is missing of the shard."""
+        for first in range(0, len(self.items), self.count):
+            places = range(first, min(first + self.count, len(self.items)))
+            if self.writer.position >= places.stop:
+                continue
+            self.watch.before_sample()
+            made = self._transformed(self._read(places))
+            for place in places:
+                if place >= self.writer.position:
+                    put(self.writer, self.watch, self._key(place), made[place])
+
+    def _read(self, places: range) -> Made:
+        made: Made = {}
+        for place in places:
+            read = partial(self.source.read, int(self.items[place]), self.seed.of(self.shard, place))
+            try:
+                made[place] = self.watch.make(place, self._key(place), read, self.writer.settle)
+            except SampleError as error:
+                made[place] = error
+        return made
+
+    def _transformed(self, read: Made) -> Made:
+        good = {place: sample for place, sample in read.items() if not isinstance(sample, SampleError)}
+        if not good:
+            return read
+        if not self._is_suspected(read):
+            try:
+                return read | dict(zip(good, self._call(good), strict=True))
+            except SampleError:
+                pass  # which of them is to blame shows when each is alone
+        made = dict(read)
+        for place, sample in good.items():
+            try:
+                (made[place],) = self._call({place: sample})
+            except SampleError as error:
+                made[place] = error
+        return made
+
+    def _call(self, samples: dict[int, Sample]) -> list[Sample]:
+        first = min(samples)
+        make = partial(self.transform, list(samples.values()), self.seed.of(self.shard, first), self._key(first))
+        made: list[Sample] = self.watch.make(first, self._key(first), make, self.writer.settle)
+        return made
+
+    def _is_suspected(self, places: Made) -> bool:
+        """Whether workers that made this block died too often: a death in a block is noted against its first sample."""
+        found = (self.watch.suspects.get(place) for place in places)
+        return any(suspicion.weight >= HUNG for suspicion in found if suspicion is not None)
+
+    def _key(self, place: int) -> str:
+        return self.source.key(int(self.items[place]))
