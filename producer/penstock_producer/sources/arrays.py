@@ -1,4 +1,4 @@
-"""Rows of .npy and .npz files as samples: mapped into memory, so that only the rows that are made are read.
+"""Rows of .npy and .npz files as samples. Files are mapped into memory, so only the rows in use are read.
 
 Several files of one tensor follow each other; several tensors lie side by side.
 """
@@ -23,11 +23,11 @@ from penstock_producer.sources.items import as_sample
 from penstock_producer.sources.protocol import Sample
 
 _TEXT = "US"
-"""Kinds of numpy's fixed-length texts, which travel as bytes."""
+"""The dtype kinds of numpy's fixed-length texts, which travel as bytes."""
 
 
 class ArrayColumn:
-    """One tensor's rows, of one file after the other."""
+    """The rows of one tensor, from one file after the other."""
 
     def __init__(self, name: str, parts: Sequence[tuple[str, NDArray[Any]]]) -> None:
         _, like = parts[0]
@@ -49,23 +49,23 @@ class ArrayColumn:
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> Any:
-        """A copy, because transforms work in place."""
+        """Return a copy of a row, because transforms may change it in place."""
         part = int(np.searchsorted(self._ends, index, side="right"))
         return np.array(self._parts[part][index - int(self._ends[part])])
 
     @property
     def values(self) -> NDArray[Any]:
-        """All rows."""
+        """Return all rows."""
         return np.concatenate(self._parts)
 
 
 class ArraysSource:
-    """Rows by index."""
+    """The rows of numpy files by index."""
 
     unit: Literal["sample"] = "sample"
     repeatable = True
     draws = False
-    """See `protocol.draws`."""
+    """`read` does not use its generator (see `protocol.draws`)."""
 
     def __init__(self, config: ArraysConfig) -> None:
         paths = [*config.archives, *(path for files in config.columns.values() for path in files)]
@@ -96,27 +96,27 @@ class ArraysSource:
 
     @property
     def spec(self) -> SpecLike:
-        """The arrays' own dtypes and rows."""
+        """Return the dtypes and row shapes of the arrays."""
         return {
             name: ("bytes", ()) if column.dtype.kind in _TEXT else (str(wire_name(column.dtype)), column.shape)
             for name, column in self._columns.items()
         }
 
     def key(self, index: int) -> str:
-        """Like ``x.npy[12]``."""
+        """Return a name such as ``x.npy[12]``."""
         return f"{shown(self._name)}[{index}]"
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
-        """One row of each array, copied."""
+        """Return a copy of one row of each array."""
         rows = {name: column[index] for name, column in self._columns.items()}
         return as_sample({name: row[()] if row.dtype.kind in _TEXT else row for name, row in rows.items()}, "")
 
     def column(self, name: str) -> NDArray[Any] | None:
-        """All rows of one tensor."""
+        """Return all rows of one tensor, or None where there is none of that name."""
         return self._columns[name].values if name in self._columns else None
 
     def close(self) -> None:
-        """The maps go with the object."""
+        """Do nothing: the memory maps end with the object."""
 
 
 def _file(path: str) -> SourceFile:
@@ -139,7 +139,7 @@ def _mapped(path: str) -> NDArray[Any]:
 
 
 def _unpacked(path: str) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz: mapped where they are stored, read into memory where they are compressed."""
+    """Return the arrays of an .npz, mapped where they are stored and read into memory where they are compressed."""
     try:
         with zipfile.ZipFile(path) as archive, open(path, "rb") as file:  # noqa: PTH123
             return {
@@ -172,6 +172,6 @@ def _compressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
 
 
 def _why(error: BaseException) -> str:
-    if "pickled" in str(error):  # numpy takes whatever it does not know for a pickle, and advises to unpickle it
+    if "pickled" in str(error):  # numpy takes unknown bytes for a pickle, and advises to unpickle them
         return "it does not begin as numpy.save writes it"
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Anything with a length and items by index, of any Python type: lists, arrays, torch or Hugging Face datasets."""
+"""Any object with a length and items by index as a source: lists, arrays, Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock_producer.sources.transform import Transform
 
 
 class DatasetSource:
-    """An object's items by index; without a transform they are samples already (see ``items``)."""
+    """An object's items by index. Without a transform they must be samples already (see ``items``)."""
 
     unit: Literal["sample"] = "sample"
     repeatable = True
@@ -32,17 +32,17 @@ class DatasetSource:
         self.info: dict[str, Any] = {"source": "dataset", "name": name}
         self._seeded = find_seeded(dataset, name)
         self.draws = bool(self._seeded) or (transform is not None and transform.draws)
-        """See `protocol.draws`."""
+        """Whether `read` uses its generator (see `protocol.draws`)."""
 
     def __len__(self) -> int:
         return self._length
 
     def key(self, index: int) -> str:
-        """Like ``data:train[12]``."""
+        """Return a name such as ``data:train[12]``."""
         return f"{self._name}[{index}]"
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
-        """One item, through the transform if there is one."""
+        """Make a sample of one item, by the transform if there is one."""
         key = self.key(index)
         reseed(self._seeded, rng, key)
         try:
@@ -57,15 +57,15 @@ class DatasetSource:
         return np.array(item) if isinstance(self._items, np.ndarray) else item
 
     def column(self, name: str) -> Any:
-        """All values of one tensor, where the dataset is arrays side by side."""
+        """Return all values of one tensor where the dataset is arrays side by side, else None."""
         return self._items.arrays.get(name) if isinstance(self._items, ParallelArrays) else None
 
     def close(self) -> None:
-        """The object is its owner's; nothing is open."""
+        """Do nothing: the object belongs to its owner, and nothing is open."""
 
 
 class ParallelArrays:
-    """Equally long arrays side by side, as ``(x_train, y_train)`` or ``{"x": ..., "y": ...}``."""
+    """Arrays of one length side by side, as in ``(x_train, y_train)`` or ``{"x": ..., "y": ...}``."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         self.arrays = arrays
@@ -74,12 +74,12 @@ class ParallelArrays:
         return len(next(iter(self.arrays.values())))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        # rows are copied: transforms work in place
+        # rows are copied, because transforms may change them in place
         return {name: np.array(array[index]) for name, array in self.arrays.items()}
 
 
 def _as_columns(dataset: Any, name: str) -> Any:
-    """A tuple or dict of arrays is not a dataset of two items but columns of one."""
+    """Return a tuple or dict of arrays as one dataset with a row of each, and other objects as they are."""
     arrays = dataset if isinstance(dataset, Mapping) else None
     if isinstance(dataset, tuple) and 1 <= len(dataset) <= len(TUPLE_NAMES) and all(map(_is_array, dataset)):
         arrays = dict(zip(TUPLE_NAMES, dataset, strict=False))

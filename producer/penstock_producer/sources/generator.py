@@ -1,4 +1,4 @@
-"""Generators and other iterables, alone or several in step: read once, in order, by one job, and never repaired."""
+"""Generators and other iterables as a source: one job reads them once, in order, and nothing can be repaired."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENDED = object()
 
 
 class GeneratorSource:
-    """Items of one iterable."""
+    """The items of one iterable, in its order."""
 
     unit: Literal["item"] = "item"
     repeatable = False
@@ -54,7 +54,7 @@ class GeneratorSource:
             raise SourceError(f"{self._name} gave nothing to iterate: {blame(error)}") from error
 
     def make(self, item: Any, position: int, rng: np.random.Generator) -> Sample:
-        """An item as a sample or a batch, through the transform if there is one."""
+        """Make a sample or a batch of an item, by the transform if there is one."""
         key = self.key(position)
         if self._transform:
             made = self._transform(item, rng, key)
@@ -65,15 +65,23 @@ class GeneratorSource:
         return made
 
     def key(self, position: int) -> str:
-        """Like ``data:feed[12]``."""
+        """Return a name such as ``data:feed[12]``."""
         return f"{self._name}[{position}]"
 
     def close(self) -> None:
-        """Generators close when they are dropped."""
+        """Do nothing: a generator closes when its last reference goes."""
 
 
 def in_step(factories: Mapping[str, Factory], name: str) -> Factory:
-    """One iterable of dicts whose n-th item holds the n-th item of each; ends that differ are a SourceError."""
+    """Return an iterable of dicts, whose n-th item holds the n-th item of each iterable.
+
+    Args:
+        factories: tensor name -> a function that begins a pass.
+        name: the name of all of them in messages.
+
+    Raises:
+        SourceError: one of them ended before the others, which is found when the pass gets there.
+    """
 
     def paired() -> Iterator[dict[str, Any]]:
         iterators = {key: iter(factory()) for key, factory in factories.items()}

@@ -1,6 +1,6 @@
-"""Sources that other distributions bring, found by the entry points of group ``penstock.sources``.
+"""Sources of other distributions, found by the entry points of the group ``penstock.sources``.
 
-A job carries an entry point's name, never a module's: what a worker may import was settled by who installed it there.
+A job names an entry point and never a module. So it imports only what was installed on the worker's host as a source.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NEEDED_OF_ITEMS = ("fingerprint", "repeatable", "info", "spec", "batched", "__i
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Name -> entry point of every source there is. Raises SourceError where two distributions use one name."""
+    """Return the entry point of every installed source by name. Raises SourceError where two have one name."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=GROUP):
         other = found.setdefault(point.name, point)
@@ -29,7 +29,7 @@ def installed() -> dict[str, EntryPoint]:
 
 
 def module_of(name: str) -> str:
-    """Return ``module:class`` behind an entry point, without importing it; raise SourceError where there is none."""
+    """Return ``module:class`` of an entry point without importing it. Raises SourceError where there is none."""
     return _point(name).value.partition(" ")[0]
 
 
@@ -43,7 +43,15 @@ def _point(name: str) -> EntryPoint:
 
 
 def open_installed(name: str, options: dict[str, Any]) -> AnySource:
-    """The source of an entry point, called with the options. Raises SourceError saying what is there instead."""
+    """Open the source of an entry point.
+
+    Args:
+        name: of the entry point.
+        options: the keyword arguments of its class.
+
+    Raises:
+        SourceError: there is no such source, it fails, or the object is not a source.
+    """
     point = _point(name)
     try:
         source: AnySource = point.load()(**options)

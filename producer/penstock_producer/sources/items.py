@@ -1,6 +1,6 @@
-"""Items of any Python type as samples: what passes through, how tuples are named, what cannot travel.
+"""Items of any Python type, and batches of them, as samples: a dict of tensors by name.
 
-Checks kinds, not specs: dtypes and shapes are judged by the writer.
+Only the kinds of values are checked here. The writer compares dtypes and shapes with the stream's spec.
 """
 
 from __future__ import annotations
@@ -18,14 +18,23 @@ from penstock_producer.sources.names import blame
 from penstock_producer.sources.protocol import Sample
 
 TUPLE_NAMES = ("x", "y", "w")
-"""As in Keras: inputs, targets, sample weights."""
+"""The names of a tuple's parts, as in Keras: inputs, targets, sample weights."""
 
 
 def as_sample(item: Any, key: str) -> Sample:
-    """Return an item as a sample, or raise SampleError.
+    """Return an item as a sample.
 
-    A dict passes, a named tuple gives its fields, a tuple (x, y, w), anything else ``x``. A dict inside gives tensors
-    below its name, such as ``y/boxes``.
+    Args:
+        item: a dict of tensors, a named tuple, a tuple (x, y, w), or one value, which becomes ``x``. A dict inside
+            gives tensors below its name, such as ``y/boxes``.
+        key: the sample's name, for the error.
+
+    Raises:
+        SampleError: a value is not a number, text, bytes or array, or a tuple is too long.
+
+    Example:
+        >>> as_sample(([1.0, 2.0], 3), "data[0]")
+        {'x': [1.0, 2.0], 'y': 3}
     """
     named = by_name(item, key)
     if not named:
@@ -34,7 +43,7 @@ def as_sample(item: Any, key: str) -> Sample:
 
 
 def flat(named: Mapping[Any, Any], key: str) -> Mapping[Any, Any]:
-    """Return tensors with those of nested dicts named like ``y/boxes``. Raises SampleError where two get one name."""
+    """Return the tensors with nested dicts flattened, as in ``y/boxes``. Raises SampleError where two get one name."""
     try:
         return flattened(named)
     except SpecMismatch as error:
@@ -57,7 +66,7 @@ def by_name(item: Any, key: str) -> Mapping[Any, Any]:
 
 
 def _value(name: Any, value: Any, key: str) -> Any:
-    """Numbers and lists stay Python's, so that the writer may widen them to the spec's dtype."""
+    """Check a value. Python's numbers and lists stay as they are, because the writer may widen them to the spec."""
     if isinstance(value, (bool, int, float, complex, bytes, bytearray, memoryview)):
         return value
     if isinstance(value, str):
@@ -75,7 +84,16 @@ def _value(name: Any, value: Any, key: str) -> Any:
 
 
 def batch_tensors(batch: Any, key: str) -> dict[str, Any]:
-    """``x``, ``y``, ``w`` of a batch (x, y, w); parts in a dict keep their names, those in a list become x0, x1, ..."""
+    """Return the tensors of a batch by name.
+
+    Args:
+        batch: a dict of tensors, or a tuple (x, y, w). Parts in a dict keep their names. Parts in a list become
+            ``x0``, ``x1`` and so on.
+        key: the batch's name, for the error.
+
+    Raises:
+        SampleError: the batch has more than three parts, or two of its tensors have one name.
+    """
     parts = batch if isinstance(batch, Mapping) else None
     if parts is None:
         values = batch if isinstance(batch, (tuple, list)) else (batch,)
@@ -94,7 +112,7 @@ def batch_tensors(batch: Any, key: str) -> dict[str, Any]:
 
 
 def row_count(batch: Mapping[str, Any], key: str) -> int:
-    """Return how many samples a batch holds. Raises SampleError naming ``key`` where its tensors disagree."""
+    """Return how many samples a batch holds. Raises SampleError where its tensors disagree."""
     counts = {
         name: len(values) if isinstance(values, list) or np.ndim(values) else None for name, values in batch.items()
     }
@@ -104,7 +122,7 @@ def row_count(batch: Mapping[str, Any], key: str) -> int:
 
 
 def _is_texts(value: Any) -> bool:
-    """Bytes of any length each, which an array would fill up to the longest."""
+    """Tell whether a value is a list of bytes, which an array would fill up to the longest."""
     return isinstance(value, list) and bool(value) and isinstance(value[0], bytes)
 
 

@@ -1,4 +1,4 @@
-"""A Keras Sequence or PyDataset (index -> batch) through its plain protocol; Keras itself is not imported.
+"""A Keras Sequence or PyDataset, which gives batches by index, as a source. Keras itself is not imported.
 
 Its order is the plan's: ``on_epoch_end``, where some shuffle, is not called. Its batches are cut up by the writer.
 """
@@ -20,7 +20,7 @@ from penstock_producer.sources.seeding import find_seeded, reseed
 
 
 def is_keras(value: Any) -> bool:
-    """Whether an object is a Keras Sequence or PyDataset, told by its classes' names."""
+    """Tell by the names of its classes whether an object is a Keras Sequence or PyDataset."""
     return any(
         kind.__name__ in ("PyDataset", "Sequence")
         and kind.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow")
@@ -29,7 +29,7 @@ def is_keras(value: Any) -> bool:
 
 
 class KerasSource:
-    """Batches by index. All hold as many samples as the first, but for the last: Keras's own way of cutting."""
+    """Batches by index. All but the last hold as many samples as the first, as Keras cuts them."""
 
     unit: Literal["batch"] = "batch"
     repeatable = True
@@ -46,7 +46,7 @@ class KerasSource:
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
-        """Samples of every batch but the last, and of the last: given, or found by reading the two (once)."""
+        """Return the samples of every batch but the last, and of the last. If not given, both batches are read once."""
         if self._given:
             return self._given
         first = self._probed(0)
@@ -61,19 +61,19 @@ class KerasSource:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of name, length and batch sizes."""
+        """Return a hash of name, length and batch sizes."""
         return fingerprint(["keras", self._name, self._length, *self.sizes])
 
     def size(self, item: int) -> int:
-        """Samples in this batch."""
+        """Return the number of samples in a batch."""
         return self.sizes[item == self._length - 1]
 
     def key(self, item: int) -> str:
-        """Like ``data:train[12]``."""
+        """Return a name such as ``data:train[12]``."""
         return f"{self._name}[{item}]"
 
     def read(self, item: int, rng: np.random.Generator) -> Sample:
-        """One batch as arrays, ``size(item)`` rows each."""
+        """Return one batch as arrays of ``size(item)`` rows each."""
         key = self.key(item)
         reseed(self._seeded, rng, key)
         batch = self._batch(item)
@@ -91,12 +91,12 @@ class KerasSource:
         return batch_tensors(batch, key)
 
     def close(self) -> None:
-        """The object is its owner's; nothing is open."""
+        """Do nothing: the object belongs to its owner, and nothing is open."""
 
 
 def _batches(dataset: Any, name: str) -> int:
     try:
-        # Keras 3 lets num_batches be overridden; a Sequence has a length only
+        # Keras 3 lets a dataset override num_batches, and a Sequence has a length only
         length = dataset.num_batches if hasattr(type(dataset), "num_batches") else len(dataset)
     except Exception as error:
         raise SourceError(f"the number of batches of {name} is unknown: {blame(error)}") from error

@@ -1,8 +1,7 @@
-"""The objects that a config names: import names ``module:attribute``, and tokens of objects that have none.
+"""The objects that a config names: by an import name ``module:attribute``, or by a token where they have none.
 
-The current directory is importable, as it is for ``python -m``. A token stands for an object of this process, such as a
-notebook's dataset: it reaches a worker because the fork copied this module with it. Errors say what is nearest. What
-the objects mean is their callers' business.
+Modules are imported from the current directory, too, as by ``python -m``. A token stands for an object of this process,
+such as a notebook's dataset. It reaches a worker because the fork copies this module. Errors suggest similar names.
 """
 
 from __future__ import annotations
@@ -21,7 +20,11 @@ from penstock_producer.sources.allowed import require_attribute, require_import,
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return module and attribute of ``module:attribute`` without importing; raise SourceError for another form."""
+    """Return module and attribute of ``module:attribute`` without importing them.
+
+    Raises:
+        SourceError: the name has another form.
+    """
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         raise SourceError(f"{name!r} is not an import name; write module:attribute, like augment:flip")
@@ -32,7 +35,19 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def resolve(name: str) -> Any:
-    """The object behind ``module:attribute`` (dots allowed on both sides); raises SourceError."""
+    """Return the object that ``module:attribute`` names.
+
+    Args:
+        name: the import name. Both sides may hold dots.
+
+    Raises:
+        NotAllowed: this process may not import it.
+        SourceError: there is no such module or attribute, or the module fails.
+
+    Example:
+        >>> resolve("os:path.join").__name__
+        'join'
+    """
     module_name, attribute = split_name(name)
     require_import(name)
     found = _import(module_name)
@@ -48,7 +63,7 @@ def resolve(name: str) -> Any:
 
 
 def resolve_callable(name: str) -> Callable[..., Any]:
-    """As `resolve`, but the object must be callable."""
+    """Return the function that ``module:attribute`` names. Raises SourceError for anything else (see `resolve`)."""
     found = resolve(name)
     if not callable(found):
         raise SourceError(f"{name!r} is a {type(found).__name__}; expected a function")
@@ -56,7 +71,11 @@ def resolve_callable(name: str) -> Callable[..., Any]:
 
 
 def resolve_object(name: str) -> Any:
-    """As `resolve`; a class or a plain function is called without arguments and what it returns is the object."""
+    """Return the object that ``module:attribute`` names, or that the named class or function returns.
+
+    A class or a plain function is called without arguments. Raises SourceError as `resolve` does, and where the call
+    fails.
+    """
     found = resolve(name)
     if not callable(found) or hasattr(type(found), "__getitem__") or hasattr(type(found), "__iter__"):
         return found
@@ -67,7 +86,10 @@ def resolve_object(name: str) -> Any:
 
 
 def blame(error: BaseException) -> str:
-    """``ZeroDivisionError: division by zero (augment.py:12)``, with the deepest line that is not a library's."""
+    """Describe an error of user code with the deepest line that belongs to no library.
+
+    The result looks like ``ZeroDivisionError: division by zero (augment.py:12)``.
+    """
     text = " ".join(str(error).split())
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
@@ -108,18 +130,25 @@ _PREFIX = "local-"
 
 
 _OBJECTS: dict[str, Any] = {}
-"""Token -> object. Entries live until forgotten; workers forked later have all of them."""
+"""Token -> object. An entry stays until `forget`. Workers that are forked later have all entries."""
 
 
 def register(value: Any) -> str:
-    """Keep an object under a new token. Register before the workers are forked."""
+    """Keep an object under a new token and return the token.
+
+    Only workers that are forked afterwards know it.
+    """
     token = _PREFIX + secrets.token_hex(6)
     _OBJECTS[token] = value
     return token
 
 
 def lookup(token: str) -> Any:
-    """The object of a token; raises SourceError in a process that was not forked from its owner."""
+    """Return the object of a token.
+
+    Raises:
+        SourceError: this process was not forked from the one that registered the object.
+    """
     if token not in _OBJECTS:
         raise SourceError(
             f"object {token!r} is not in this process: only workers forked after it was registered have it; "
@@ -129,10 +158,10 @@ def lookup(token: str) -> Any:
 
 
 def forget(token: str) -> None:
-    """Drop an object; an unknown token is no error."""
+    """Drop an object. An unknown token is no error."""
     _OBJECTS.pop(token, None)
 
 
 def is_token(name: str) -> bool:
-    """Whether a name is a token rather than an import name."""
+    """Tell whether a name is a token and not an import name."""
     return name.startswith(_PREFIX)

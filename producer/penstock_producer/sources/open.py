@@ -1,4 +1,4 @@
-"""From a config to the source it describes, in whichever process a job runs."""
+"""Opening: from a config to the source that it describes, in the dispatcher and in every worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,17 @@ from penstock_producer.sources.transform import Transform, TransformedSource
 
 
 def open_source(config: SourceConfig) -> AnySource:
-    """The source of a config. Raises SourceError, one line that says what was found and what to do."""
+    """Open the source that a config describes.
+
+    Raises:
+        SourceError: it cannot be opened. One line says what was found and what to do.
+        NotAllowed: this worker may not import or read what the config names.
+
+    Example:
+        >>> source = open_source(ImagesConfig(path="photos", resize=224))
+        >>> source.read(0, sample_rng(seed=0, epoch=0, shard=0, offset=0))["x"].shape
+        (224, 298, 3)
+    """
     match config:
         case SplitConfig():
             return split(open_source(config.source), config.parts, config.part, config.seed)
@@ -73,7 +83,7 @@ def _open_plain(config: Any) -> AnySource:
 
 
 def pin(config: SourceConfig, source: AnySource) -> SourceConfig:
-    """The config with what opening found out, for jobs: absolute paths, and batch sizes that need no second probe."""
+    """Return the config for jobs: with absolute paths, and with the batch sizes that opening learned."""
     match config:
         case SplitConfig() | BalancedConfig():
             assert isinstance(source, (SplitSource, BalancedSource))
@@ -113,7 +123,7 @@ def _arrays(config: ArraysConfig) -> Source:
 
 
 def _tar(config: TarConfig) -> Source:
-    from penstock_producer.sources.tar import TarSource  # Pillow again
+    from penstock_producer.sources.tar import TarSource  # imports Pillow, too
 
     require_local(config.path)
     return _transformed(TarSource(config), config.transform)
@@ -129,7 +139,7 @@ def _installed(config: InstalledConfig) -> AnySource:
 
 
 def _torch(config: TorchConfig) -> AnySource:
-    from penstock_producer.sources.torch import open_torch  # seconds, and an extra
+    from penstock_producer.sources.torch import open_torch  # torch is an extra, and takes seconds to import
 
     return open_torch(resolve_object(config.name), config.name, _transform(config.transform), config.limit)
 
@@ -162,7 +172,7 @@ def _factory(name: str) -> Factory:
 
 
 def _factory_of(found: Any, name: str) -> Factory:
-    """A function is called anew for each pass; an iterable is walked as it is."""
+    """Return a function that begins a pass. A function of the user's is called for each pass."""
     if isinstance(found, Iterator):
         return _once(found, name)
     if hasattr(type(found), "__iter__") or hasattr(type(found), "__getitem__"):
@@ -174,7 +184,7 @@ def _factory_of(found: Any, name: str) -> Factory:
 
 
 def _once(iterator: Iterator[Any], name: str) -> Factory:
-    """A second epoch of an iterator would be what the first left over: nothing, most often."""
+    """Return a factory that works once, because a second pass of an iterator would mostly be empty."""
     left = [iterator]
 
     def factory() -> Iterator[Any]:
@@ -208,13 +218,20 @@ def _transform(name: str | None) -> Transform | None:
 
 
 def is_torch(value: Any) -> bool:
-    """Whether an object is torch's Dataset or DataLoader, told by its classes' names."""
+    """Tell by the names of its classes whether an object is torch's Dataset or DataLoader."""
     kinds = type(value).__mro__
     return any(k.__module__.startswith("torch.utils.data.") and k.__name__ in ("Dataset", "DataLoader") for k in kinds)
 
 
 def reads_as(value: Any) -> Literal["dataset", "keras", "generator"]:
-    """How an object is read when its owner does not say: Keras by its classes, items by index, or else by iterating."""
+    """Return how to read an object whose owner does not say it.
+
+    A Keras dataset is known by its classes, a dataset by its length and its items by index. Other iterables, and
+    functions, are read one item after the other.
+
+    Raises:
+        SourceError: the object is none of these.
+    """
     if is_keras(value):
         return "keras"
     if hasattr(type(value), "__getitem__") and hasattr(type(value), "__len__"):

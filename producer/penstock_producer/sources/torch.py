@@ -1,6 +1,6 @@
-"""torch's Datasets by index, its IterableDatasets in order, its DataLoaders as sources of batches.
+"""The sources for torch: a Dataset by index, an IterableDataset in its order, a DataLoader as batches.
 
-The only source that imports torch. Tensors become arrays without a copy where memory allows it.
+No other source imports torch. Tensors become arrays without a copy where their memory allows it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,19 @@ with needed("torch", "reading torch datasets"):
 def open_torch(
     found: Any, name: str, transform: Transform | None = None, limit: int | None = None
 ) -> DatasetSource | GeneratorSource:
-    """The source of a Dataset, an IterableDataset or a DataLoader. Raises SourceError for anything else."""
+    """Return the source of a torch Dataset, IterableDataset or DataLoader.
+
+    Args:
+        found: the object.
+        name: its name in messages.
+        transform: a function of an item that makes a sample.
+        limit: the number of items after which a pass ends. A Dataset with a length takes none.
+
+    Raises:
+        SourceError: the object is none of these, or a Dataset got a limit.
+    """
     if multiprocessing.parent_process() is not None:
-        torch.set_num_threads(1)  # as in torch's own workers: there is one process for each core already
+        torch.set_num_threads(1)  # as in torch's own workers, because there is one process for each core already
     if isinstance(found, data.DataLoader):
         return TorchLoaderSource(found, name, transform, limit)
     if isinstance(found, data.IterableDataset):
@@ -48,8 +58,8 @@ def open_torch(
 class TorchDatasetSource(DatasetSource):
     """A Dataset with ``__len__`` and ``__getitem__``.
 
-    What its ``__getitem__`` draws from torch's, numpy's and Python's global generators is the same when a job is done
-    again: `seeding` sees to that.
+    Its ``__getitem__`` may draw from the global generators of torch, numpy and Python. `seeding` seeds them for each
+    sample, so a job that is done again draws the same.
     """
 
     def __init__(self, dataset: Any, name: str, transform: Transform | None) -> None:
@@ -57,19 +67,19 @@ class TorchDatasetSource(DatasetSource):
         self._dataset = dataset
         self.info = {"source": "torch", "name": name}
         if isinstance(classes := getattr(dataset, "classes", None), list) and all(isinstance(c, str) for c in classes):
-            self.info["classes"] = {"y": classes}  # torchvision's word for it
+            self.info["classes"] = {"y": classes}  # the attribute's name in torchvision
 
     def _item(self, index: int) -> Any:
         return _plain(self._dataset[index])
 
     def column(self, name: str) -> Any:
-        """``targets``, where the dataset has them as torchvision's do."""
+        """Return the dataset's ``targets`` as values of ``y``, where it has them as in torchvision."""
         targets = getattr(self._dataset, "targets", None) if name == "y" else None
         return None if targets is None else np.asarray(_plain(targets))
 
 
 class TorchIterableSource(GeneratorSource):
-    """An IterableDataset: samples in order, read by one job."""
+    """The samples of an IterableDataset in its order, which one job reads."""
 
     def __init__(self, found: Iterable[Any], name: str, transform: Transform | None, limit: int | None) -> None:
         super().__init__(_passes(found), name, transform, limit=limit)
@@ -77,7 +87,7 @@ class TorchIterableSource(GeneratorSource):
 
 
 class TorchLoaderSource(GeneratorSource):
-    """A DataLoader: its batches in its own order, read by one job, with its own worker processes if it has them."""
+    """The batches of a DataLoader in its order. One job reads them, with the DataLoader's own worker processes."""
 
     def __init__(self, found: Any, name: str, transform: Transform | None, limit: int | None) -> None:
         is_batched = found.batch_size is not None or found.batch_sampler is not None
@@ -85,7 +95,7 @@ class TorchLoaderSource(GeneratorSource):
         self.info = {"source": "torch", "name": name}
 
     def make(self, item: Any, position: int, rng: np.random.Generator) -> Sample:
-        """Return a batch, whose tensors have the names they have in the Dataset's items, or the sample of an item."""
+        """Make a batch with the tensor names of the Dataset's items, or a sample of an item."""
         if self.batched and self._transform is None:
             item = _by_name(item, self.key(position))
         return super().make(item, position, rng)
@@ -111,12 +121,15 @@ def _passes(found: Iterable[Any]) -> Factory:
 
 
 def _let_have_children() -> None:
-    """A penstock worker is a daemon, which Python lets have no children; a DataLoader's end with it by themselves."""
+    """Let this process have child processes, which Python forbids to daemons such as a penstock worker.
+
+    A DataLoader's workers end with their parent by themselves.
+    """
     cast("Any", multiprocessing.current_process())._config["daemon"] = False
 
 
 def _plain(value: Any) -> Any:
-    """Tensors as arrays, at any depth; a column of texts as a list of bytes."""
+    """Return tensors as arrays, at any depth, and a column of texts as a list of bytes."""
     if isinstance(value, torch.Tensor):
         return _array(value)
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""The user's own functions: on every sample, or on a block of many at once (numpy in, numpy out).
+"""The user's own functions, on every sample or on a block of many samples at once.
 
-Their failures are errors that name the sample and the user's line. What is in a block, and what becomes of one that
-fails, is ``fill``'s.
+A failure becomes an error that names the sample and the user's line. ``working.fill_blocks`` decides which samples are
+in a block, and what becomes of a block that fails.
 """
 
 from __future__ import annotations
@@ -23,28 +23,32 @@ from penstock_producer.sources.seeding import Seeded, find_seeded, reseed
 
 @dataclass(frozen=True)
 class Transform:
-    """A function of an item, or of an item and its random generator, that gives a sample."""
+    """The user's function, which takes an item, or an item and its random generator, and returns a sample."""
 
     name: str
     function: Callable[..., Any]
     takes_rng: bool
     """Whether the function has a second positional parameter without default, or one named ``rng``."""
     seeded: tuple[Seeded, ...] = ()
-    """What it holds that has to be seeded for each sample; nothing where it takes the generator to do so itself."""
+    """The objects in the function that are seeded for each sample. A function with ``rng`` seeds its own."""
 
     @property
     def draws(self) -> bool:
-        """Whether it needs the generator; see `protocol.draws`."""
+        """Tell whether it uses the sample's generator (see `protocol.draws`)."""
         return self.takes_rng or bool(self.seeded)
 
     @classmethod
     def load(cls, name: str) -> Transform:
-        """From ``module:function``, or the token of a registered function. Raises SourceError."""
+        """Return the transform behind ``module:function``, or behind the token of a registered function.
+
+        Raises:
+            SourceError: there is no such function, or its parameters do not fit.
+        """
         return cls.of(lookup(name)) if is_token(name) else cls.of(resolve_callable(name), name)
 
     @classmethod
     def of(cls, function: Callable[..., Any], name: str | None = None) -> Transform:
-        """From a function of this process."""
+        """Return the transform of a function. Raises SourceError where its parameters do not fit."""
         shown = name or str(getattr(function, "__qualname__", type(function).__name__))
         if not callable(function):
             raise SourceError(f"transform {shown} is a {type(function).__name__}; expected a function of a sample")
@@ -52,14 +56,14 @@ class Transform:
         return cls(shown, function, takes_rng, () if takes_rng else find_seeded(function, shown))
 
     def __call__(self, item: Any, rng: np.random.Generator, key: str) -> Sample:
-        """The sample made of an item. Raises SampleError naming sample, exception and the user's line."""
+        """Make a sample of an item. Raises SampleError with the sample, the exception and the user's line."""
         made = self.call(item, rng, key)
         if made is None:
             raise SampleError(f"{key}: transform {self.name} returned None; expected a dict of tensors")
         return as_sample(made, key)
 
     def call(self, item: Any, rng: np.random.Generator, key: str) -> Any:
-        """What the function returns. Raises SampleError as above."""
+        """Return the function's result as it is. Raises SampleError as above."""
         reseed(self.seeded, rng, key)
         try:
             return self.function(item, rng) if self.takes_rng else self.function(item)
@@ -73,7 +77,7 @@ def _takes_rng(function: Callable[..., Any], name: str) -> bool:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return False  # some builtins have no signature: they take the item
+        return False  # some builtins have no signature, and take the item alone
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p for p in positional if p.default is p.empty]
     keyword_only = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters)
@@ -96,49 +100,62 @@ class TransformedSource:
         self.repeatable = source.repeatable
         self.info: dict[str, Any] = {**source.info, "transform": transform.name}
         self.draws = transform.draws or draws(source)
-        """See `protocol.draws`."""
+        """Whether `read` uses its generator (see `protocol.draws`)."""
 
     def __len__(self) -> int:
         return len(self._source)
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
-        """The source's sample, transformed."""
+        """Return the source's sample, transformed."""
         return self._transform(self._source.read(index, rng), rng, self._source.key(index))
 
     def key(self, index: int) -> str:
-        """The source's name of the sample."""
+        """Return the source's name of a sample."""
         return self._source.key(index)
 
     def column(self, name: str) -> Any:
-        """The source's, as it is before the transform; see `Labelled`."""
+        """Return the source's column as it is before the transform (see `Labelled`)."""
         return self._source.column(name) if isinstance(self._source, Labelled) else None
 
     def close(self) -> None:
-        """Close the source."""
+        """Close the other source."""
         self._source.close()
 
 
 BLOCK_SAMPLES = 64
-"""Samples that a block transform is given at once: at 150 kB some 10 MB, which is little and long enough to pay."""
+"""The samples of one block. At 150 kB each that is 10 MB, which fits in memory and is enough for one call to pay."""
 
 
 class UnequalSamples(SampleError):
-    """These samples are no block: their tensors differ in name, kind or shape."""
+    """The samples of a block differ in the names, kinds or shapes of their tensors, so they cannot be stacked."""
 
 
 @dataclass(frozen=True)
 class BlockTransform:
-    """``f(block)`` or ``f(block, rng)``: takes a dict of tensors ``[n, ...]`` (bytes: a list of n), returns another."""
+    """The user's function on a block: ``f(block)`` or ``f(block, rng)``.
+
+    It takes a dict of tensors of shape [n, ...], or lists of n bytes, and returns another such dict.
+    """
 
     transform: Transform
 
     @classmethod
     def load(cls, name: str) -> BlockTransform:
-        """From ``module:function``, or the token of a registered function. Raises SourceError."""
+        """Return the transform behind ``module:function`` or a token. Raises SourceError."""
         return cls(Transform.load(name))
 
     def __call__(self, samples: Sequence[Sample], rng: np.random.Generator, key: str) -> list[Sample]:
-        """As many samples as it was given, in their order. Raises Unequal, and SampleError naming what failed."""
+        """Return one sample for each that it takes, in their order.
+
+        Args:
+            samples: the block, at least one.
+            rng: the generator of the block's first sample.
+            key: the block's name, for errors.
+
+        Raises:
+            UnequalSamples: the samples cannot be stacked.
+            SampleError: the function failed, or did not return one row for each sample.
+        """
         made = self.transform.call(_stacked(samples, key), rng, key)
         if not isinstance(made, Mapping) or not made:
             raise SampleError(f"{key}: block transform {self.transform.name} returned a {type(made).__name__}, no dict")
@@ -154,7 +171,7 @@ class BlockTransform:
 
 
 class OneSampleBlocks:
-    """A source seen through a block transform, one sample at a time: what tells a spec."""
+    """A source whose samples go through a block transform one at a time, to learn the spec."""
 
     unit: Literal["sample"] = "sample"
     spec: SpecLike | None = None
@@ -163,16 +180,20 @@ class OneSampleBlocks:
         self._source, self._transform = source, transform
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
-        """A block of one."""
+        """Return one sample, made as a block of one."""
         return self._transform([self._source.read(index, rng)], rng, self.key(index))[0]
 
     def key(self, index: int) -> str:
-        """The source's."""
+        """Return the source's name of a sample."""
         return self._source.key(index)
 
 
 def seen_through(source: AnySource, block_transform: str | None) -> Any:
-    """What the source's samples become, for a look at the first one. Raises SourceError where there are no samples."""
+    """Return the source as its block transform changes it, so that the first sample gives the spec.
+
+    Raises:
+        SourceError: the source gives batches or an iterable's items, which a block transform does not take.
+    """
     if block_transform is None:
         return source
     if source.unit != "sample":
