@@ -1,6 +1,6 @@
-"""The bytes of an image file as an array of pixels: orientation, palette, alpha, CMYK, 16 bit, resizing, cropping.
+"""Decoding: from the bytes of an image file to an array of pixels, resized and cropped.
 
-The only user of Pillow here. Which file and which label is not known.
+No other file here uses Pillow. Files, paths and labels are not known here.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ with needed("PIL", "reading images"):
     from PIL.IcoImagePlugin import IcoFile
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000")
-"""The only decoders that are tried: a PostScript file named .jpg must not start Ghostscript.
+"""The formats that Pillow may try, because a PostScript file named .jpg must not start Ghostscript.
 
-Icons are taken apart here.
+Icons are not among them: `_opened` reads their pictures one at a time.
 """
 
 _ICON = b"\0\0\1\0"
-"""How an .ico begins."""
+"""The first bytes of an .ico."""
 
 _GAP = 2.0
-"""JPEGs are decoded to at least twice the wanted size before the last resize; Pillow's own choice for thumbnails."""
+"""A JPEG is decoded to at least so many times the wanted size before it is resized, as Pillow does for thumbnails."""
 
 _DRAFTED = ("JPEG", "MPO")
-"""Formats that can decode to a smaller size; MPO is what many phones write as .jpg."""
+"""The formats that can decode to a smaller size. Many phones write MPO files named .jpg."""
 
 _ORIENTATION = 0x0112
-"""EXIF tag; its values 5 to 8 lie on their side."""
+"""The EXIF tag of the orientation. Images with the values 5 to 8 lie on their side."""
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -51,21 +51,22 @@ _UPRIGHT = {
 
 
 PROBES = 64
-"""Samples looked at, spread over the source, to learn which sizes all have in common."""
+"""The samples that are measured to learn which sizes all have in common."""
 
 
 def probed(length: int) -> list[int]:
-    """The indices of those samples."""
+    """Return the indices of the samples that are measured, spread over the source."""
     return [int(index) for index in np.linspace(0, length - 1, min(PROBES, length), dtype=int)]
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """How files become pixels.
+    """The way from an image file to pixels, with the options of `PixelsConfig`.
 
-    Transparent pixels are laid on white, as a page would show them: dropping alpha would uncover whatever colour lies
-    beneath, and black would swallow dark drawings. 16-bit grey is scaled (65535 -> 255), never clipped. Colour deeper
-    than 8 bits is read as 8. The first frame of an animation or page of a TIFF counts. Colour profiles are not applied.
+    - Transparent pixels are laid on white. Without that, any colour could appear, and black would hide dark drawings.
+    - 16-bit grey is scaled (65535 becomes 255) and never clipped. Colour of more than 8 bits is read as 8 bits.
+    - An animation gives its first frame, and a TIFF its first page.
+    - Colour profiles are not applied.
     """
 
     mode: Literal["rgb", "gray", "gray16", "encoded"] = "rgb"
@@ -77,36 +78,45 @@ class Decoder:
 
     @classmethod
     def of(cls, config: PixelsConfig) -> Self:
-        """As a source's config asks for."""
+        """Return the decoder that the config of a source asks for."""
         return cls(config.mode, config.resize, config.crop, config.max_pixels, config.random_crop, config.flip)
 
     @property
     def is_random(self) -> bool:
-        """Whether `decode` needs a generator."""
+        """Tell whether `decode` needs a generator."""
         return bool(self.random_crop) or self.flip
 
     @property
     def dtype(self) -> str:
-        """Of what `decode` gives."""
+        """Return the dtype of `decode`'s result."""
         return {"gray16": "uint16", "encoded": "bytes"}.get(self.mode, "uint8")
 
     @property
     def channels(self) -> int:
-        """Of the pixels."""
+        """Return the number of channels."""
         return 3 if self.mode == "rgb" else 1
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """[H, W, C] where resizing or cropping fixes it for all images, else None; () for encoded ones."""
+        """Return [H, W, C] where resizing or cropping makes it the same for all images, else None.
+
+        Encoded images have the shape ().
+        """
         if self.mode == "encoded":
             return ()
         fixed = _pair(self.random_crop) or _pair(self.crop) or (self.resize if isinstance(self.resize, tuple) else None)
         return (*fixed, self.channels) if fixed else None
 
     def decode(self, data: bytes, key: str, rng: np.random.Generator | None = None) -> NDArray[Any] | bytes:
-        """Pixels [H, W, C], writable and contiguous, or the bytes as they are, of an image at least by its header.
+        """Return the pixels [H, W, C], writable and contiguous, or in mode "encoded" the bytes.
 
-        ``rng`` is needed for random crops and flips. Raises SampleError naming ``key`` and the reason.
+        Args:
+            data: the bytes of the file. In mode "encoded", too, they must begin as an image.
+            key: the sample's name, for the error.
+            rng: the sample's generator, which random crops and flips need.
+
+        Raises:
+            SampleError: the bytes are no image, are damaged, or hold too many pixels or pixels of an unknown meaning.
         """
         try:
             with _opened(data) as image:
@@ -117,15 +127,15 @@ class Decoder:
         except UnidentifiedImageError:
             raise SampleError(f"{key}: not a readable image: {_opening(data)}") from None
         except Image.DecompressionBombError as error:
-            found = re.search(r"\d+ pixels", str(error))  # Pillow's own word comes before ours, of far larger ones
+            found = re.search(r"\d+ pixels", str(error))  # Pillow refuses far larger images before we do
             raise SampleError(
                 f"{key}: {found[0] if found else 'too many pixels'}; at most {self.max_pixels} are decoded"
             ) from error
-        except Exception as error:  # decoders of damaged files raise nearly anything
+        except Exception as error:  # with damaged files, decoders raise errors of nearly any class
             raise SampleError(f"{key}: cannot be decoded: {type(error).__name__}: {error}") from error
 
     def measure(self, data: bytes, key: str) -> tuple[int, int, int]:
-        """[H, W, C] of what `decode` would give, from the header alone."""
+        """Return the shape [H, W, C] of `decode`'s result from the header alone. Raises the same SampleError."""
         try:
             with _opened(data) as image:
                 self._bound(image, key)
@@ -138,7 +148,7 @@ class Decoder:
 
     def _pixels(self, image: Image.Image, key: str, rng: np.random.Generator | None) -> NDArray[Any]:
         if image.format not in _DRAFTED:
-            image.load()  # before asking for the orientation: PNG may hold it behind the pixels
+            image.load()  # before the orientation is read, which a PNG may hold after the pixels
         width, height = _upright_size(image)
         target, box = self._target(height, width), (0.0, 0.0, float(width), float(height))
         if self.random_crop:
@@ -156,7 +166,7 @@ class Decoder:
             raise SampleError(f"{key}: {image.width} x {image.height} pixels; at most {self.max_pixels} are decoded")
 
     def _target(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width after resizing; the longer side is rounded down, as torchvision does."""
+        """Return height and width after resizing. The longer side is rounded down, as torchvision does."""
         if self.random_crop:
             return _pair(self.random_crop) or (height, width)
         if not isinstance(self.resize, int):
@@ -166,13 +176,13 @@ class Decoder:
         return max(1, self.resize * height // width), self.resize
 
     def _draft(self, image: Image.Image, target: tuple[int, int], box: Box, width: int, height: int) -> None:
-        """Let the JPEG decoder skip the detail that resizing would throw away, and the colour that grey would.
+        """Let the JPEG decoder leave out detail that resizing drops, and colour that grey drops.
 
-        Other formats take no notice.
+        Other formats are decoded whole.
         """
         if image.format not in _DRAFTED:
             return
-        # the whole image's size at which the box has the target's
+        # the size of the whole image at which the box has the size of the target
         wanted = [_GAP * width * target[1] / (box[2] - box[0]), _GAP * height * target[0] / (box[3] - box[1])]
         if _orientation(image) >= 5:
             wanted.reverse()
@@ -190,16 +200,19 @@ class Decoder:
 
     def _array(self, image: Image.Image, *, is_flipped: bool) -> NDArray[Any]:
         pixels = np.asarray(image)
-        pixels = np.array(pixels[:, ::-1] if is_flipped else pixels, order="C")  # writable: transforms work in place
+        pixels = np.array(
+            pixels[:, ::-1] if is_flipped else pixels, order="C"
+        )  # writable, because transforms may change it in place
         if self.mode == "gray16":
             pixels = pixels.clip(0, 0xFFFF).astype(np.uint16)
         return pixels.reshape(image.height, image.width, self.channels)
 
 
 def _opened(data: bytes) -> Image.Image:
-    """Open an image file, of which only the header is read.
+    """Open an image file and read its header only.
 
-    An icon is its largest picture. Pillow would decode it before its size is known: the icon's directory may lie.
+    An icon gives its largest picture. Pillow would decode all of it first, and the sizes in an icon's directory may be
+    wrong.
     """
     if data.startswith(_ICON):
         icon = IcoFile(io.BytesIO(data))
@@ -212,7 +225,10 @@ def _pair(size: Size | None) -> tuple[int, int] | None:
 
 
 def _resized(image: Image.Image, target: tuple[int, int], box: Box, width: int, height: int) -> Image.Image:
-    """The box, given in pixels of an image of this width and height, whatever the image was drafted to."""
+    """Cut out the box and resize it to the target.
+
+    The box is in pixels of the full width and height. The image itself may have been decoded to a smaller size.
+    """
     if box == (0, 0, width, height):
         if target == (image.height, image.width):
             return image
@@ -224,7 +240,7 @@ def _resized(image: Image.Image, target: tuple[int, int], box: Box, width: int, 
 
 
 def _orientation(image: Image.Image) -> int:
-    """1..8; unreadable EXIF counts as upright, as in every viewer."""
+    """Return the orientation from 1 to 8. An image with unreadable EXIF is upright, as in every viewer."""
     try:
         found = image.getexif().get(_ORIENTATION, 1)
     except Exception:
@@ -233,7 +249,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _upright_size(image: Image.Image) -> tuple[int, int]:
-    """Width and height as shown. Pillow's TIFF reader turns the image and its size by itself."""
+    """Return width and height as a viewer shows them. Pillow's TIFF reader turns image and size itself."""
     turned = image.format != "TIFF" and _orientation(image) >= 5
     return (image.height, image.width) if turned else image.size
 
@@ -244,9 +260,9 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _shallow(image: Image.Image, mode: str, key: str) -> Image.Image:
-    """8-bit grey or rgb."""
+    """Return the image as 8-bit grey or rgb."""
     if image.mode == "F" or image.mode.startswith("I"):
-        # round to nearest: 257 = 65535 / 255
+        # rounds to the nearest, because 257 = 65535 / 255
         image = Image.fromarray(((_grey16(image, key).astype(np.uint32) + 128) // 257).astype(np.uint8))
     elif image.has_transparency_data:
         over = image.convert("RGBA")
@@ -258,7 +274,10 @@ def _shallow(image: Image.Image, mode: str, key: str) -> Image.Image:
 
 
 def _deep(image: Image.Image, key: str) -> Image.Image:
-    """16-bit grey in 32-bit integers, which Pillow can resize; 8-bit images are spread over the range."""
+    """Return the image as 16-bit grey in 32-bit integers, which Pillow can resize.
+
+    The values of 8-bit images are spread over the whole range.
+    """
     if image.mode == "F" or image.mode.startswith("I"):
         return Image.fromarray(_grey16(image, key).astype(np.int32))
     return Image.fromarray(np.asarray(_shallow(image, "gray", key)).astype(np.int32) * 257)
@@ -279,17 +298,20 @@ def _opening(data: bytes) -> str:
 
 
 AREA = (0.08, 1.0)
-"""Part of the image's area; torchvision's defaults, which are those of Inception's training."""
+"""The smallest and largest part of the image's area, as in torchvision and in the training of Inception."""
 ASPECT = (3 / 4, 4 / 3)
-"""Width by height, evenly over its logarithm."""
+"""The smallest and largest ratio of width to height. Its logarithm is drawn evenly."""
 _TRIES = 10
 
 Box = tuple[float, float, float, float]
-"""Left, top, right, bottom, in pixels."""
+"""Left, top, right and bottom in pixels."""
 
 
 def random_box(height: int, width: int, rng: np.random.Generator) -> Box:
-    """A box that lies in the image; after ten that do not fit, the largest central one of an allowed aspect."""
+    """Draw a box that lies in the image, for a random-resized crop.
+
+    If ten boxes do not fit, the result is the largest box of an allowed ratio in the centre.
+    """
     low, high = (math.log(side) for side in ASPECT)
     for _ in range(_TRIES):
         area = height * width * (AREA[0] + (AREA[1] - AREA[0]) * rng.random())

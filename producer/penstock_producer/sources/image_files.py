@@ -1,8 +1,8 @@
-"""The images in a folder or a zip: what counts as an image, what is passed over, and each file's bytes.
+"""The image files of a folder or zip: which files are images, and their bytes.
 
-A folder is walked once; links are followed, but not back into a folder above. A zip is read in place: ``zipfile`` reads
-its directory, and members are read with ``pread``, because a seek is shared with forked processes. What the bytes show
-is ``decode``'s.
+A folder is listed once. Links are followed, but not back into a folder above. A zip is read in place: ``zipfile`` reads
+its directory, and ``pread`` its members, because forked processes share the position of a seek. ``decode`` makes pixels
+of the bytes.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from penstock_producer.sources.files import MAX_MEMBER_BYTES, SourceFile, is_hid
 EXTENSIONS = (
     ".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2", ".j2k", ".ico",
 )  # fmt: skip
-"""Read, in any case; other files are passed over."""
+"""The endings of images, in upper or lower case. Other files are ignored and counted."""
 
 
 class ImageFiles(Protocol):
-    """A folder's or an archive's images, sorted by path; safe to read after a fork and from threads."""
+    """The images of a folder or an archive, sorted by path. They may be read after a fork and from threads."""
 
     files: list[SourceFile]
     passed_over: Counter[str]
-    """How many other files there are, by what their names end in."""
+    """The number of ignored files by the ending of their names."""
 
     def read(self, index: int) -> bytes:
-        """The whole file; raises SampleError naming it."""
+        """Return the bytes of a file. Raises SampleError with its path."""
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Close what is open."""
 
 
 def images_among(files: Iterable[SourceFile]) -> tuple[list[SourceFile], Counter[str]]:
-    """Return the images among these, sorted by path, and how many others there are by what their names end in."""
+    """Return the images among some files, sorted by path, and the number of other files by their endings."""
     chosen: list[SourceFile] = []
     others: Counter[str] = Counter()
     for file in files:
@@ -60,7 +60,7 @@ def images_among(files: Iterable[SourceFile]) -> tuple[list[SourceFile], Counter
 
 
 def some_images(files: Iterable[SourceFile], where: str) -> tuple[list[SourceFile], Counter[str]]:
-    """Return what `images_among` does. Raises SourceError, saying what was found instead, where there are no images."""
+    """Return the result of `images_among`. Raises SourceError with what was found where there are no images."""
     chosen, others = images_among(files)
     if not chosen:
         raise SourceError(f"no images in {where}: found {_counted(others) or 'nothing'}; {_IMAGES}")
@@ -68,7 +68,7 @@ def some_images(files: Iterable[SourceFile], where: str) -> tuple[list[SourceFil
 
 
 def passed_over(info: Mapping[str, Any]) -> str | None:
-    """Return one line on the files that a source, by its info, passed over. None where there are none."""
+    """Return one line on the files that a source ignored, by its info. None where it ignored none."""
     others: Counter[str] = Counter()
     for part in (info, *info.get("parts", ())):
         others.update(part.get("passed_over", {}))
@@ -79,7 +79,7 @@ _IMAGES = f"images are files ending in {' '.join(EXTENSIONS)}"
 
 
 _SHOWN = 4
-"""So many endings are named, the commonest."""
+"""The most endings that a message names."""
 
 
 def _counted(others: Counter[str]) -> str:
@@ -92,13 +92,13 @@ class ImageFolder:
     """The images below a folder."""
 
     def __init__(self, path: str, only: Sequence[str] | None = None) -> None:
-        """``only`` these, by relative path, whether they are there or not."""
+        """List the folder, or take the files ``only`` by relative path, including those that do not exist."""
         self._root = _root(path)
         found = _walk(str(self._root), "", ()) if only is None else (_named(self._root, each) for each in only)
         self.files, self.passed_over = some_images(found, path)
 
     def read(self, index: int) -> bytes:
-        """The whole file."""
+        """Return the bytes of a file. Raises SampleError with its path."""
         path = self.files[index].path
         require_inside(f"{self._root}/{path}")
         try:
@@ -113,11 +113,11 @@ class ImageFolder:
             raise SampleError(f"{shown(path)}: cannot be read: {error.strerror}") from error
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing, because nothing is kept open."""
 
 
 def images_below(path: str) -> tuple[list[SourceFile], Counter[str]]:
-    """Return what `images_among` does of a folder's files. Raises SourceError where there is no folder."""
+    """Return the result of `images_among` for a folder. Raises SourceError where there is no folder."""
     return images_among(_walk(str(_root(path)), "", ()))
 
 
@@ -131,7 +131,7 @@ def _root(path: str) -> Path:
 
 
 def _named(root: Path, path: str) -> SourceFile:
-    """One that is gone is listed, so that reading it names it."""
+    """Return a file of the folder. One that does not exist is listed, too, so that reading it names it."""
     try:
         found = os.stat(root / path)  # noqa: PTH116 - as in _walk
     except OSError:
@@ -157,14 +157,14 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Itera
         found = _what(entry)
         if stat.S_ISDIR(found.st_mode):
             yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, here))
-        elif stat.S_ISREG(found.st_mode):  # a pipe named .jpg would be read for ever
+        elif stat.S_ISREG(found.st_mode):  # reading a pipe named .jpg would never end
             yield SourceFile(prefix + entry.name, found.st_size, int(found.st_mtime))
-        elif stat.S_ISLNK(found.st_mode):  # to nothing: listed, so that reading it names it
+        elif stat.S_ISLNK(found.st_mode):  # a broken link is listed, so that reading it names it
             yield SourceFile(prefix + entry.name, 0, 0)
 
 
 def _what(entry: os.DirEntry[str]) -> os.stat_result:
-    """Of what a link leads to; of the link itself if it leads to nothing, in a circle, or to where nobody may look."""
+    """Return the status of the file that a link leads to, or of the link itself where that cannot be read."""
     try:
         return entry.stat()
     except OSError:
@@ -172,7 +172,7 @@ def _what(entry: os.DirEntry[str]) -> os.stat_result:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """A pipe that has taken a file's place since would be waited for."""
+    """Open a file without waiting, because a pipe may have taken its place since."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -181,7 +181,7 @@ _ENCRYPTED = 0x1
 
 @dataclass(frozen=True, slots=True)
 class _ZipMember:
-    """What reading needs of a member; a ZipInfo takes ten times the memory, and there may be a million."""
+    """The values that reading a member needs. A ZipInfo takes ten times the memory, and there may be a million."""
 
     offset: int
     packed: int
@@ -191,7 +191,7 @@ class _ZipMember:
 
 
 class ImageZip:
-    """The images in a zip file; a single top folder that holds everything is taken as the root."""
+    """The images of a zip file. If one top folder holds everything, paths begin below it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -209,9 +209,9 @@ class ImageZip:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, index: int) -> bytes:
-        """One member's bytes, checked against its CRC."""
+        """Return the bytes of a member, checked against its CRC. Raises SampleError with its path."""
         path, member = self.files[index].path, self._members[index]
-        if max(member.size, member.packed) > MAX_MEMBER_BYTES:  # one file's fault, and not the archive's
+        if max(member.size, member.packed) > MAX_MEMBER_BYTES:  # only this file is bad, the rest of the archive is not
             raise SampleError(f"{shown(path)} has {member.size} bytes; at most {MAX_MEMBER_BYTES} are read")
         try:
             data = self._inflated(member)
@@ -225,11 +225,11 @@ class ImageZip:
         data = os.pread(self._fd, member.packed, member_start(self._fd, member.offset))
         if not member.is_deflated:
             return data
-        # one byte more than declared shows a lie; without a bound it could fill the memory
+        # one byte more than declared shows a wrong size, and without a bound it could fill the memory
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.size + 1)
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Close the file. A second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,4 +1,7 @@
-"""Images in a folder or a zip as samples: ``x`` and label tensors. Finding, labelling, decoding are next door."""
+"""Images in a folder or a zip as samples, with the pixels ``x`` and label tensors.
+
+``image_files`` finds and reads the files, ``labels`` labels them and ``decode`` decodes them.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from penstock_producer.sources.labels import Labels, from_file, from_folders, fr
 from penstock_producer.sources.protocol import Sample
 
 MAX_LISTED = 10_000
-"""Of up to so many images the stream's meta holds the file names: about half a megabyte."""
+"""The most images whose file names the stream stores, which takes about half a megabyte."""
 
 MAX_ENDINGS = 100
-"""Endings of files passed over that the stream's meta counts, the commonest."""
+"""The most endings of ignored files that the stream stores with their counts. The commonest are kept."""
 
 
 class ImagesSource:
-    """Images by index, sorted by path."""
+    """The images of a folder or zip by index, sorted by path."""
 
     unit: Literal["sample"] = "sample"
     repeatable = True
@@ -38,10 +41,10 @@ class ImagesSource:
         self._kept = range(len(paths)) if self._labels.kept is None else self._labels.kept
         self._decoder = Decoder.of(config)
         self.draws = self._decoder.is_random
-        """See `protocol.draws`."""
+        """Whether `read` uses its generator (see `protocol.draws`)."""
         left_out = {"path", "labels"} if config.files is not None else {"path", "labels", "files"}
         options = config.model_dump(mode="json", exclude=left_out) | {"labels": self._labels.digest}
-        # of files that were named the names count: one that changes or goes is a bad sample, and not another source
+        # Named files count by name: one that changes or is removed is a bad sample, and the source stays the same.
         kept = self._kept if config.files is None else ()
         self.fingerprint = fingerprint(options, (self._files.files[index] for index in kept))
         others = {shown(suffix): count for suffix, count in self._files.passed_over.most_common(MAX_ENDINGS)}
@@ -53,12 +56,15 @@ class ImagesSource:
         return len(self._kept)
 
     def key(self, index: int) -> str:
-        """The path relative to the folder or within the zip."""
+        """Return the path relative to the folder or within the zip."""
         return shown(self._files.files[self._kept[index]].path)
 
     @cached_property
     def spec(self) -> SpecLike:
-        """A size that neither resize nor crop fixes is taken from up to 64 headers; if those differ it is None."""
+        """Return the dtypes and shapes of pixels and labels.
+
+        A size that neither resize nor crop fixes is read from up to 64 headers. It is None where they differ.
+        """
         fixed = self._decoder.shape
         return {"x": (self._decoder.dtype, self._probed() if fixed is None else fixed), **self._labels.spec}
 
@@ -69,11 +75,11 @@ class ImagesSource:
                 data = self._files.read(self._kept[index])
                 seen.add(self._decoder.measure(data, self.key(index)))
             except SampleError:
-                continue  # it will be named when it is read
+                continue  # reading the sample names the error
         return seen.pop() if len(seen) == 1 else (None, None, self._decoder.channels)
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
-        """The pixels and labels of one image."""
+        """Return the pixels and labels of one image."""
         pixels = self._decoder.decode(self._files.read(self._kept[index]), self.key(index), rng)
         if isinstance(pixels, bytes):
             return {"x": pixels, **self._labels.row(index)}
@@ -86,7 +92,7 @@ class ImagesSource:
         return {"x": pixels, **self._labels.row(index)}
 
     def column(self, name: str) -> NDArray[Any] | None:
-        """A label tensor of all images, where it has one shape; see `Labelled`."""
+        """Return a label tensor of all images, or None where its shapes differ (see `Labelled`)."""
         found = self._labels.columns.get(name)
         return found.values if found is not None and isinstance(found.values, np.ndarray) else None
 

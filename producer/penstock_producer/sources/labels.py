@@ -1,7 +1,7 @@
-"""What each image is labelled with: its class folder, a function of its path, or a row of a file.
+"""The labels of images, from their class folders, a function of their paths, or the rows of a file.
 
-Reads the rows, checks that images and rows cover each other, and makes tensors of the columns: the type and shape that
-hold all the rows, class ids for strings, ragged boxes.
+Every image must have a row, and every row an image. The columns become tensors of the dtype and shape that hold all
+rows. Strings become class ids.
 """
 
 from __future__ import annotations
@@ -25,36 +25,47 @@ from penstock_producer.sources.image_files import EXTENSIONS
 from penstock_producer.sources.names import blame, resolve_callable
 
 FILE_KEYS = ("file", "file_name", "path")
-"""Keys of a JSON row that may name the image."""
+"""The keys of a JSON row that may name the image."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Tensors of every image, by position among the images that are kept."""
+    """The label tensors of every image, by position among the images that are kept."""
 
     columns: Mapping[str, LabelColumn] = field(default_factory=dict)
     kept: Sequence[int] | None = None
-    """Indices of the images that have labels; None: all."""
+    """The indices of the images that have labels. None means all."""
     digest: str = ""
-    """Changes when the labels do."""
+    """A hash that changes when the labels do."""
 
     def row(self, index: int) -> dict[str, Any]:
-        """One image's tensors; copies, because transforms work in place."""
+        """Return copies of one image's tensors, because transforms may change them in place."""
         return {name: column.values[index].copy() for name, column in self.columns.items()}
 
     @property
     def spec(self) -> SpecLike:
-        """Of the label tensors."""
+        """Return the dtypes and shapes of the label tensors."""
         return {name: (column.dtype, column.shape) for name, column in self.columns.items()}
 
     @property
     def classes(self) -> dict[str, list[str]]:
-        """Class names in id order, per tensor that has them."""
+        """Return tensor name -> class names in the order of their ids, for tensors that have class names."""
         return {name: list(column.classes) for name, column in self.columns.items() if column.classes}
 
 
 def from_folders(paths: Sequence[str], classes: tuple[str, ...] | None, where: str) -> Labels:
-    """``y`` int64: the first folder of each path, names sorted. A folder without sub-folders has no labels."""
+    """Return ``y`` as the class id of the first folder of each path.
+
+    A folder without sub-folders has no labels.
+
+    Args:
+        paths: of the images, relative to ``where``.
+        classes: class names in the order of their ids. None means the names of the folders, sorted.
+        where: the folder of all images, for the error.
+
+    Raises:
+        SourceError: some images lie beside the class folders, or a folder is not among the classes.
+    """
     loose = [path for path in paths if "/" not in path]
     if len(loose) == len(paths):
         return Labels()
@@ -66,7 +77,11 @@ def from_folders(paths: Sequence[str], classes: tuple[str, ...] | None, where: s
 
 
 def from_function(paths: Sequence[str], name: str, classes: tuple[str, ...] | None) -> Labels:
-    """What ``module:function`` says of each relative path: a value (``y``) or a dict of tensors."""
+    """Return the labels that ``module:function`` gives for each relative path: a value for ``y``, or a dict of tensors.
+
+    Raises:
+        SourceError: there is no such function, it fails, or its results do not fit together.
+    """
     function = resolve_callable(name)
     rows = [_called(function, name, path) for path in paths]
     columns = _columns(rows, f"label function {name}", classes)
@@ -121,7 +136,7 @@ def _table(text: str, file: str) -> dict[str, dict[str, Any]]:
 
 
 def _typed(cells: list[str], name: str, file: str) -> list[Any]:
-    """Cells of one column as ints, else floats, else JSON lists, else strings."""
+    """Return the cells of a column as ints if possible, else as floats, JSON lists or strings."""
     for convert in (int, float):
         try:
             return [convert(cell) for cell in cells]
@@ -196,23 +211,35 @@ def _digest(data: bytes) -> str:
 
 
 BOXES = ("boxes", "bboxes")
-"""Columns of this name are float32 (None, 4): any number of boxes, none included."""
+"""The names of columns that are float32 (None, 4): any number of boxes, also none."""
 
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """One tensor's values for all rows."""
+    """The values of one label tensor for all images."""
 
     dtype: str
     shape: tuple[int | None, ...]
-    """None where rows differ."""
+    """A size is None where rows differ."""
     values: Sequence[NDArray[Any]] | NDArray[Any]
     classes: tuple[str, ...] | None
-    """Names in id order where the rows were strings."""
+    """Class names in the order of their ids, where the rows were strings."""
 
 
 def column(name: str, rows: Sequence[Any], where: str, classes: tuple[str, ...] | None = None) -> LabelColumn:
-    """Whole numbers -> int64, others float32, bools bool, strings -> int64 ids, lists arrays. Raises SourceError."""
+    """Return the rows of one column as a tensor.
+
+    Whole numbers become int64, other numbers float32, bools bool, strings int64 class ids, and lists arrays.
+
+    Args:
+        name: of the column.
+        rows: one value for each image.
+        where: the origin of the rows, for the error.
+        classes: class names in the order of their ids. None means the strings found, sorted.
+
+    Raises:
+        SourceError: the rows mix kinds or depths, or a string is not among the classes.
+    """
     plain = [row.tolist() if isinstance(row, (np.ndarray, np.generic)) else row for row in rows]
     kinds = {type(leaf) for row in plain for leaf in _leaves(row)}
     if kinds == {str}:

@@ -1,7 +1,7 @@
-"""Tars in webdataset's layout as samples by number: files of one base name are one sample, whatever the tar's order.
+"""Tars in webdataset's layout as samples by index. Members of one base name are one sample, in any order.
 
-A member's bytes become tensors by what its name ends in: images decoded, numbers read, text as bytes. Where the bytes
-lie is ``tar_index``'s.
+The ending of a member's name says how its bytes become a tensor: images are decoded, numbers read, text stays bytes.
+``tar_index`` finds the members.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock_producer.sources.tar_index import TarFile
 
 
 class TarSource:
-    """The samples of one tar or of all tars below a folder, tars sorted by path."""
+    """The samples of one tar, or of all tars below a folder, sorted by path."""
 
     unit: Literal["sample"] = "sample"
     repeatable = True
@@ -44,7 +44,7 @@ class TarSource:
         self._fields = self._chosen(config.fields)
         self._decoder = Decoder.of(config)
         self.draws = self._decoder.is_random
-        """See `protocol.draws`."""
+        """Whether `read` uses its generator (see `protocol.draws`)."""
         options = config.model_dump(mode="json", exclude={"path"})
         self.fingerprint = fingerprint(options, (tar.file for tar in self._tars))
         self.info: dict[str, Any] = {"source": "tar", "tars": len(self._tars), "fields": self._fields}
@@ -57,7 +57,7 @@ class TarSource:
         return self._tars[tar], index - (int(self._ends[tar - 1]) if tar else 0)
 
     def _chosen(self, given: dict[str, str] | None) -> dict[str, str]:
-        """Tensor -> field: as given, else every field there is."""
+        """Return tensor name -> field, as given, or for every field there is."""
         found = dict.fromkeys(field for tar in self._tars for field in tar.shard.offsets)
         if given:
             absent = [field for field in given.values() if field not in found]
@@ -75,17 +75,17 @@ class TarSource:
         return chosen
 
     def key(self, index: int) -> str:
-        """Like ``train-0001.tar:cat/0012``."""
+        """Return a name such as ``train-0001.tar:cat/0012``."""
         tar, number = self._at(index)
         return f"{shown(tar.name)}:{tar.shard.keys[number]}"
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
-        """The tensors of one sample."""
+        """Return the tensors of one sample."""
         key = self.key(index)
         made: dict[str, Any] = {}
         chance = int(rng.integers(1 << 63)) if self._decoder.is_random else None
         for name, field in self._fields.items():
-            # an image and its mask are cropped and mirrored alike
+            # each field has the same random numbers, so that an image and its mask are cropped and mirrored alike
             same = None if chance is None else np.random.Generator(np.random.Philox(key=chance))
             made |= tensors_of(field, name, self._data(index, field), self._decoder, key, same)
         return as_sample(made, key)
@@ -95,7 +95,7 @@ class TarSource:
         return tar.read(number, field, self.key(index))
 
     def column(self, name: str) -> np.ma.MaskedArray[Any, Any] | None:
-        """Whole numbers, each sample's read without the rest of it; see `Labelled`."""
+        """Return a field of whole numbers for all samples, without reading their other fields (see `Labelled`)."""
         field = self._fields.get(name)
         if field is None or kind_of(field) not in NUMBERS:
             return None
@@ -104,18 +104,18 @@ class TarSource:
             try:
                 values[index] = int(self._data(index, field))
             except (SampleError, ValueError):
-                continue  # stays masked; whoever reads it will be told
+                continue  # stays masked, and reading the sample names the error
         return values
 
     @cached_property
     def spec(self) -> SpecLike | None:
-        """What up to 64 samples have in common; None as the size of what differs among them."""
+        """Return the spec that up to 64 samples have in common. A size that differs among them is None."""
         common: dict[str, tuple[str, tuple[int | None, ...]]] | None = None
         for index in probed(len(self)):
             try:
                 found = self._measured(index)
             except SampleError:
-                continue  # it will be named when it is read
+                continue  # reading the sample names the error
             common = found if common is None else _common(common, found)
             if common is None:
                 return None
@@ -138,13 +138,13 @@ class TarSource:
         return found
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing, because nothing is kept open."""
 
 
 def _common(
     one: dict[str, tuple[str, tuple[int | None, ...]]], other: dict[str, tuple[str, tuple[int | None, ...]]]
 ) -> dict[str, tuple[str, tuple[int | None, ...]]] | None:
-    """None where names, dtypes or numbers of dimensions differ: then the first sample made decides, and says so."""
+    """Merge two specs. None where names, dtypes or numbers of dimensions differ: then the first sample decides."""
     merged: dict[str, tuple[str, tuple[int | None, ...]]] = {}
     for name, (dtype, shape) in one.items():
         theirs = other.get(name)
@@ -155,7 +155,7 @@ def _common(
 
 
 def _tars(path: Path) -> Iterator[tuple[Path, str]]:
-    """(where, name) of each tar, sorted by name."""
+    """Yield the path and the name of each tar, sorted by name."""
     if path.is_file():
         yield path, path.name
         return
@@ -172,21 +172,28 @@ def _tars(path: Path) -> Iterator[tuple[Path, str]]:
 
 IMAGES = tuple(extension[1:] for extension in EXTENSIONS)
 NUMBERS = ("cls", "cls2", "index", "inx", "id")
-"""Whole numbers in ASCII; webdataset's own names."""
+"""The fields that hold a whole number in ASCII, by webdataset's names."""
 TENSORS = {"cls": "y", "npy": "x", **dict.fromkeys(IMAGES, "x")}
-"""What a field that is nothing but its kind is called."""
+"""The tensor names of fields that have no name of their own."""
 _HEADERS = threading.Lock()
-"""numpy has Python parse an array's header, which fails in CPython 3.11 (SystemError, as in its issue 106905) where two
-threads do so at once and one of them is interrupted in the middle."""
+"""Held while numpy lets Python parse the header of an array.
+
+In CPython 3.11 that raises SystemError (its issue 106905) if two threads do it at once and one is interrupted.
+"""
 
 
 def kind_of(field: str) -> str:
-    """The part of a field that says how to read it: ``png`` of ``seg.png``."""
+    """Return the part of a field that says how to read it, such as ``png`` of ``seg.png``."""
     return field.rpartition(".")[2]
 
 
 def tensor_of(field: str) -> str:
-    """``x`` of ``jpg`` and ``npy``, ``y`` of ``cls``, ``seg`` of ``seg.png``, ``txt`` of ``txt``."""
+    """Return the tensor name of a field.
+
+    Example:
+        >>> [tensor_of(field) for field in ("jpg", "cls", "seg.png", "txt")]
+        ['x', 'y', 'seg', 'txt']
+    """
     stem, _, kind = field.rpartition(".")
     return stem or TENSORS.get(kind, kind)
 
@@ -194,7 +201,19 @@ def tensor_of(field: str) -> str:
 def tensors_of(
     field: str, name: str, data: bytes, decoder: Decoder, key: str, rng: np.random.Generator | None = None
 ) -> dict[str, Any]:
-    """The tensors in one member; JSON objects give one for each of their values. Raises SampleError naming ``key``."""
+    """Return the tensors of one member. A JSON object gives one tensor for each of its values.
+
+    Args:
+        field: of the member, which says how to read it.
+        name: of the tensor.
+        data: the member's bytes.
+        decoder: for images.
+        key: the sample's name, for the error.
+        rng: the sample's generator, for random crops and flips.
+
+    Raises:
+        SampleError: the bytes cannot be read.
+    """
     kind = kind_of(field)
     if kind in IMAGES:
         return {name: decoder.decode(data, key, rng)}
@@ -226,5 +245,5 @@ def _flat(name: str, value: Any, key: str) -> dict[str, Any]:
 
 
 def is_readable(path: PurePosixPath) -> bool:
-    """Whether a file is a tar by its name; packed ones count, so that opening them says what to do."""
+    """Tell whether a file is a tar by its name. Compressed tars count, so that opening them says what to do."""
     return path.name.lower().endswith((".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst"))

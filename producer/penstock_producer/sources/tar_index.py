@@ -1,8 +1,10 @@
-"""What a tar file holds and where: one pass over its headers finds the members of each sample, read in place later.
+"""The index of a tar file: one pass over its headers finds the members of each sample, which are later read in place.
 
-A place that is no header is kept as a bad sample and the next header is looked for behind it: a damaged archive must
-not end an epoch early in silence, as ``tarfile`` would have it. What was found is remembered for the next process in
-the user's cache folder, one file per tar, named by the tar's path, size and time; losing one costs a pass.
+Where a header should be and is none, the index has a bad sample, and the search continues at the next header. With
+``tarfile``, a damaged archive would silently end an epoch early.
+
+The user's cache folder keeps the index for the next process. Each tar has one file there, named by a hash of the tar's
+path, size and time. A lost file costs one pass.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ from penstock_producer.sources.files import MAX_MEMBER_BYTES, SourceFile, is_hid
 
 BLOCK = tarfile.BLOCKSIZE
 _MAX_EXTENSION_BYTES = 1 << 20
-"""Of a header that only holds a long name; Linux' longest path has 4096 bytes."""
+"""The largest header that holds only a long name. The longest path of Linux has 4096 bytes."""
 _MAX_SIZE = 1 << 62
-"""What a header claims beyond this is no size."""
+"""The largest size that a header may claim."""
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """One file's bytes in the archive."""
+    """The place of one file's bytes in the archive."""
 
     offset: int
     size: int
@@ -42,18 +44,21 @@ class TarMember:
 
 @dataclass
 class TarContents:
-    """Samples in the order of their first members; ``members[n]`` maps a field, like ``jpg``, to its place."""
+    """The samples of a tar, in the order of their first members."""
 
     keys: list[str] = field(default_factory=list)
     members: list[dict[str, TarMember]] = field(default_factory=list)
+    """For each sample, field (such as ``jpg``) -> place."""
     bad: list[str] = field(default_factory=list)
-    """Per sample why it cannot be read, or an empty string."""
+    """The reason for each sample that cannot be read, or an empty string."""
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """(sample, field) of a member: the base name is cut at its first dot, as webdataset does.
+    """Return sample and field of a member, by cutting its base name at the first dot, as webdataset does.
 
-    ``cat/001.seg.png`` is field ``seg.png`` of sample ``cat/001``.
+    Example:
+        >>> split_name("cat/001.seg.png")
+        ('cat/001', 'seg.png')
     """
     folder, slash, base = name.removeprefix("./").rpartition("/")
     stem, _, extension = base.partition(".")
@@ -61,7 +66,15 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def scan(fd: int, path: str) -> TarContents:
-    """Every sample of the archive. Raises SourceError for what is no plain tar at all, or names two members alike."""
+    """Find every sample of a tar.
+
+    Args:
+        fd: the open file.
+        path: of the tar, for errors.
+
+    Raises:
+        SourceError: the file is not an uncompressed tar, or two of its members have one name.
+    """
     _require_tar(fd, path)
     found, places = TarContents(), dict[str, int]()
     for name, member in _members(fd):
@@ -98,17 +111,17 @@ _WITHOUT_DATA = (
     tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE,
 )  # fmt: skip
 _BEFORE_A_MEMBER = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
-"""Headers whose data says more of the member behind them."""
+"""The types of headers whose data describes the member after them."""
 
 
 def _members(fd: int) -> Iterator[tuple[str, TarMember | None]]:
-    """Regular files; (``@offset``, None) where a header should be and is none."""
+    """Yield name and place of each regular file, and (``@offset``, None) where a header should be and is none."""
     end, at, is_lost = os.fstat(fd).st_size, 0, False
     said: dict[str, str] = {}
     while at < end:
         block = os.pread(fd, BLOCK, at)
         info = _header(block)
-        if info is None:  # zeros are the end of an archive, behind which another may be joined on
+        if info is None:  # zeros end an archive, and another archive may follow in the same file
             if block.strip(b"\0") and not is_lost:
                 is_lost = True
                 yield f"@{at}", None
@@ -139,7 +152,7 @@ def _padded(size: int) -> int:
 
 
 def _more(info: tarfile.TarInfo, data: bytes) -> dict[str, str]:
-    """The name (and size) that a header of its own gives the member behind it."""
+    """Return the name (and size) that a header of its own gives the member after it."""
     if info.type == tarfile.GNUTYPE_LONGLINK:
         return {}
     if info.type == tarfile.GNUTYPE_LONGNAME:
@@ -156,23 +169,23 @@ def _more(info: tarfile.TarInfo, data: bytes) -> dict[str, str]:
 
 
 _VERSION = 1
-"""Of the remembered form."""
+"""The version of the stored index."""
 
 
 @dataclass(frozen=True)
 class TarShard:
-    """One tar's samples: arrays, because there may be millions."""
+    """The samples of one tar in arrays, because there may be millions."""
 
     keys: list[str]
     bad: dict[int, str]
-    """Samples that cannot be read, and why."""
+    """Number of a sample that cannot be read -> the reason."""
     offsets: dict[str, NDArray[np.int64]]
-    """Field -> where each sample's bytes are; -1 where it has no such field."""
+    """Field -> the offset of each sample's bytes, or -1 where the sample has no such field."""
     sizes: dict[str, NDArray[np.int64]]
 
     @classmethod
     def of(cls, found: TarContents) -> TarShard:
-        """From a pass over the headers."""
+        """Return the samples that a pass over the headers found."""
         fields = dict.fromkeys(name for members in found.members for name in members)
         offsets = {name: np.full(len(found.keys), -1, np.int64) for name in fields}
         sizes = {name: np.zeros(len(found.keys), np.int64) for name in fields}
@@ -183,7 +196,7 @@ class TarShard:
 
 
 class TarFile:
-    """One tar, opened for each read: there may be more of them than a process may have files open."""
+    """One tar. It is opened for each read, because there may be more tars than a process may have open files."""
 
     def __init__(self, path: Path, name: str, cache: Path | None) -> None:
         self.name, self._path = name, path
@@ -204,7 +217,7 @@ class TarFile:
         return field in self.shard.offsets and bool(self.shard.offsets[field][number] >= 0)
 
     def read(self, number: int, field: str, key: str) -> bytes:
-        """One field's bytes. Raises SampleError naming ``key`` and what is wrong."""
+        """Return the bytes of one field. Raises SampleError with ``key`` and the reason."""
         if number in self.shard.bad:
             raise SampleError(f"{key}: {self.shard.bad[number]}")
         if not self._has(number, field):
@@ -247,7 +260,7 @@ def _remembered_at(path: Path, stat: os.stat_result, cache: Path | None) -> Path
 
 
 def _remember(where: Path, shard: TarShard) -> None:
-    """A cache that cannot be written is none; a half-written one is never seen."""
+    """Store an index. An error changes nothing, and other processes never see a half-written file."""
     fields = list(shard.offsets)
     words = json.dumps({"keys": shard.keys, "bad": shard.bad, "fields": fields}).encode()
     arrays: dict[str, Any] = {f"o{n}": shard.offsets[name] for n, name in enumerate(fields)}
@@ -263,7 +276,7 @@ def _remember(where: Path, shard: TarShard) -> None:
 
 
 def _recalled(where: Path | None) -> TarShard | None:
-    """What was remembered, if it is whole."""
+    """Return the stored index, or None where there is none or it is damaged."""
     if where is None or not where.exists():
         return None
     try:
@@ -274,7 +287,7 @@ def _recalled(where: Path | None) -> TarShard | None:
             sizes = {name: kept[f"s{n}"].astype(np.int64) for n, name in enumerate(fields)}
         bad = {int(number): str(why) for number, why in words["bad"].items()}
         keys = [shown(key) for key in words["keys"]]
-    except Exception:  # damaged in whatever way: it is made again
+    except Exception:  # damaged in any way, so the index is made again
         return None
     whole = all(len(array) == len(keys) for array in (*offsets.values(), *sizes.values()))
     return TarShard(keys, bad, offsets, sizes) if whole else None

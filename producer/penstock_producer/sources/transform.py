@@ -150,7 +150,7 @@ class BlockTransform:
         Args:
             samples: the block, at least one.
             rng: the generator of the block's first sample.
-            key: the block's name, for errors.
+            key: the name of the block's first sample, for errors.
 
         Raises:
             UnequalSamples: the samples cannot be stacked.
