@@ -12,16 +12,16 @@ from itertools import count
 
 from chaos.actor import Actor
 from chaos.agenda import Agenda
+from chaos.command import penstock
 from chaos.journal import read_journal
+from chaos.keys import ABANDONED, AWAY, PRODUCED, epochs
 from chaos.lives import FAILED
 from chaos.options import FEED, MAIN, RANKS
 from chaos.stage import FEED_GROUP, Stage
-from penstock_common.errors import PenstockError, ServerUnavailable
-from penstock_common.stream.feeds import close_epoch
-from penstock_common.stream.manifest import ABANDONED, PRODUCED, retained_epochs
-from penstock_common.stream.streams import load_stream
 
 RESTART_S = 0.5
+UNAVAILABLE = "ServerUnavailable"
+"""The error of who found no server."""
 
 Say = Callable[[str], None]
 
@@ -175,14 +175,15 @@ class Cast:
             return False
         try:
             with self._stage.client() as client:
-                stream = load_stream(client, FEED)
-                for epoch, state in retained_epochs(client, stream).items():
-                    if state not in (PRODUCED, ABANDONED):
-                        close_epoch(client, stream, epoch)
-        except ServerUnavailable:
+                found = epochs(client, FEED)
+        except AWAY:
             return False
-        except PenstockError as error:
-            self.violations.append(f"closing the feed's epochs failed: {type(error).__name__}: {error}")
+        for epoch in [number for number, state in found.items() if state not in (PRODUCED, ABANDONED)]:
+            done = penstock(self._stage.url, "epochs", "close", FEED, epoch)
+            if done.returncode and _kind(done.stderr) == UNAVAILABLE:
+                return False
+            if done.returncode:
+                self.violations.append(f"closing epoch {epoch} of the feed failed: {done.stderr.strip()}")
         return True
 
     def workers(self) -> Iterator[tuple[Actor, int]]:
@@ -198,7 +199,7 @@ def _is_fair(actor: Actor, error: str) -> bool:
 
     Who has begun outlives every outage of a run, but for what rq is part of. Who was asked to leave does not wait long.
     """
-    if error == ServerUnavailable.__name__:
+    if error == UNAVAILABLE:
         return actor.life.role in ("dispatcher", "host") or not actor.has_begun or actor.is_leaving
     return error == "MemberReplaced" and actor.life.replaced_ns > 0
 
@@ -206,4 +207,4 @@ def _is_fair(actor: Actor, error: str) -> bool:
 def _kind(words: str) -> str:
     """What made a command of Penstock's end, from what it said last; it names no class."""
     away = ("closed the connection", "no Redis answers", "does not answer", "still loading")
-    return ServerUnavailable.__name__ if any(text in words for text in away) else "unknown"
+    return UNAVAILABLE if any(text in words for text in away) else "unknown"

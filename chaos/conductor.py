@@ -11,14 +11,11 @@ import redis
 from chaos.agenda import Agenda
 from chaos.cast import Cast, Say
 from chaos.inflict import Inflictor
+from chaos.keys import AWAY, PRODUCED, epochs, partitions, rostered, settled
 from chaos.lives import FAILED
 from chaos.options import Options
 from chaos.schedule import Fault, faults
 from chaos.stage import Stage
-from penstock_common.errors import PenstockError, ServerUnavailable
-from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.manifest import PRODUCED, retained_epochs
-from penstock_common.stream.streams import load_stream
 
 TICK_S = 0.05
 LOOK_S = 0.5
@@ -104,7 +101,7 @@ class Conductor:
         try:
             with self._stage.client() as client:
                 return all(_is_settled(client, stream, group) for stream, group in self.cast.groups())
-        except ServerUnavailable:
+        except AWAY:
             return False
 
     def _dismiss(self) -> None:
@@ -147,14 +144,8 @@ class Conductor:
 
 
 def _is_settled(client: redis.Redis, name: str, group: str) -> bool:
-    try:
-        stream = load_stream(client, name)
-        roster = load_roster(client, stream.partitions[0])
-        epochs = retained_epochs(client, stream)
-    except ServerUnavailable:
-        raise
-    except PenstockError:
-        return False
+    first = partitions(client, name)[0]
+    states, known, done = epochs(client, name), rostered(client, first), settled(client, first, group)
     # off the roster is one whose release was begun by a writer that died: the next who needs room ends it
-    there = {epoch: state for epoch, state in epochs.items() if epoch in roster.epochs or state != PRODUCED}
-    return all(state == PRODUCED and (group, epoch) in roster.closed for epoch, state in there.items())
+    there = {epoch: state for epoch, state in states.items() if epoch in known or state != PRODUCED}
+    return all(state == PRODUCED and epoch in done for epoch, state in there.items())

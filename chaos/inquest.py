@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chaos import keys
 from chaos.cast import Cast
+from chaos.command import penstock
 from chaos.journal import read_journal
 from chaos.leftovers import leftovers
 from chaos.lives import Diary, read_diary
 from chaos.options import FEED, MAIN, RANKS, Options
+from chaos.order import first_word, shards
 from chaos.payload import feed_nonce, is_bad
 from chaos.ranks import PlannedEpoch, judge_ranks
 from chaos.rule import Rule
 from chaos.stage import Stage
 from chaos.verdict import Expected, GroupVerdict, expect, judge
-from penstock.__main__ import main as penstock
-from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.manifest import PRODUCED, retained_epochs
-from penstock_common.stream.streams import load_stream, read_counters
-from penstock_producer.jobs.plan import EpochOrder
-from penstock_producer.sources.dataset import DatasetSource
-from penstock_producer.sources.seeding import sample_rng
 
 SHOWN = 5
 
@@ -50,18 +44,15 @@ def hold(options: Options, stage: Stage, cast: Cast) -> Findings:
     """Everything that can be checked once all have left."""
     findings = Findings()
     with stage.client() as client:
-        main, feed = load_stream(client, MAIN), load_stream(client, FEED)
-        findings.epochs, findings.feed_epochs = (read_counters(client, stream)[0] for stream in (main, feed))
-        for stream in (main, feed):
-            for epoch, state in retained_epochs(client, stream).items():
-                if state != PRODUCED:
-                    findings.violations.append(f"epoch {epoch} of {stream.name!r} is {state}")
-        quarantined = {
-            epoch: {
-                field.decode() for partition in main.partitions for field in client.hkeys(partition.quarantine(epoch))
-            }
-            for epoch in load_roster(client, main.partitions[0]).epochs
-        }
+        findings.epochs, findings.feed_epochs = (
+            int(keys.meta(client, name).get("next_epoch", 0)) for name in (MAIN, FEED)
+        )
+        for name in (MAIN, FEED):
+            for epoch, state in keys.epochs(client, name).items():
+                if state != keys.PRODUCED:
+                    findings.violations.append(f"epoch {epoch} of {name!r} is {state}")
+        there = keys.rostered(client, keys.partitions(client, MAIN)[0])
+        quarantined = {epoch: keys.quarantine(client, MAIN, epoch) for epoch in there}
     planned = plan_epochs(options, findings.epochs)
     expected, bad = expect_epochs(planned), {epoch.number: epoch.bad for epoch in planned}
     findings.samples, findings.bad = len(expected.nonces), sum(map(len, bad.values()))
@@ -77,9 +68,8 @@ def hold(options: Options, stage: Stage, cast: Cast) -> Findings:
     stage.end_sweeping()
     for name in (MAIN, FEED):
         findings.violations += _audited(stage.url, name)
-    with stage.client() as client:
-        for stream in (main, feed):
-            findings.violations += [f"segments of {stream.name!r}: {line}" for line in leftovers(client, stream)]
+    for name in (MAIN, FEED):
+        findings.violations += [f"segments of {name!r}: {line}" for line in leftovers(stage.url, name)]
     return findings
 
 
@@ -109,19 +99,16 @@ def _judge_groups(
 
 def plan_epochs(options: Options, epochs: int) -> list[PlannedEpoch]:
     """What all epochs must hold, by seed and order alone."""
-    source = DatasetSource(range(options.samples), "chaos")
     planned = []
     for number in range(epochs):
-        order = EpochOrder(source, seed=options.seed, epoch=number, shuffle=True, shard_samples=options.shard_samples)
         epoch = PlannedEpoch(number, [], set())
-        for shard in range(len(order.sizes)):
-            for offset, index in enumerate(order.items(shard).tolist()):
+        for shard, items in enumerate(shards(options.samples, options.seed, number, options.shard_samples)):
+            for offset, index in enumerate(items):
                 if is_bad(options.seed, index):
                     epoch.nonces.append(None)
                     epoch.bad.add(f"{shard}:{offset}")
                 else:
-                    generator = sample_rng(options.seed, number, shard, offset).bit_generator
-                    epoch.nonces.append(int(generator.random_raw()))
+                    epoch.nonces.append(first_word(options.seed, number, shard, offset))
         planned.append(epoch)
     return planned
 
@@ -154,10 +141,9 @@ def expect_feed(options: Options, journals: list[Path]) -> Expected:
 
 def _audited(url: str, stream: str) -> list[str]:
     """What `penstock audit --deep` has to say, if it is not clean."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        code = penstock(["audit", stream, "--deep", "--json", "--url", url])
-    if code == 0:
+    done = penstock(url, "audit", stream, "--deep", "--json")
+    if done.returncode == 0:
         return []
-    report = json.loads(printed.getvalue() or "{}")
-    return [f"audit of {stream!r}: {report.get('verdict', code)}; {'; '.join(report.get('findings', [])[:SHOWN])}"]
+    report = json.loads(done.stdout or "{}")
+    findings = "; ".join(report.get("findings", [])[:SHOWN])
+    return [f"audit of {stream!r}: {report.get('verdict', done.returncode)}; {findings or done.stderr}"]

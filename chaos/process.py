@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import runpy
 import signal
 import sys
 
@@ -24,6 +25,5 @@ faulthandler.register(signal.SIGUSR1, all_threads=True)  # also in workers that 
 
 if __name__ == "__main__":
     prepare()
-    from penstock.__main__ import main
-
-    sys.exit(main(sys.argv[1:]))
+    sys.argv[0] = "penstock"
+    runpy.run_module("penstock", run_name="__main__")

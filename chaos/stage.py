@@ -12,13 +12,12 @@ from pathlib import Path
 import redis
 
 from chaos.actor import Actor
-from chaos.leftovers import Sweeper
+from chaos.command import penstock
 from chaos.lives import Life
 from chaos.options import FEED, MAIN, RANKS, Options
 from chaos.payload import spec
+from chaos.sweeper import Sweeper
 from penstock import EmbeddedServer, Writer
-from penstock_common.stream.client import connect
-from penstock_common.stream.groups.roster import Membership, Order, join_group
 
 AOF = {"appendfsync": "always", "auto-aof-rewrite-min-size": "256mb"}
 """An answered write survives a kill -9 of the server."""
@@ -54,10 +53,11 @@ class Stage:
             with Writer(
                 name, url=self.url, spec=spec(options.sample_bytes), partitions=options.partitions,
                 budget_bytes=options.budget_bytes, block_bytes=options.block_bytes, payload=self._payload,
-            ) as writer:  # fmt: skip
-                for group in members:  # declared: what it has not read is kept also while no member is there
-                    order = Order(0, 0, 0) if group == RANKS else None
-                    join_group(writer.client, Membership(writer.stream, group, "", "", order), declared=True)
+            ):  # fmt: skip
+                pass
+            for group in members:  # declared: what it has not read is kept also while no member is there
+                kind = ["--ordered"] if group == RANKS else []
+                penstock(self.url, "groups", "declare", name, group, *kind).check_returncode()
 
     @property
     def _payload(self) -> str:
@@ -74,8 +74,8 @@ class Stage:
         return self._queue.url if self._queue else self.url
 
     def client(self) -> redis.Redis:
-        """A connection; raises ServerUnavailable."""
-        return connect(self.url, timeout_s=10)
+        """A connection; raises one of `chaos.keys.AWAY`."""
+        return redis.Redis.from_url(self.url, socket_timeout=10, socket_connect_timeout=10)
 
     # --- the server's troubles ---
 

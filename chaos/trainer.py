@@ -19,9 +19,7 @@ from chaos.journal import Journal, note_stalls
 from chaos.options import RANKS, Options, from_environment
 from chaos.payload import prove
 from chaos.process import prepare
-from penstock import Loader
-from penstock_common.errors import CheckpointOverdue, GroupFinished, PenstockError
-from penstock_consumer.pipeline.batch import Batch
+from penstock import Loader, PenstockError
 
 IDLE_S = 0.2
 
@@ -37,7 +35,7 @@ class Trainer:
         self._loader, self._journal, self._options, self._policy = loader, journal, options, policy
         self._pace = random.Random(os.getpid())
         self._seq = self._noted = 0
-        self._owed: deque[tuple[int, Batch]] = deque()
+        self._owed: deque[tuple[int, Any]] = deque()
         """Stepped on and not acknowledged."""
         self._checkpoint: tuple[int, dict[str, Any]] | None = None
         """The last batch in a checkpoint that is being written, and the loader's state in it."""
@@ -50,11 +48,14 @@ class Trainer:
         while not self._leaving:
             try:
                 self._iterate()
-            except GroupFinished:
-                time.sleep(IDLE_S)
-            except CheckpointOverdue as error:  # several groups may well hold the little room there is
-                self._journal.note("O", str(error).replace("\n", " "))
-                self._settle_all()
+            except PenstockError as error:
+                if (kind := type(error).__name__) == "GroupFinished":
+                    time.sleep(IDLE_S)
+                elif kind == "CheckpointOverdue":  # several groups may well hold the little room there is
+                    self._journal.note("O", str(error).replace("\n", " "))
+                    self._settle_all()
+                else:
+                    raise
 
     def _iterate(self) -> None:
         batches = iter(self._loader)
@@ -67,14 +68,14 @@ class Trainer:
         if self._policy == "manual":
             self._acknowledge(len(self._owed) - 1)  # the last one's step counts for nothing: it comes again
 
-    def _next(self, batches: object) -> Batch | None:
+    def _next(self, batches: object) -> Any:
         self._is_waiting = True
         try:
-            return next(batches, None)  # type: ignore[call-overload, no-any-return]
+            return next(batches, None)  # type: ignore[call-overload]
         finally:
             self._is_waiting = False
 
-    def _step(self, batch: Batch) -> None:
+    def _step(self, batch: Any) -> None:
         self._note_acknowledged()
         self._seq += 1
         nonces = [prove(self._options.seed, x, int(y)) for x, y in zip(batch["x"], batch["y"], strict=True)]

@@ -13,12 +13,16 @@ import pytest
 from chaos.journal import Journal
 from chaos.lives import FAILED, KILLED, LEFT, Diary, Handed, Life, read_diary
 from chaos.options import POLICIES, Options
+from chaos.order import first_word, shards
 from chaos.payload import is_bad, prove, sample
 from chaos.ranks import PlannedEpoch, batches_of, judge_ranks
 from chaos.rule import Rule
 from chaos.schedule import WEIGHTS, faults
 from chaos.stored import chosen, stored
 from chaos.verdict import Expected, GroupVerdict, judge
+from penstock_producer.jobs.plan import EpochOrder
+from penstock_producer.sources.dataset import DatasetSource
+from penstock_producer.sources.seeding import sample_rng
 
 SECOND = 10**9
 LEASE_S = 5
@@ -247,3 +251,16 @@ def test_some_of_the_stored_seeds_may_be_chosen() -> None:
     assert chosen("stored") == stored()
     with pytest.raises(ValueError, match="8"):
         chosen("7,8")
+
+
+@pytest.mark.parametrize(("samples", "shard_samples"), [(48, 2), (3000, 150), (600, 30), (1500, 75), (90, 90)])
+def test_the_order_that_a_run_expects_is_that_of_the_producers(samples: int, shard_samples: int) -> None:
+    """It is worked out without them: a shared mistake would count as right."""
+    source = DatasetSource(range(samples), "chaos")
+    for epoch in (0, 5):
+        theirs = EpochOrder(source, seed=7, epoch=epoch, shuffle=True, shard_samples=shard_samples)
+        ours = shards(samples, 7, epoch, shard_samples)
+        assert ours == [theirs.items(shard).tolist() for shard in range(len(theirs.sizes))]
+        for shard, offset in ((0, 0), (len(ours) - 1, 1)):
+            made = sample_rng(7, epoch, shard, offset).bit_generator.random_raw()
+            assert first_word(7, epoch, shard, offset) == made

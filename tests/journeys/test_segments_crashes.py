@@ -50,9 +50,9 @@ def test_whoever_is_killed_while_segments_turn_over_no_sample_is_lost_and_no_fil
     numbers = Counter(int(word) for line in trained if line[:1].isdigit() for word in line.split())
     assert set(numbers) == set(range(SAMPLES))
     assert sum(numbers.values()) - SAMPLES <= len(RECYCLING) * 2 * 16, "only what a dying trainer had in hand"
-    with connect(url) as client, Writer("t", url=url) as writer:
+    with connect(url) as client, Writer("t", url=url):
         report = audit_stream(client, "t", deep=True)
         assert report.is_clean, report
         assert not report.pending
-        assert leftovers(client, writer.stream) == []
+        assert leftovers(url, "t") == []
     assert turnover.folder_bytes(memory_path) < 2 * BUDGET_BYTES
