@@ -4,7 +4,8 @@ The packages of a commit are taken out of git into a temporary folder, and this 
 measured by the same lines, on the same payloads, in rounds that take turns, processes and servers apart. What is told
 is after to before, of CPU s/GB of all, writer, reader and server, and of the rate: the median of neighbouring rounds,
 with the lowest and the highest. A single change is ``COMMIT^ COMMIT``. ``--growth AXIS`` compares what a sample costs
-at each size of an axis of ``python -m benchmarks.growth`` instead.
+at each size of an axis of ``python -m benchmarks.growth`` instead; ``--jpegs`` rounds of ``benchmarks.jpegs``. All of
+these call public names and the command only: another commit has them, wherever its insides lie.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +31,15 @@ from benchmarks import rounds, transport
 from benchmarks.arguments import byte_size, whole_number
 from benchmarks.cases import CASES, IMAGE, Case
 from benchmarks.machine import describe_machine, progress
+from benchmarks.photographs import FOLDER, cut_photographs
 from benchmarks.rounds import Failed, Round, Stage, set_up, warm_up
-from benchmarks.sides import Side, ours
+from benchmarks.sides import SHARED_MEMORY, Side, ours
 from benchmarks.spread import Spread, spread, table
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("common", "producer", "consumer", "front")
 HERE = "this tree"
+JPEGS = "compare JPEGs that become torch batches, inline and in segments (default: 2000 files)"
 CPU: dict[str, Callable[[Round], float]] = {
     "CPU of all": lambda one: one.cpu_s,
     "writer": lambda one: one.writer_cpu_s,
@@ -43,6 +48,8 @@ CPU: dict[str, Callable[[Round], float]] = {
     "server": lambda one: one.server_cpu_s,
 }
 
+Loaded = dict[str, Any]
+"""What `benchmarks.jpegs` says of a round."""
 Sizes = dict[str, tuple[float, float]]
 """Size of an axis -> CPU of all processes a sample, or a second that is waited; the same to the axis's smallest."""
 
@@ -58,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             packages(commit, Path(folder) / str(number)) for number, commit in enumerate((args.before, args.after))
         ]
         try:
-            found, is_whole = (_growth if args.growth else _transport)(args, paths)
+            compare = _growth if args.growth else _jpegs if args.jpegs else _transport
+            found, is_whole = compare(args, paths)
         except KeyboardInterrupt:
             return 130
     if args.json:
@@ -86,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         "--budget", type=byte_size, metavar="SIZE", help="payload between writer and reader (default 1gb, small: 256mb)"
     )
     parser.add_argument("--growth", metavar="AXIS", help="compare an axis of python -m benchmarks.growth: members, ...")
+    parser.add_argument("--jpegs", type=whole_number(1), nargs="?", const=2000, metavar="FILES", help=JPEGS)
     parser.add_argument("--json", type=Path, help="write every figure of every round to this file")
     return parser
 
@@ -211,6 +220,54 @@ def grown(before: Sequence[Sizes], after: Sequence[Sizes]) -> str:
         "after, to the smallest",
     )
     return table(head, rows)
+
+
+def _jpegs(args: argparse.Namespace, paths: list[str]) -> tuple[dict[str, Any], bool]:
+    """Rounds of both planes by the two in turn, each in a process of its own, on the same files."""
+    taken: dict[str, list[list[Loaded]]] = {side.name: [[], []] for side in ours(args.side)}
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        cut_photographs(Path(folder), args.jpegs)
+        for number in range(args.rounds):
+            for name, planes in taken.items():
+                for which in (1, 0) if number % 2 else (0, 1):
+                    progress(f"JPEGs, {name}, round {number + 1} of {args.rounds}: {('before', 'after')[which]}")
+                    planes[which].append(_loaded("segments" in name, Path(folder), paths[which]))
+    progress("")
+    for name, (before, after) in taken.items():
+        print(f"### {args.jpegs} JPEGs, {name}: {args.rounds} rounds\n\n{loaded(before, after)}\n", flush=True)
+    return {"jpegs": {name: {"before": planes[0], "after": planes[1]} for name, planes in taken.items()}}, True
+
+
+def loaded(before: Sequence[Loaded], after: Sequence[Loaded]) -> str:
+    """A table of the rate and of the CPU of each role, from rounds."""
+    parts: dict[str, Callable[[Loaded], float]] = {
+        "CPU ms/sample of all": lambda one: 1000 * sum(one["cpu_s"].values()) / one["samples"],
+        **{f"CPU ms/sample, {role}": partial(_of_role, role) for role in before[0]["cpu_s"]},
+        "samples/s": lambda one: one["samples"] / one["seconds"],
+    }
+    rows = [[name, *_cells(*([of(one) for one in rounds] for rounds in (before, after)))] for name, of in parts.items()]
+    return table(("", "before", "after", "after to before"), rows)
+
+
+def _of_role(role: str, one: Loaded) -> float:
+    return float(1000 * one["cpu_s"][role] / one["samples"])
+
+
+def _loaded(in_segments: bool, photographs: Path, path: str) -> Loaded:
+    """A round. Exits with the last words of what fails."""
+    folder = tempfile.mkdtemp(prefix="penstock-bench-", dir=SHARED_MEMORY) if in_segments else ""
+    try:
+        command = [sys.executable, "-m", "benchmarks.jpegs", f"segments:{folder}" if folder else "inline"]
+        environment = {**os.environ, "PYTHONPATH": path, FOLDER: str(photographs)}
+        done = subprocess.run(command, cwd=rounds.ROOT, env=environment, capture_output=True, text=True, check=False)
+    finally:
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+    if done.returncode:
+        words = "".join(done.stderr.strip().splitlines()[-1:])
+        raise SystemExit(f"one of the commits has not what benchmarks/jpegs.py calls: {words}")
+    found: Loaded = json.loads(done.stdout)
+    return found
 
 
 def _axis(axis: str, path: str) -> Sizes:

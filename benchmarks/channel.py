@@ -5,7 +5,7 @@
 Every round runs all the ways in turn on the same server, so that a ratio within one round is of equal load.
 Payloads come from and go to 64 MB of memory, as a job's do: a small buffer would make copies look free.
 
-This benchmark needs the inside of Penstock and the tests' plain channel, so it measures the tree that it lies in.
+It needs an inside, the channel, and the tests' plain channel, so it measures its own tree alone.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ what it writes into, memory of the server's or files of segments, is there. What
 Of what a worker uses more than the loop, a part is spent in the user's own lines, which find caches that hold other
 things. So the time in those lines is taken, too: what is outside of them is ours alone, and a machine whose speed
 changes from one turn to the next changes both at once.
+
+It needs an inside, the worker whose jobs run in turns with the loop, so it measures its own tree alone.
 """
 
 from __future__ import annotations

@@ -304,6 +304,74 @@ def test_shrinking_adds_no_exception() -> None:
     assert shrunk(listed, {"penstock.b:f", "penstock.c:f"}) == {"penstock.b:f"}
 
 
+# --- benchmarks, chaos and examples -----------------------------------------------------------------------------------
+
+ADAPTERS = {"jax", "keras", "tensorflow", "torch"}
+INSIDE = re.compile(r"\bpenstock_(common|producer|consumer)\b")
+COMPARED = ("between", "growth", "jpegs", "transports.ours")
+"""What `python -m benchmarks.between COMMIT` runs, also on the packages of other commits."""
+
+
+def _knows_an_inside(code: str) -> bool:
+    """Tell whether a file names more of Penstock than users do."""
+    imported = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = [alias.name for node in imported if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module or "" for node in imported if isinstance(node, ast.ImportFrom)]
+    names = {alias.name for node in imported if getattr(node, "module", "") == "penstock" for alias in node.names}
+    below = {parts[1] for module in modules if (parts := module.split("."))[0] == "penstock" and len(parts) > 1}
+    return bool(INSIDE.search(code) or names - PUBLIC_NAMES - ADAPTERS or below - ADAPTERS)
+
+
+def _runs(module: str) -> set[str]:
+    """Return the benchmark modules that one imports, at any depth."""
+    seen, pending = set(), [module]
+    while pending:
+        if (name := pending.pop()) in seen:
+            continue
+        path = ROOT / "benchmarks" / f"{name.replace('.', '/')}.py"
+        if not path.exists():  # a name out of a module
+            continue
+        seen.add(name)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "benchmarks":
+                below = (node.module or "").partition(".")[2]
+                pending += [below, *(f"{below}.{alias.name}".strip(".") for alias in node.names)]
+    return seen
+
+
+def test_benchmarks_chaos_and_examples_use_what_users_use() -> None:
+    """They must run on commits whose insides lie elsewhere. The list of exceptions may only become shorter."""
+    listed = (ROOT / "tests/house/exceptions/insides.txt").read_text().splitlines()
+    files = [path for folder in ("benchmarks", "chaos", "examples") for path in (ROOT / folder).rglob("*.py")]
+    found = sorted(_name(path) for path in files if _knows_an_inside(path.read_text()))
+    assert found == listed
+    for name in listed:
+        assert "needs an inside" in (ast.get_docstring(ast.parse((ROOT / name).read_text())) or ""), name
+
+
+def test_what_is_compared_between_commits_uses_what_users_use() -> None:
+    """``benchmarks.between`` runs this tree's scripts on the packages of another commit."""
+    run = {f"benchmarks/{name.replace('.', '/')}.py" for start in COMPARED for name in _runs(start)}
+    assert {"benchmarks/rounds.py", "benchmarks/growth_rounds.py", "benchmarks/trainers.py"} <= run
+    assert not [name for name in run if _knows_an_inside((ROOT / name).read_text())]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_inside"),
+    [
+        ("import penstock\nimport penstock.torch\nfrom penstock import Loader, mix", False),
+        ("from penstock.jax import dataset", False),
+        ("def f():\n    from penstock_consumer.loader import Loader", True),
+        ("context.preload(['penstock_producer.jobs'])", True),
+        ("from penstock.cli import byte_size", True),
+        ("from penstock import cli", True),
+    ],
+)
+def test_an_inside_is_told_from_a_public_name(code: str, is_inside: bool) -> None:
+    """A rule that finds nothing keeps itself for ever."""
+    assert _knows_an_inside(code) is is_inside
+
+
 # --- the command and the documents ------------------------------------------------------------------------------------
 
 

@@ -167,6 +167,29 @@ def test_growth_of_a_commit_that_cannot_grow_says_why() -> None:
         between.main(["HEAD", "--growth", "waiting", "--rounds", "1"])
 
 
+@pytest.mark.usefixtures("repository")
+def test_jpegs_of_a_commit_that_cannot_make_them_say_why() -> None:
+    """Its last words come from a process of its own."""
+    with pytest.raises(SystemExit, match=r"jpegs.py calls: "):
+        between.main(["HEAD", "--jpegs", "2", "--rounds", "1"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["inline", "segments"])
+def test_jpegs_of_this_tree_are_loaded_by_public_means(
+    side: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two epochs on the clock, each sample once, and CPU of every role."""
+    path = tmp_path / "figures.json"
+    monkeypatch.setattr(between, "packages", lambda commit, folder: between._path(between.ROOT))
+    assert between.main(["HEAD", "--jpegs", "64", "--side", side, "--rounds", "1", "--json", str(path)]) == 0
+    (found,) = json.loads(path.read_text())["jpegs"].values()
+    for (one,) in found.values():
+        assert one["samples"] == 2 * 64
+        assert all(seconds >= 0 for seconds in one["cpu_s"].values())
+    assert "CPU ms/sample, trainer" in capsys.readouterr().out
+
+
 def test_growth_is_compared_by_size_and_beside_the_smallest() -> None:
     """A commit that makes everything cheaper makes nothing flatter."""
     rounds = [{"1 member": (4.0, 1.0), "32 members": (8.0, 2.0)}], [{"1 member": (2.0, 1.0), "32 members": (4.0, 2.0)}]
