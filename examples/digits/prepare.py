@@ -8,11 +8,21 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+from sklearn.datasets import load_digits
 
-from penstock.demo.digits import ALL, write_digits
+HELD_OUT = 0.2
+SIDE = 32
+"""Pixels. The originals have 8 and are enlarged: a decoder then has something to do."""
+FORMATS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("jpg", {"quality": 92}),
+    ("png", {}),
+    ("webp", {"quality": 92}),
+)
+"""Files take turns."""
 
 
 def main() -> None:
@@ -24,10 +34,26 @@ def main() -> None:
         print(f"{folder / 'train'} is there already")
         return
     with tempfile.TemporaryDirectory(dir=folder) as unfinished:
-        written = write_digits(Path(unfinished), ALL)
-        save_arrays(written.held_out, folder / "test.npz")
-        written.train.rename(folder / "train")
-    print(f"{written.train_count} images in {folder / 'train'}, {written.held_out_count} in {folder / 'test.npz'}")
+        train, held_out = write_digits(Path(unfinished))
+        counts = [len([*place.rglob("*.*")]) for place in (train, held_out)]
+        save_arrays(held_out, folder / "test.npz")
+        train.rename(folder / "train")
+    print(f"{counts[0]} images in {folder / 'train'}, {counts[1]} in {folder / 'test.npz'}")
+
+
+def write_digits(folder: Path) -> tuple[Path, Path]:
+    """Write a fixed shuffle of the digits, every fifth into the held-out folder, and return both folders."""
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(1797).permutation(len(images)).tolist()
+    train, held_out = folder / "train", folder / "held-out"
+    for position, index in enumerate(order):
+        place = (held_out if position < round(HELD_OUT * len(order)) else train) / str(labels[index])
+        place.mkdir(parents=True, exist_ok=True)
+        extension, options = FORMATS[position % len(FORMATS)]
+        pixels = Image.fromarray((images[index].reshape(8, 8) * 15.9).astype(np.uint8))
+        enlarged = pixels.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+        enlarged.save(place / f"{index:04d}.{extension}", **options)
+    return train, held_out
 
 
 def save_arrays(images: Path, file: Path) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 
 import penstock
 import penstock.tensorflow
-from penstock_common.errors import GroupFinished
 
 BATCH = 16
 CLASSES = 10
@@ -51,8 +50,10 @@ def has_more(loader: penstock.Loader) -> bool:
     """False where a crash came after the last step and before the last model was saved."""
     try:
         _ = loader.samples
-    except GroupFinished as finished:
-        print(finished)
+    except penstock.PenstockError as error:
+        if type(error).__name__ != "GroupFinished":
+            raise
+        print(error)
         return False
     return True
 
