@@ -2,8 +2,8 @@
 
 All in one process and in turns of some fifty samples, the same ones with the same crops for every side. What a side
 costs is therefore what it costs here, between decodes, which need all caches: alone, in a loop, it is a fraction
-of that. The last side is all of a shard; the jobs around it are in ``tax``. It needs an inside, the parts, so it measures
-its own tree alone.
+of that. The last side is all of a shard; the jobs around it are in ``tax``. It needs an inside, the parts, so it
+measures its own tree alone.
 """
 
 from __future__ import annotations
