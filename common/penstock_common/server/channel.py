@@ -105,7 +105,7 @@ class Channel:
         return heir
 
     def close(self) -> None:
-        """Close the connection; again is harmless."""
+        """Close the connection. A second call does nothing."""
         self.broken = True
         if self._connection is not None:
             self._connection.disconnect()
@@ -118,7 +118,7 @@ class Channel:
         return ServerUnavailable(f"this connection to Redis at {self._where} is closed: open another")
 
     def _fail(self, error: BaseException) -> None:
-        """Close, and raise what a user can act on; returns where `error` itself says it best."""
+        """Close the connection, and raise what a user can act on; return where `error` itself says it best."""
         closed_meanwhile = self.broken  # by another thread, which is how a wait is ended; errors then vary
         self.close()
         if closed_meanwhile and isinstance(error, Exception):

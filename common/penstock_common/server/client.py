@@ -1,12 +1,12 @@
-"""The control client: redis-py's, whose failures speak Penstock's words, and which may bear an outage.
+"""The control client: redis-py's client, which raises Penstock's errors and may bear an outage.
 
-Plain refusals of one command (a script's own error, NOSCRIPT, WATCH) pass untouched: they are answered in ``stream/``.
+Plain refusals of one command (a script's own error, NOSCRIPT, WATCH) pass untouched: the caller handles them.
 
-**What may be repeated.** A patient client sends a command again whose answer did not come, though the server may have
-carried it out. So everything that control connections ask is a question, or a statement that may be made twice: scripts
-and HSET that set what is given (opening, sizing, completing, joining, renewing, leaving, abandoning), UNLINK, and
-removals that free nothing the second time. Taking a number is made repeatable by the taker's token (``manifest``,
-``feeds``). A hint on the events key may come twice. Entries are appended on channels, which never repeat anything.
+**What may be repeated.** A patient client sends a command again if no answer came, though the server may have executed
+it. So every command of a control connection must be safe to repeat. It is a question, a script or HSET that sets what
+it is given (opening, sizing, completing, joining, renewing, leaving, abandoning), an UNLINK, or a removal that frees
+nothing the second time. Taking a number is repeatable through the caller's token. An event may come twice. Entries are
+appended on channels, which never repeat a command.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Answer = TypeVar("Answer")
 
 
 class RetryPolicy:
-    """How long the clients of one owner try again what a server that is away did not answer; 0 = not at all."""
+    """A retry policy that the clients of one owner share: how long they repeat what a lost server did not answer."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """May be changed by any thread; whoever is waiting just then obeys."""
+        """How long a command is repeated; 0 is not at all. Any thread may change it, and a wait in progress obeys."""
         self.notify: Notify = to_stderr
-        """Hears of outages that are borne, and of a server that does not answer."""
+        """Called with a line for each outage that is borne, and for a server that does not answer."""
 
 
 class _OwnedOutage(Outage):
-    """An outage whose patience is its owner's, and may end while it is borne."""
+    """An outage that lasts as long as its owner's retry policy allows, which may change meanwhile."""
 
     def __init__(self, patience: RetryPolicy) -> None:
         super().__init__(patience.notify, patience.seconds, "asking the server")
@@ -53,13 +53,13 @@ class _OwnedOutage(Outage):
 
 
 def _failure(error: Exception, client: redis.Redis) -> PenstockError | None:
-    """What a user can act on; None where the caller inside ``stream/`` knows better."""
+    """Return what a user can act on, or None for a plain refusal, which the caller understands better."""
     plain = type(error) in (ResponseError, foreign.NoScriptError, foreign.WatchError)
     return None if plain and not (may_pass(error) or is_denied(error)) else translate(error, client)
 
 
 def _bearing(client: ControlClient, ask: Callable[[], Answer], parts: Callable[[], Iterable[Any]]) -> Answer:
-    """Asks, again and again while the server is away and the client's patience lasts.
+    """Return what ``ask`` returns, repeated while the server is away and the client's retry policy lasts.
 
     ``parts`` gives all arguments of what is asked.
     """
@@ -78,7 +78,7 @@ def _bearing(client: ControlClient, ask: Callable[[], Answer], parts: Callable[[
 
 
 class ControlClient(redis.Redis):
-    """redis.Redis, with translated errors; it tries again what was not answered where ``patience`` says so."""
+    """A redis.Redis that raises translated errors, and repeats what was not answered while ``patience`` lasts."""
 
     patience: RetryPolicy
 
@@ -89,7 +89,7 @@ class ControlClient(redis.Redis):
 
     @property
     def where(self) -> str:
-        """The server's address, without its password."""
+        """The server's address without its password."""
         if self._where is None:
             self._where = address(self)
         return self._where
@@ -112,9 +112,9 @@ class ControlClient(redis.Redis):
         return client
 
     def hurry(self, patience_s: float, reply_s: float) -> None:
-        """From now on a server that is away is borne no longer than this, and one that is silent is away.
+        """Bear outages for at most ``patience_s`` from now on, and take a silence of ``reply_s`` for an outage.
 
-        Also by channels that are opened from here on. What a thread has asked just now keeps the time it had.
+        Channels that are opened from now on do the same. A request in progress keeps the time that it had.
         """
         self.patience.seconds = min(self.patience.seconds, patience_s)
         pool = self.connection_pool
@@ -134,7 +134,7 @@ class ControlClient(redis.Redis):
 
 
 class ControlPipeline(Pipeline):
-    """redis-py's pipeline, with translated errors; as patient as its client, except under WATCH."""
+    """A pipeline of redis-py that raises translated errors. It repeats like its client, except under WATCH."""
 
     def __init__(self, client: ControlClient, transaction: bool, shard_hint: Any) -> None:
         super().__init__(client.connection_pool, client.response_callbacks, transaction, shard_hint)
@@ -176,19 +176,19 @@ class ControlPipeline(Pipeline):
 
 
 class ConnectionCounter:
-    """Counts the connections that are made with a client's settings, its data channels included."""
+    """Counts the connections that are made with a client's settings, data channels included."""
 
     def __init__(self) -> None:
         self.made = 0
 
     def __call__(self, connection: Any) -> None:
-        """Logs in, as redis-py would; redis-py calls this for each new connection."""
+        """Log in as redis-py would. redis-py calls this for each new connection."""
         connection.on_connect()
         self.made += 1
 
 
 def connections_of(client: Any) -> ConnectionCounter:
-    """Return the counter of a client's pool. From the first call on, new connections count, also when made again."""
+    """Return the counter of a client's pool. It counts each connection that is made after the first call."""
     settings: dict[str, Any] = client.connection_pool.connection_kwargs
     found = settings.get("redis_connect_func")
     if not isinstance(found, ConnectionCounter):
@@ -197,7 +197,7 @@ def connections_of(client: Any) -> ConnectionCounter:
 
 
 def read_run_id(client: Any) -> str | None:
-    """Return the id of the server's present run; None where this user may not ask for it."""
+    """Return the id of the server's present run, or None if this user may not ask for it."""
     try:
         return str(client.info("server").get("run_id", "")) or None
     except (Unauthorized, ResponseError):
@@ -205,12 +205,12 @@ def read_run_id(client: Any) -> str | None:
 
 
 class RestartDetector:
-    """Notices that a client's connections reach another run of the server than before."""
+    """Notices that the server of a client was restarted or replaced: its connections reach another run."""
 
     def __init__(self, client: Any) -> None:
         self._client, self._connections = client, connections_of(client)
         self._made = -1
-        """ConnectionCounter when the run was last looked at; -1 before the first look."""
+        """Count of connections when the run was last asked for; -1 before the first time."""
         self._run_id: str | None = None
 
     def check(self, compare: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Connections to Redis: the control client, and dedicated channels for data made from its settings.
+"""Connections to a server: the control client, and channels for data that are made from its settings.
 
 redis-py does addresses, TLS and login. No channel retries a command: a repeated XADD would be a duplicate.
 """
@@ -23,10 +23,12 @@ from penstock_common.watchdog import Request
 __all__ = ["CONNECT_TIMEOUT_S", "GREETING_S", "connect", "open_channel", "translated"]
 
 CONNECT_TIMEOUT_S: Final = 5.0
-"""A host that drops packets is named within the 5 s in which every wait explains itself."""
+"""A host that drops packets is named within 5 s, in which every wait explains itself."""
 GREETING_S: Final = 5.0
-"""How long a server that was never heard is tried again where it takes connections and closes them: what stands between
-may just be starting, or cut connections; or else the URL is wrong (a port that wants TLS), and somebody waits."""
+"""How long to retry a server that accepts connections and closes them, and that never answered before.
+
+A proxy in between may be starting. But the URL may also be wrong (a port that wants TLS), and then somebody waits.
+"""
 
 AnyClient = TypeVar("AnyClient", bound=ControlClient)
 
@@ -43,13 +45,22 @@ def connect(
     patience_s: float | None = None,
     notify: Notify = to_stderr,
 ) -> AnyClient:
-    """A client that has answered a PING: RESP2, bytes. `timeout_s` bounds the silence after a command.
+    """Return a client whose server has answered a PING; it speaks RESP2 and returns bytes.
 
-    With `bears_outages` (where to say it) what a server that went away did not answer is asked again for `patience_s`
-    (`OUTAGE_S`), see ``client``; without, every failure is raised. A server that does not answer is named to it, else
-    to ``notify``, while the answer is awaited. At the start a server that is not there, or silent,
-    is named at once; one that says it is hindered (kept busy, full of clients) is waited for as long, one that is
-    loading its data as long as it says so, and whoever closes the connection is tried again for `GREETING_S`.
+    Args:
+        url: The server's address, with user and password if it asks for them.
+        client_class: ControlClient, or one that explains refusals.
+        timeout_s: The longest silence after a command.
+        client_name: The name that the server's CLIENT LIST shows.
+        bears_outages: Hears of outages. With it, what a lost server did not answer is asked again (see ``client``).
+            Without it, every failure is raised.
+        patience_s: How long an outage is borne; None is `OUTAGE_S`.
+        notify: Hears of a server that does not answer, where ``bears_outages`` is not given.
+
+    Raises:
+        PenstockError: The server is not there, silent or refuses the login. With ``bears_outages`` a server that says
+            why it cannot serve now (a script keeps it busy, it has too many clients) is asked again for ``patience_s``,
+            one that loads its data for as long as it does, and one that closes the connection for `GREETING_S`.
     """
     client = _client(url, client_class, timeout_s, client_name)
     client.patience.notify = bears_outages or notify
@@ -101,7 +112,7 @@ def _greet(client: ControlClient) -> None:
 
 
 def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_name: str | None) -> AnyClient:
-    """The unconnected client; whatever is wrong with the URL shows here and not at the first command."""
+    """Return a client that is not connected. What is wrong with the URL shows here, not at the first command."""
     if not isinstance(url, str):
         raise ServerUnavailable(f"{url!r:.80} is no Redis URL: {_FORMS}")
     try:
@@ -130,12 +141,12 @@ def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_na
 
 
 def check_url(url: str) -> None:
-    """Raise ServerUnavailable for a text that is no Redis URL; connects to nothing."""
+    """Raise ServerUnavailable for a text that is no Redis URL; nothing is connected to."""
     _client(url, ControlClient, CONNECT_TIMEOUT_S, None).close()
 
 
 def _check_path(url: str) -> None:
-    """redis-py reads database 0 out of a path that is no number, and silently writes there."""
+    """Refuse a path that is no number: redis-py takes it for database 0, and would write there."""
     parts = urlsplit(url)
     database = parts.path.strip("/")
     if parts.scheme != "unix" and database and not database.isdecimal():
@@ -143,7 +154,7 @@ def _check_path(url: str) -> None:
 
 
 def _dedicated(client: redis.Redis) -> Any:
-    """An unconnected connection with the client's address, TLS and login."""
+    """Return a connection with the client's address, TLS and login, not connected yet."""
     kwargs: dict[str, Any] = {
         name: value
         for name, value in client.connection_pool.connection_kwargs.items()
@@ -156,7 +167,7 @@ def _dedicated(client: redis.Redis) -> Any:
 
 
 def _without_maintenance() -> dict[str, Any]:
-    """Switch off maintenance notifications (redis-py 7 and later): they change timeouts and move connections."""
+    """Return options that switch off maintenance notifications (redis-py 7 and later), which move connections."""
     try:
         from redis.maint_notifications import MaintNotificationsConfig
     except ImportError:
@@ -166,7 +177,7 @@ def _without_maintenance() -> dict[str, Any]:
 
 @cache
 def _driver() -> dict[str, Any]:
-    """What connections say of themselves: found out once, else each reads it from disk (2 ms)."""
+    """Return what connections say of themselves, found out once: else each reads it from disk (2 ms)."""
     try:
         from redis.driver_info import DriverInfo
     except ImportError:

@@ -1,6 +1,6 @@
-"""Foreign exceptions (redis-py, sockets) become Penstock's errors here, each one line: what was found, what to do.
+"""Translates exceptions of redis-py and of sockets into Penstock's errors: one line with what was found and what to do.
 
-No connections are made here. Flow control (WatchError, an EXEC that answers nil) is no failure and passes untouched.
+This module makes no connections. Flow control (WatchError, an EXEC that answers nil) is no failure and passes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from penstock_common.errors import (
 START_ONE = "start one with `penstock server`, or set PENSTOCK_URL"
 FULL = "max number of clients"
 _OF_PIPELINE = re.compile(r"\ACommand # \d+ \(.*?\) of pipeline caused error: ")
-"""What redis-py puts before it."""
+"""What redis-py puts before an error of a pipeline."""
 _DEFAULT_USER = "default"
-"""Who has no name of its own on the server: messages leave it out."""
+"""The user whose name messages leave out."""
 _DENIED = re.compile(r"(?:The user executing the script can't|ACL failure in script: .*?permissions to) (run|access)")
-"""How Redis and Valkey 9.1 say NOPERM inside a script, with the script's digest around it."""
+"""The words of Redis and of Valkey 9.1 for NOPERM inside a script; the script's digest stands around them."""
 _WRONG_TYPE = "WRONGTYPE"
-"""What the server says where a key is of another type than a command needs; a script's error quotes it."""
+"""The server's word for a key of another type than a command needs; a script's error quotes it."""
 _CLOSED = re.compile("while reading|while writing|closed|reset|Broken pipe")
 
 
 class ReplyError(PenstockError, RuntimeError):
-    """The server answered a command with an error; `error` is redis-py's exception, for callers that can mend it."""
+    """The server answered a command with an error; `error` is redis-py's exception, for callers that can handle it."""
 
     def __init__(self, error: foreign.ResponseError, where: str) -> None:
         self.error, self.where = error, where
@@ -45,7 +45,7 @@ class ReplyError(PenstockError, RuntimeError):
 
 
 def redacted(url: str) -> str:
-    """The URL as it may be shown: without the password, whether in front of the host or among the options."""
+    """Return a URL without its password, whether that is in front of the host or among the options."""
     head, _, tail = url.rpartition("@")
     scheme, _, user = head.partition("://")
     name = user.partition(":")[0]
@@ -61,7 +61,7 @@ def redacted(url: str) -> str:
 
 
 def address(client: redis.Redis) -> str:
-    """The URL of a client's server, without its password."""
+    """Return the URL of a client's server without its password."""
     pool = client.connection_pool
     kwargs: dict[str, Any] = pool.connection_kwargs
     user = f"{kwargs['username']}@" if kwargs.get("username") not in (None, "", _DEFAULT_USER) else ""
@@ -75,7 +75,7 @@ def address(client: redis.Redis) -> str:
 
 @contextmanager
 def translated(where: str | redis.Redis) -> Iterator[None]:
-    """Turn redis-py's and the socket's exceptions inside the block into Penstock's; keep files out of the block."""
+    """Turn exceptions of redis-py and of sockets inside the block into Penstock's. Keep files out of the block."""
     try:
         yield
     except (foreign.RedisError, OSError) as error:
@@ -86,7 +86,7 @@ def translated(where: str | redis.Redis) -> Iterator[None]:
 
 
 def translate(error: BaseException, where: str | redis.Redis) -> PenstockError | None:
-    """The Penstock error for `error`, or None when it is one already, or none of the server's business."""
+    """Return the Penstock error for `error`, or None if it is one already or does not come from the server."""
     place = where if isinstance(where, str) else address(where)
     # 1. ours, or no failure at all
     if isinstance(error, PenstockError):
@@ -154,7 +154,10 @@ def _refused(error: foreign.ResponseError, place: str) -> PenstockError:
 
 
 def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnavailable | None:
-    """What may pass: a failover, a long script, a full memory or disk. Redis 6.2 wraps them up in a script's error."""
+    """Return an error for what may pass: a failover, a long script, full memory or a full disk; else None.
+
+    Redis 6.2 wraps these up in a script's error.
+    """
     if (
         isinstance(error, foreign.ReadOnlyError)
         or "READONLY " in text
@@ -199,24 +202,24 @@ def is_denied(error: BaseException) -> bool:
 
 
 def translate_reply(error: foreign.ResponseError, where: str | redis.Redis) -> PenstockError:
-    """The error for an error reply that a channel read; what may pass is ServerUnavailable, else ReplyError."""
+    """Return the error for an error reply that a channel read: ServerUnavailable for what may pass, else ReplyError."""
     return translate(error, where) or ReplyError(error, where if isinstance(where, str) else address(where))
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Whether a server said this of its state, not of the command."""
+    """Return True if the server refused because of its own state, not because of the command."""
     if isinstance(error, foreign.ConnectionError):  # as which redis-py takes some of what a server says
         return isinstance(error, foreign.BusyLoadingError) or FULL in _text(error)
     return isinstance(error, foreign.ResponseError) and _hindered(error, _text(error), "") is not None
 
 
 def broke_off(error: BaseException | None) -> bool:
-    """Whether a connection was made and then closed, with nothing said."""
+    """Return True if a connection was made and then closed without a word."""
     return isinstance(error, foreign.ConnectionError | OSError) and bool(
         _CLOSED.search(text := _text(error)) or "UNEXPECTED_EOF" in text
     )
 
 
 def _text(error: BaseException) -> str:
-    """One line, whatever the exception carries; of a pipeline's what the server said, not to which command."""
+    """Return an exception's text as one line; of a pipeline's error only what the server said."""
     return _OF_PIPELINE.sub("", " ".join(str(error).split()), count=1).rstrip(".") or type(error).__name__

@@ -26,19 +26,19 @@ BY_REFERENCE_BYTES: Final = 6000
 """From this size on an iovec is cheaper than a copy; redis-py's own packer cuts there too."""
 
 BUFFER_BYTES: Final = 65536
-"""What one receive may bring of small replies."""
+"""The most bytes of small replies that one receive may bring."""
 
 BEHIND_LARGE_BYTES: Final = 4096
-"""What the first receive behind a large payload may bring: the next header, and little of the payload to copy again."""
+"""The most that the first receive after a large payload may bring: the next header, little of its payload."""
 
 THROUGH_BUFFER_BYTES: Final = 16384
-"""Payloads up to this come through the buffer: one system call then brings several entries."""
+"""Payloads up to this size pass through the buffer, so that one system call brings several entries."""
 
 FIRST_ROOM_BYTES: Final = 1 << 20
-"""What a value may take before a byte of it has come."""
+"""The most memory that a value may take before a byte of it has come."""
 
 MAX_BULK_BYTES: Final = (512 << 20) + 65536
-"""proto-max-bulk-len as it ships, and slack; a longer announcement is a broken or hostile peer."""
+"""The default of proto-max-bulk-len, and some slack. Whoever announces more is broken or hostile."""
 
 MAX_ITEMS: Final = 1 << 22
 MAX_DEPTH: Final = 16
@@ -59,36 +59,36 @@ class Skip(Enum):
 
 
 SKIP: Final = Skip.SKIP
-"""Answer of EntrySink.target: read this field's bytes and drop them."""
+"""What EntrySink.target returns for a field whose bytes are to be read and dropped."""
 
 
 class EntrySink(Protocol):
-    """Decides where each field of a received entry goes. It never raises: it records its failure and answers SKIP."""
+    """Decides where each field of a received entry goes. It never raises: it records its failure and returns SKIP."""
 
     def begin(self, entry_id: bytes) -> None:
-        """An entry starts."""
+        """Note that an entry starts."""
 
     def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
-        """None: hand the field to `value`; else SKIP, or writable 'B' views adding up to `nbytes`, filled in order."""
+        """Return writable 'B' views of `nbytes` in all, filled in order, or SKIP. None gives the field to `value`."""
 
     def value(self, name: bytes, data: bytes) -> None:
-        """A field for which `target` answered None."""
+        """Take a field for which `target` returned None."""
 
     def end(self) -> None:
-        """The entry is complete."""
+        """Note that the entry is complete."""
 
     def missing(self, entry_id: bytes) -> None:
-        """The id is listed but its fields are gone; the id is b"" where XCLAIM of Redis 6.2 does not say which."""
+        """Note that an entry is listed without fields. XCLAIM of Redis 6.2 does not say which: the id is b"" then."""
 
 
 class ReceivingSocket(Protocol):
-    """The receiving half of a connected socket; both calls raise on end of stream and after silence."""
+    """The receiving half of a connected socket. Both methods raise at the end of the stream and after silence."""
 
     def receive(self, view: memoryview) -> int:
-        """At least one byte into `view`; how many."""
+        """Receive at least one byte into `view` and return how many came."""
 
     def receive_all(self, views: Sequence[memoryview]) -> None:
-        """Fill all the (non-empty) views."""
+        """Fill all views, none of which is empty."""
 
 
 def pack(commands: Sequence[Command]) -> list[Part]:
@@ -119,7 +119,7 @@ def check_target(views: Sequence[memoryview], nbytes: int) -> None:
 
 
 class RespReader:
-    """Parses the replies of one connection. After any exception its position in the stream is lost: close."""
+    """Parses the replies of one connection. After an exception its place in them is lost: close the connection."""
 
     def __init__(self, socket: ReceivingSocket, parse_error: Callable[[str], Exception]) -> None:
         self._socket, self._parse_error = socket, parse_error
@@ -130,7 +130,7 @@ class RespReader:
         self._seen = [(b"?", b"", 0)] * _PLACES  # header, name and size of the last field at each place of an entry
 
     def reply(self, depth: int = 0) -> Reply:
-        """Any reply, as values."""
+        """Return the next reply, whatever it is, as values."""
         line = self._line()
         kind, rest = line[0], line[1:]
         if kind == 0x24:  # $
@@ -148,7 +148,7 @@ class RespReader:
         raise _unexpected(line)
 
     def entries(self, sink: EntrySink) -> int | ResponseError:
-        """The reply of XREADGROUP or XREAD (one key), XRANGE or XCLAIM into the sink; how many entries it listed."""
+        """Receive entries of XREADGROUP, one-key XREAD, XRANGE or XCLAIM into the sink; return how many are listed."""
         line = self._line()
         # 1. an error, or nothing (nil array, or a nil bulk)
         if line[0] == 0x2D:
@@ -183,7 +183,7 @@ class RespReader:
         return count
 
     def _entry(self, sink: EntrySink) -> None:
-        """One entry token by token: its header is cut by the buffer's end, or not of the usual shape."""
+        """Read one entry token by token: the buffer's end cuts its header, or its shape is unusual."""
         line = self._line()
         if line in _NIL:
             sink.missing(b"")
@@ -209,7 +209,7 @@ class RespReader:
         sink.end()
 
     def _field(self, place: int) -> tuple[bytes, int]:
-        """Name and size of the next field; remembered, because the next entry likely has the same."""
+        """Return name and size of the next field, and remember them: the next entry probably has the same."""
         match = _FIELD.match(self._buf, self._pos, self._end)
         if match is None or len(match[2]) != int(match[1]):  # cut by the buffer's end, or odd: token by token
             return self._name(), self._size()
@@ -256,7 +256,7 @@ class RespReader:
         self._crlf()
 
     def _bulk(self, nbytes: int) -> bytes:
-        """The bytes of a bulk whose header is read, and its CRLF."""
+        """Return the bytes of a bulk whose header was read, and pass its CRLF."""
         if nbytes <= THROUGH_BUFFER_BYTES:
             self._need(nbytes + 2)
             start = self._pos
@@ -268,7 +268,7 @@ class RespReader:
         return data
 
     def _grown(self, nbytes: int) -> bytearray:
-        """A large value nobody made room for: memory follows what has come, not what was announced."""
+        """Return a large value that has no target. Its memory grows with what has come, not with what is announced."""
         data = bytearray()
         while len(data) < nbytes:
             room = bytearray(min(nbytes - len(data), max(len(data), FIRST_ROOM_BYTES)))
@@ -277,7 +277,7 @@ class RespReader:
         return data
 
     def _into(self, views: Sequence[memoryview]) -> None:
-        """Fill the views with a large payload: what the buffer already holds is copied, the rest received in place."""
+        """Fill the views with a large payload: copy what the buffer already holds, receive the rest in place."""
         self._window = BEHIND_LARGE_BYTES
         rest = []
         for view in views:
@@ -329,7 +329,7 @@ class RespReader:
         self._pos = start + 2
 
     def _line(self) -> bytearray:
-        """The next line, without its CRLF, never empty."""
+        """Return the next line without its CRLF; it is never empty."""
         scanned = self._pos
         while (stop := self._buf.find(_CRLF, scanned, self._end)) < 0:
             held = self._end - self._pos
@@ -344,7 +344,7 @@ class RespReader:
         return line
 
     def _need(self, nbytes: int) -> None:
-        """At least `nbytes` (no more than the buffer) unread bytes in the buffer."""
+        """Receive until the buffer has `nbytes` unread bytes, which must fit into it."""
         held = self._end - self._pos
         if held >= nbytes:
             return

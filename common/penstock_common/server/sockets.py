@@ -13,32 +13,32 @@ from typing import Final, Protocol
 from penstock_common.server.resp import Part, ReceivingSocket
 
 REPLY_TIMEOUT_S: Final = 30.0
-"""Patience with a server that was asked something it answers at once; 6.2 sleeps through UNLINK and FLUSHALL."""
+"""How long to wait for an answer that a server gives at once. Redis 6.2 is silent during a long UNLINK or FLUSHALL."""
 
 PIECE_BYTES: Final = 16 << 20
-"""What one receive may wait for: on a slow network a large payload is not silence."""
+"""The most bytes that one receive waits for. On a slow network a large payload must not count as silence."""
 
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
 
 
 class SendingSocket(ReceivingSocket, Protocol):
-    """A whole socket, blocking, with a bound on silence."""
+    """A blocking socket with a bound on silence, for both directions."""
 
     waited_s: float
-    """Seconds spent in receiving: a clock around system calls, of which one brings many small entries."""
+    """Seconds spent in receiving, measured around system calls. One call may bring many small entries."""
 
     heard_s: float
     """When the last receive ended, by `time.monotonic`."""
 
     def set_timeout(self, timeout_s: float | None) -> None:
-        """How long a receive may wait for its first byte; None for ever."""
+        """Bound the wait of each later receive for its first byte. None waits for ever."""
 
     def send_all(self, parts: Sequence[Part]) -> None:
         """Hand every byte to the kernel."""
 
 
 class PlainSocket:
-    """TCP and unix sockets. The kernel keeps the time: Python's own timeouts cost a poll before every call."""
+    """A TCP or unix socket. The kernel keeps the time, since Python's own timeouts cost a poll before every call."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -48,13 +48,13 @@ class PlainSocket:
         self.waited_s = self.heard_s = 0.0
 
     def set_timeout(self, timeout_s: float | None) -> None:
-        """Bound the silence of every later receive."""
+        """See SendingSocket."""
         if timeout_s != self._timeout_s:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout_s))
             self._timeout_s = timeout_s
 
     def receive(self, view: memoryview) -> int:
-        """One recv."""
+        """Receive what one call brings."""
         began = time.monotonic()
         try:
             return self._sock.recv_into(view) or _ended()
@@ -65,7 +65,7 @@ class PlainSocket:
             self.waited_s += self.heard_s - began
 
     def receive_all(self, views: Sequence[memoryview]) -> None:
-        """The kernel fills all of it before it wakes us."""
+        """Fill all views; the kernel wakes this thread once they are full."""
         began = time.monotonic()
         try:
             if len(views) == 1:
@@ -91,7 +91,7 @@ class PlainSocket:
             views = _after(views, got)
 
     def send_all(self, parts: Sequence[Part]) -> None:
-        """One sendmsg per thousand parts, as long as the server keeps reading."""
+        """Send with one sendmsg for a thousand parts, as long as the server keeps reading."""
         rest: Sequence[Part] = parts
         try:
             while rest:
@@ -101,7 +101,7 @@ class PlainSocket:
 
 
 class TlsSocket:
-    """TLS has neither sendmsg nor recvmsg_into: one record after the other, but still in place."""
+    """A TLS socket. It has neither sendmsg nor recvmsg_into, so it works record by record, but still in place."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._sock = sock
@@ -109,12 +109,12 @@ class TlsSocket:
         self.waited_s = self.heard_s = 0.0
 
     def set_timeout(self, timeout_s: float | None) -> None:
-        """Bound the silence of every later receive."""
+        """See SendingSocket."""
         self._timeout_s = timeout_s
         self._sock.settimeout(timeout_s)
 
     def receive(self, view: memoryview) -> int:
-        """What is left of one record."""
+        """Receive what is left of one record."""
         began = time.monotonic()
         try:
             return self._sock.recv_into(view) or _ended()
@@ -125,21 +125,21 @@ class TlsSocket:
             self.waited_s += self.heard_s - began
 
     def receive_all(self, views: Sequence[memoryview]) -> None:
-        """Record by record."""
+        """Fill all views record by record."""
         for view in views:
             done = 0
             while done < len(view):
                 done += self.receive(view[done:])
 
     def send_all(self, parts: Sequence[Part]) -> None:
-        """Part by part: joining them would copy the payloads."""
+        """Send part by part, since joining the parts would copy the payloads."""
         self._sock.settimeout(REPLY_TIMEOUT_S)
         for part in parts:
             self._sock.sendall(part)
 
 
 def _after(parts: Sequence[Part], done: int) -> list[memoryview]:
-    """What is left of `parts` when `done` bytes are through."""
+    """Return what is left of `parts` once `done` bytes are sent or received."""
     for index, part in enumerate(parts):
         if done < len(part):
             return [memoryview(part)[done:], *(memoryview(later) for later in parts[index + 1 :])]
@@ -148,7 +148,7 @@ def _after(parts: Sequence[Part], done: int) -> list[memoryview]:
 
 
 def _timeval(seconds: float | None) -> bytes:
-    """A struct timeval; zero means for ever to the kernel, so anything shorter than a microsecond is one."""
+    """Return a struct timeval. Zero means for ever to the kernel, so less than a microsecond becomes one."""
     microseconds = 0 if seconds is None else max(int(seconds * 1e6), 1)
     return struct.pack("ll", *divmod(microseconds, 1_000_000))
 

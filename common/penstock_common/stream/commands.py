@@ -1,6 +1,6 @@
-"""Running scripts and reading raw replies: the small change of every room in ``stream/``.
+"""Runs scripts and reads raw replies, for every module in ``stream/``.
 
-What a command means lives with its subject (streams, manifest, roster, entries, ledger).
+What a command means is said beside its subject (streams, manifest, roster, entries, ledger).
 """
 
 from __future__ import annotations
@@ -26,34 +26,36 @@ Call: TypeAlias = tuple[Sequence[Key], Sequence[Arg]]
 """A script's keys and arguments."""
 
 Run: TypeAlias = Callable[[str, Sequence[Key], Iterable[Arg]], Any]
-"""Runs a script with keys and arguments, somewhere."""
+"""A function that runs a script with keys and arguments."""
 
 Client: TypeAlias = Any
-"""A control connection, as `connection.connect` makes it. redis-py declares every reply `bytes | str`, though here they
-are bytes: so the client is Any, and each reply's type is said where it is read."""
+"""A control connection, as ``stream.client.connect`` makes it.
+
+redis-py declares every reply as `bytes | str`, though here it is bytes. So each reply gets its type where it is read.
+"""
 
 Refused = ResponseError
-"""What redis-py raises where the server answers one command with an error, for callers that can repair the cause."""
+"""What redis-py raises if the server answers one command with an error, for callers that can handle the cause."""
 
 _CANNOT_READ = re.compile(r"user_script:\s*\d+: (Expected |Found too many nested |attempt to |bad argument )")
-"""How Lua, and its cjson, complain of a value: not what a command inside a script answered."""
+"""The words of Lua and its cjson for a value that they cannot use; a command inside a script says other words."""
 _UNREADABLE = (
     BadSpec, KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError, OverflowError,
 )  # fmt: skip
-"""What parsing ends in where the text is not what a producer wrote."""
+"""What parsing raises for text that no producer wrote."""
 _NUMBER = re.compile(r"Command # (\d+) ")
 
 
 @cache
 def sha_of(script: str) -> bytes:
-    """The digest EVALSHA knows a script by."""
+    """Return the digest by which EVALSHA knows a script."""
     return sha1(script.encode(), usedforsecurity=False).hexdigest().encode()
 
 
 def run_script(client: Client, script: str, keys: Sequence[Key], args: Iterable[Arg]) -> Any:
-    """EVALSHA, loading the script where the server has lost it (a restart, SCRIPT FLUSH).
+    """Run a script by its digest, and load it if the server has lost it (a restart, SCRIPT FLUSH).
 
-    Raises DamagedKey where the script cannot make sense of a value that it finds; the first key is the likeliest.
+    Raises DamagedKey if the script cannot use a value that it finds; the first key is the most likely one.
     """
     given = list(args)
     try:
@@ -66,9 +68,9 @@ def run_script(client: Client, script: str, keys: Sequence[Key], args: Iterable[
 
 
 def run_scripts(client: Client, script: str, calls: Sequence[Call]) -> list[Any]:
-    """The same once for each of these keys and arguments, in one round trip; all may run, some of them twice.
+    """Run a script once for each call, in one round trip. Some may run twice.
 
-    Raises the first of their errors, when all have run.
+    Raises the first of their errors, once all have run.
     """
     if len(calls) == 1:
         return [run_script(client, script, *calls[0])]
@@ -91,7 +93,7 @@ def _run_all(client: Client, script: str, calls: Sequence[Call]) -> list[Any]:
 
 
 def _explained(error: ResponseError, keys: Sequence[Key]) -> Exception:
-    """The error of a script with these keys, or, where it could not make sense of what they hold, that."""
+    """Return a script's error, or DamagedKey if the script could not use what one of these keys holds."""
     if (found := _CANNOT_READ.search(text := str(error))) is None:
         return error
     plain = ValueError(text[found.start(1) :])  # its repr is the text, and no digest of a script is in it
@@ -99,9 +101,9 @@ def _explained(error: ResponseError, keys: Sequence[Key]) -> Exception:
 
 
 def run_script_on(channel: Channel, client: Client, script: str, keys: Sequence[Key], args: Iterable[Arg]) -> Any:
-    """The same on a channel with nothing under way, where a round trip costs half: for scripts that may run twice.
+    """Run a script that may run twice on a channel with nothing under way, where a round trip costs half.
 
-    Where the channel breaks, or the script is refused or not known, the client runs it.
+    If the channel breaks, or the script is refused or not known, the client runs it.
     """
     given = list(args)
     parts = [part if isinstance(part, bytes) else str(part).encode() for part in (*keys, *given)]
@@ -116,12 +118,12 @@ def run_script_on(channel: Channel, client: Client, script: str, keys: Sequence[
 
 
 def decoded(reply: dict[bytes, bytes]) -> dict[str, str]:
-    """A hash reply as text."""
+    """Return a hash reply as text."""
     return {key.decode(): value.decode() for key, value in reply.items()}
 
 
 def readable(where: Callable[P, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """For functions that parse what a key holds: nonsense in it becomes DamagedKey, naming the key.
+    """Decorate a function that parses what a key holds: nonsense raises a DamagedKey that names the key.
 
     ``where`` gives the key for the function's arguments.
     """
@@ -142,5 +144,5 @@ def readable(where: Callable[P, str]) -> Callable[[Callable[P, T]], Callable[P, 
 
 
 def is_script_error(error: Exception, word: str) -> bool:
-    """Whether a script ended with ``redis.error_reply('PENSTOCK <word>...')``."""
+    """Return True if a script ended with ``redis.error_reply('PENSTOCK <word>...')``."""
     return f"PENSTOCK {word}" in str(error)

@@ -1,6 +1,6 @@
-"""The outbox: acknowledgements sent without making the training loop wait for each answer.
+"""Sends acknowledgements without making the training loop wait for each answer.
 
-An acknowledgement sets bits and removes pending ids, so after a broken connection it is simply sent again.
+An acknowledgement sets bits and removes pending ids, so after a broken connection it is sent again.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from penstock_common.stream.manifest import Manifest
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 
 UNANSWERED = 8
-"""Acknowledgements under way at once: what a crash of the server may lose of them is handed out again."""
+"""Acknowledgements under way at once. What a crash of the server loses of them is delivered again."""
 SHORTEST_S = 0.3
-"""Whoever has no patience left still hears what a living server answers."""
+"""The shortest wait for an answer: a live server is heard even when no time is left."""
 
 
 class Outbox:
-    """Sends acknowledgements in order on a connection of its own; `flush` waits until all are answered."""
+    """Sends acknowledgements in order on a connection of its own. `flush` waits until all are answered."""
 
     def __init__(self, client: Client, *, notify: Notify = to_stderr) -> None:
         self._client = client
         self.patience_s = OUTAGE_S
-        """How long a server that went away is tried again."""
+        """How long a lost server is retried."""
         self._outage = Outage(notify, doing="acknowledging")
         self._channel: Channel | None = None
         self._unanswered: deque[Command] = deque()
@@ -49,11 +49,11 @@ class Outbox:
         ids: Sequence[bytes],
         ranges: Mapping[int, Ranges],
     ) -> None:
-        """See `ledger.acknowledge`; raises ServerUnavailable if the server stays away."""
+        """Send what `ledger.acknowledge` does; raises ServerUnavailable if the server stays away."""
         self.send(ACK, *acknowledgement(partition, manifest, group, ids, ranges))
 
     def send(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> None:
-        """Any script that may run twice; its refusal is raised by a later call, as ReplyError or DamagedKey."""
+        """Send a script that may run twice. A later call raises its refusal, as ReplyError or DamagedKey."""
         self._scripts.setdefault(script, False)
         parts = [part if isinstance(part, bytes) else str(part).encode() for part in (*keys, *args)]
         command = (b"EVALSHA", sha_of(script), b"%d" % len(keys), *parts)
@@ -67,16 +67,16 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every acknowledgement was answered."""
+        """True once every acknowledgement was answered."""
         return not self._unanswered
 
     def flush(self) -> None:
-        """Returns once every acknowledgement is on the server."""
+        """Return once every acknowledgement is on the server."""
         while self._unanswered:
             self._read_one()
 
     def close(self) -> None:
-        """Gives the connection back."""
+        """Close the connection."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -117,7 +117,7 @@ class Outbox:
         return self._channel
 
     def _send_again(self, error: ServerUnavailable | None) -> None:
-        """Everything unanswered once more, on a new connection."""
+        """Send everything unanswered once more, on a new connection."""
         while True:
             self.close()
             if error is not None:
