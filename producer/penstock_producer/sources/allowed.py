@@ -81,7 +81,7 @@ def _is_below(module_name: str, allowed: Collection[str]) -> bool:
 
 
 _roots: tuple[str, ...] | None = None
-"""The folders that files must lie in, with links resolved. None means that any file may be read."""
+"""The folders below which files may be read, with links resolved. None means that any file may be read."""
 
 
 def allow_folders(folders: Collection[str]) -> None:

@@ -132,7 +132,7 @@ MAX_CLASSES = 100_000
 
 
 class BalancedSource:
-    """A source of which each epoch takes every class equally often.
+    """A choice of samples that takes every class equally often in each epoch.
 
     Samples of an unknown class are never chosen. ``info`` counts them.
     """

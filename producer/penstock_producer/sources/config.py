@@ -132,7 +132,7 @@ class TorchConfig(_IterableConfig):
     transform: str | None = None
     """``module:function`` that takes the item, or the item and a numpy Generator."""
     limit: Count | None = None
-    """As in GeneratorConfig. A Dataset with a length takes none."""
+    """The number of items after which a pass ends. A Dataset with a length takes none."""
 
 
 class DatasetConfig(_Config):
@@ -185,11 +185,11 @@ class LocalConfig(_Config):
     reads_as: Literal["dataset", "keras", "generator"] | None = None
     """The kind of source. None means that opening looks at the object."""
     sizes: tuple[Count, Count] | None = None
-    """As in KerasConfig."""
+    """The sizes of batches (see KerasConfig)."""
     batched: bool = False
-    """As in GeneratorConfig."""
+    """Whether items are batches and not samples."""
     limit: Count | None = None
-    """As in GeneratorConfig."""
+    """The number of items after which a pass ends."""
     transform: str | None = None
     """``module:function``, or the token of a registered function."""
 
@@ -234,7 +234,7 @@ class SplitConfig(_Config):
 
 
 class BalancedConfig(_Config):
-    """A source of which each epoch takes every class equally often."""
+    """A choice of samples that takes every class equally often in each epoch."""
 
     kind: Literal["balanced"] = "balanced"
     source: _Balanceable

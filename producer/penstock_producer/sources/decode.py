@@ -32,13 +32,13 @@ _ICON = b"\0\0\1\0"
 """The first bytes of an .ico."""
 
 _GAP = 2.0
-"""A JPEG is decoded to at least so many times the wanted size before it is resized, as Pillow does for thumbnails."""
+"""A JPEG is decoded to at least this multiple of the wanted size, then resized, as Pillow does for thumbnails."""
 
 _DRAFTED = ("JPEG", "MPO")
 """The formats that can decode to a smaller size. Many phones write MPO files named .jpg."""
 
 _ORIENTATION = 0x0112
-"""The EXIF tag of the orientation. Images with the values 5 to 8 lie on their side."""
+"""The EXIF tag of the orientation. Images with the values 5 to 8 are turned by a quarter."""
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -308,7 +308,7 @@ Box = tuple[float, float, float, float]
 
 
 def random_box(height: int, width: int, rng: np.random.Generator) -> Box:
-    """Draw a box that lies in the image, for a random-resized crop.
+    """Draw a random box inside the image, for a random-resized crop.
 
     If ten boxes do not fit, the result is the largest box of an allowed ratio in the centre.
     """

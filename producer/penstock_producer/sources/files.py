@@ -44,7 +44,7 @@ def require_local(*paths: str | None) -> None:
 
 
 def is_hidden(path: str) -> bool:
-    """Tell whether a path is a dot file, lies in a dot folder, or in the shadow tree that macOS adds to archives."""
+    """Tell whether a path has a part that begins with a dot, or is in the shadow tree that macOS adds to archives."""
     return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
 
 
@@ -78,8 +78,8 @@ def member_start(fd: int, offset: int) -> int:
         offset: where the zip's directory says that the member's local header is.
 
     Raises:
-        ValueError: another thing lies there.
-        struct.error: the file ends there.
+        ValueError: no local header begins at ``offset``.
+        struct.error: the file ends at ``offset``.
     """
     signature, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(os.pread(fd, _LOCAL_HEADER.size, offset))
     if signature != b"PK\x03\x04":

@@ -78,14 +78,16 @@ def passed_over(info: Mapping[str, Any]) -> str | None:
 _IMAGES = f"images are files ending in {' '.join(EXTENSIONS)}"
 
 
-_SHOWN = 4
+_ENDINGS_NAMED = 4
 """The most endings that a message names."""
 
 
 def _counted(others: Counter[str]) -> str:
     ranked = sorted(others.items(), key=lambda counted: (-counted[1], counted[0]))
-    more = sum(n for _, n in ranked[_SHOWN:])
-    return ", ".join(f"{n} x {shown(suffix)}" for suffix, n in ranked[:_SHOWN]) + (f", {more} others" if more else "")
+    more = sum(n for _, n in ranked[_ENDINGS_NAMED:])
+    return ", ".join(f"{n} x {shown(suffix)}" for suffix, n in ranked[:_ENDINGS_NAMED]) + (
+        f", {more} others" if more else ""
+    )
 
 
 class ImageFolder:

@@ -64,7 +64,7 @@ def from_folders(paths: Sequence[str], classes: tuple[str, ...] | None, where: s
         where: the folder of all images, for the error.
 
     Raises:
-        SourceError: some images lie beside the class folders, or a folder is not among the classes.
+        SourceError: some images are not in a class folder, or a folder is not among the classes.
     """
     loose = [path for path in paths if "/" not in path]
     if len(loose) == len(paths):

@@ -109,12 +109,12 @@ def find_seeded(root: Any, name: str) -> tuple[Seeded, ...]:
     """Find the objects with a ``set_random_seed`` that a dataset or transform holds.
 
     Args:
-        root: the user's object. The search visits its attributes, those of its class, items of lists and dicts, the
-            variables that a function closes over, and the globals that functions and ``__getitem__`` name.
+        root: the user's object. The search visits its attributes, those of its class, and items of lists and dicts. Of
+            a function it visits the variables in its closure, and the globals that it names.
         name: the object's name in messages.
 
     Returns:
-        Each object once, in an order that depends on the code alone. A seeded object seeds what it holds by itself.
+        Each object once, in an order that depends on the code alone. A seeded object seeds its own parts.
     """
     found: list[Seeded] = []
     seen = {id(root)}

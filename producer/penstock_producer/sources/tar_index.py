@@ -168,7 +168,7 @@ def _more(info: tarfile.TarInfo, data: bytes) -> dict[str, str]:
     return {name: said[name] for name in ("path", "size") if name in said}
 
 
-_VERSION = 1
+_INDEX_VERSION = 1
 """The version of the stored index."""
 
 
@@ -254,7 +254,7 @@ def _scanned(fd: int, path: Path, where: Path | None) -> TarShard:
 def _remembered_at(path: Path, stat: os.stat_result, cache: Path | None) -> Path | None:
     if cache is None:
         return None
-    identity = f"{_VERSION}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
+    identity = f"{_INDEX_VERSION}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
     digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
     return cache / "tar" / f"{digest}.npz"
 

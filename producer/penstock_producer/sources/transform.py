@@ -1,6 +1,6 @@
 """The user's own functions, on every sample or on a block of many samples at once.
 
-A failure becomes an error that names the sample and the user's line. ``working.fill_blocks`` decides which samples are
+A failure becomes an error that names the sample and the user's line. ``jobs.fill`` decides which samples are
 in a block, and what becomes of a block that fails.
 """
 
