@@ -129,8 +129,8 @@ def test_a_notebooks_function_of_blocks_may_be_a_closure(any_url: str) -> None:
     [
         ({"x": np.zeros(3)}, "gave 3 rows of 'x' for 2 samples"),
         ({"x": 1.0}, "gave no rows of 'x' for 2 samples"),
-        (np.zeros(2), "returned a ndarray, no dict"),
-        ({}, "returned a dict, no dict"),
+        (np.zeros(2), "returned a ndarray; expected a dict of tensors"),
+        ({}, "returned an empty dict; expected a dict of tensors"),
     ],
 )
 def test_what_is_no_row_for_each_sample_is_refused(made: Any, why: str) -> None:

@@ -147,7 +147,7 @@ def test_a_pipe_that_took_a_files_place_is_not_waited_for(tmp_path: Path) -> Non
     folder = ImageFolder(str(tmp_path))
     (tmp_path / "a.jpg").unlink()
     os.mkfifo(tmp_path / "a.jpg")
-    with pytest.raises(SampleError, match=r"a.jpg: is no file any more"):
+    with pytest.raises(SampleError, match=r"a.jpg: is a pipe or a device now"):
         folder.read(0)
 
 

@@ -56,7 +56,7 @@ def require_name(name: str, allowed: Collection[str]) -> None:
     listed = " ".join(f"--allow {each}" for each in sorted(allowed)) or "no --allow"
     raise NotAllowed(
         f"{shown(name)} is not allowed in this worker, which was started with {listed}: start it with --allow "
-        f"{shown(name.partition(':')[0])} (or --allow {shown(name)}) if whoever queues jobs may run it"
+        f"{shown(name.partition(':')[0])} (or --allow {shown(name)}) if everyone who queues jobs may run it"
     )
 
 
@@ -72,7 +72,7 @@ def require_own(name: str, found: object) -> None:
     if is_code and not _is_below(home or "", _allowed):
         raise NotAllowed(
             f"{shown(name)} is defined in {home or 'C'}, which is not allowed in this worker: start it with --allow "
-            f"{shown(name)} if whoever queues jobs may run it"
+            f"{shown(name)} if everyone who queues jobs may run it"
         )
 
 
@@ -108,5 +108,5 @@ def require_below(path: str | os.PathLike[str], roots: Collection[str]) -> None:
     where = shown(text) if found in ("", text) else f"{shown(text)} (which is {shown(found)})"
     raise NotAllowed(
         f"{where} is outside the folders that this worker may read ({', '.join(map(shown, roots)) or 'none'}): start "
-        f"it with --root {shown(os.path.dirname(found) or '/')} if whoever queues jobs may read there"  # noqa: PTH120
+        f"it with --root {shown(os.path.dirname(found) or '/')} if everyone who queues jobs may read there"  # noqa: PTH120
     )

@@ -100,7 +100,7 @@ def split(source: AnySource, parts: Sequence[tuple[str, float]], part: str, seed
     """
     if source.unit == "item":
         raise SourceError(
-            "an iterable cannot be split: its items are known by their place alone; split where they come from"
+            "an iterable cannot be split: its items have no names that last; split the data that it reads"
         )
     return (BatchSplitSource if source.unit == "batch" else SplitSource)(source, parts, part, seed)
 

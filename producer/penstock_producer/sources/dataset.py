@@ -86,7 +86,7 @@ def _as_columns(dataset: Any, name: str) -> Any:
     if arrays is None:
         return dataset
     if not arrays or not all(map(_is_array, arrays.values())):
-        raise SourceError(f"{name} is a {type(dataset).__name__} of other things than arrays; expected items by index")
+        raise SourceError(f"{name} is a {type(dataset).__name__} of other objects than arrays; expected items by index")
     lengths = {key: len(array) for key, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise SourceError(f"{name}: arrays of different lengths: {lengths}; each needs one row per sample")

@@ -38,8 +38,8 @@ def require_local(*paths: str | None) -> None:
     for path in paths:
         if path is not None and "://" in path and not os.path.lexists(path):
             raise SourceError(
-                f"{shown(path)} is an address, expected a path: object stores are not read yet. Copy or mount what is "
-                "there, or read it in a dataset of your own (SOURCE `dataset`)"
+                f"{shown(path)} is an address, expected a path: object stores are not read yet. Copy or mount the "
+                "files, or read them in a dataset of your own (SOURCE `dataset`)"
             )
 
 

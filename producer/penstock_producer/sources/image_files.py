@@ -107,7 +107,7 @@ class ImageFolder:
             with open(f"{self._root}/{path}", "rb", opener=_open_at_once) as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
-                    raise SampleError(f"{shown(path)}: is no file any more, but a pipe or a device")
+                    raise SampleError(f"{shown(path)}: is a pipe or a device now; expected a file")
                 if found.st_size > MAX_FIELD_BYTES:
                     raise SampleError(f"{shown(path)}: has {found.st_size} bytes; at most {MAX_FIELD_BYTES} are read")
                 return file.read()

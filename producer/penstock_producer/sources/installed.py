@@ -64,7 +64,7 @@ def open_installed(name: str, options: dict[str, Any]) -> AnySource:
     lacks = [part for part in needed if not hasattr(source, part)]
     if lacks or unit not in ("sample", "batch", "item"):
         raise SourceError(
-            f"source {name!r} ({point.value}) is none: it lacks {', '.join(lacks) or f'a unit, found {unit!r}'}; "
+            f"{name!r} ({point.value}) is not a source: it lacks {', '.join(lacks) or f'a unit, found {unit!r}'}; "
             "docs/sources.md says what a source needs"
         )
     return source

@@ -71,7 +71,7 @@ def from_folders(paths: Sequence[str], classes: tuple[str, ...] | None, where: s
         return Labels()
     if loose:
         raise SourceError(
-            f"{where}: {_some(loose)} lie beside the class folders; move them into one, or give label= or labels="
+            f"{where}: {_some(loose)} are not in a class folder; move them into one, or give label= or labels="
         )
     return Labels({"y": column("y", [shown(path.split("/", 1)[0]) for path in paths], where, classes)})
 
@@ -146,7 +146,7 @@ def _typed(cells: list[str], name: str, file: str) -> list[Any]:
         try:
             return [json.loads(cell) for cell in cells]
         except ValueError as error:
-            raise SourceError(f"{file}: {name!r} holds a list that is no JSON: {error}") from error
+            raise SourceError(f"{file}: {name!r} holds a list that is not JSON: {error}") from error
     return list(cells)
 
 
@@ -173,7 +173,7 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{where} is no JSON: {error}") from error
+        raise SourceError(f"{where} is not JSON: {error}") from error
 
 
 def _by_path(paths: list[str], values: list[dict[str, Any]], file: str) -> dict[str, dict[str, Any]]:

@@ -189,7 +189,7 @@ def _once(iterator: Iterator[Any], name: str) -> Factory:
 
     def factory() -> Iterator[Any]:
         if not left:
-            raise SourceError(f"{name} is an iterator and was walked already; give the function that makes it")
+            raise SourceError(f"{name} is an iterator and was read already; give the function that makes it")
         return left.pop()
 
     return factory

@@ -104,7 +104,7 @@ def _require_tar(fd: int, path: str) -> None:
     if packed:
         raise SourceError(f"{path} is compressed ({packed}), so its samples cannot be read by number; unpack it first")
     if _header(head) is None and (head.strip(b"\0") or len(head) < BLOCK):
-        raise SourceError(f"{path} is no tar: it does not begin with a tar header")
+        raise SourceError(f"{path} is not a tar: it does not begin with a tar header")
 
 
 _WITHOUT_DATA = (
@@ -240,7 +240,7 @@ class TarFile:
         except OSError as error:
             raise SampleError(f"{key}: {self.name} cannot be read: {error.strerror}") from error
         if len(data) != size or (stat.st_size, stat.st_mtime_ns) != (self.file.size, self._time):
-            raise SampleError(f"{key}: {self.name} was changed since it was looked through")
+            raise SampleError(f"{key}: {self.name} was changed after its index was made")
         return data
 
 

@@ -158,7 +158,10 @@ class BlockTransform:
         """
         made = self.transform.call(_stacked(samples, key), rng, key)
         if not isinstance(made, Mapping) or not made:
-            raise SampleError(f"{key}: block transform {self.transform.name} returned a {type(made).__name__}, no dict")
+            what = "an empty dict" if isinstance(made, Mapping) else f"a {type(made).__name__}"
+            raise SampleError(
+                f"{key}: block transform {self.transform.name} returned {what}; expected a dict of tensors"
+            )
         made = flat(made, key)
         for name, values in made.items():
             count = len(values) if hasattr(values, "__len__") and np.ndim(values) else None

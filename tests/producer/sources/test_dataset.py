@@ -183,7 +183,7 @@ def test_a_transform_working_in_place_leaves_the_arrays_alone() -> None:
         ([], "data is empty"),
         (iter([1]), r"expected an object with len\(\) and items by index; an iterable is read with kind generator"),
         (7, "data is a int; expected an object with len"),
-        ({"a": 1}, "data is a dict of other things than arrays"),
+        ({"a": 1}, "data is a dict of other objects than arrays"),
     ],
 )
 def test_what_cannot_be_indexed_is_refused(dataset: Any, message: str) -> None:

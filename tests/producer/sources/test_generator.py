@@ -166,7 +166,7 @@ def test_an_iterator_is_walked_once(name: str) -> None:
     """Its second epoch would be empty in silence."""
     source = open_items(GeneratorConfig(name=f"{name}:half"))
     assert len(passed(source)) == 3
-    with pytest.raises(SourceError, match="is an iterator and was walked already; give the function that makes it"):
+    with pytest.raises(SourceError, match="is an iterator and was read already; give the function that makes it"):
         iter(source)
 
 

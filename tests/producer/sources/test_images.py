@@ -278,7 +278,7 @@ def test_a_folder_whose_name_looks_like_an_address_is_read(folder: Path, monkeyp
 def test_images_beside_class_folders_are_refused(folder: Path) -> None:
     """Which label they should have cannot be guessed."""
     Image.new("L", (2, 2)).save(folder / "stray.png")
-    with pytest.raises(SourceError, match=r"1 image \(stray.png\) lie beside the class folders; move them"):
+    with pytest.raises(SourceError, match=r"1 image \(stray.png\) are not in a class folder; move them"):
         ImagesSource(ImagesConfig(path=str(folder)))
 
 

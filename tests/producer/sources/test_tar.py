@@ -246,7 +246,7 @@ def test_a_field_that_cannot_be_read_names_its_sample(tmp_path: Path, field: str
             lambda root: pack(root / "a.tar", {"a.png": png(1), "a.jpg": png(2)}),
             "both .png and .jpg would be tensor 'x'",
         ),
-        (lambda root: root / "words.txt", "is no tar: it does not begin with a tar header"),
+        (lambda root: root / "words.txt", "is not a tar: it does not begin with a tar header"),
         (lambda root: written(root / "a.tar", b"\x1f\x8b123"), r"is compressed \(gzip\)"),
     ],
 )
@@ -283,7 +283,7 @@ def test_a_tar_that_changes_while_it_is_read_is_noticed(tmp_path: Path) -> None:
     path = pack(tmp_path / "a.tar", {"1.id": b"1", "2.id": b"2"})
     source = opened(TarConfig(path=str(path)))
     pack(path, {"1.txt": b"3", "2.id": b"4", "3.id": b"5"})
-    with pytest.raises(SampleError, match=r"a\.tar:1: a\.tar was changed since it was looked through"):
+    with pytest.raises(SampleError, match=r"a\.tar:1: a\.tar was changed after its index was made"):
         read(source, 0)
 
 
