@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ def run(payload: str) -> dict[str, Any]:
             ],
             cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={**os.environ},
         )  # fmt: skip
+        threading.Thread(target=_end_with, args=(producer.pid, trainers.pids), daemon=True).start()
         try:
             roles = {"producer and workers": [producer.pid], "trainer": trainers.pids, "server": [server.pid]}
             trainers.begin()
@@ -52,6 +55,17 @@ def run(payload: str) -> dict[str, Any]:
             producer.terminate()
             producer.wait()
     return {"seconds": at - began, "samples": sum(samples), "cpu_s": cpu}
+
+
+def _end_with(producer: int, trainers: list[int]) -> None:
+    """Ends all of this where the producer fails: a trainer would wait for what never comes."""
+    found = os.waitid(os.P_PID, producer, os.WEXITED | os.WNOWAIT)  # its CPU time is read after its end
+    if found is None or found.si_status in (0, signal.SIGTERM):
+        return
+    for pid in trainers:
+        os.kill(pid, signal.SIGKILL)
+    sys.stderr.write(f"penstock produce ended with {found.si_status}\n")
+    os._exit(1)
 
 
 def _train(url: str) -> Iterator[int]:

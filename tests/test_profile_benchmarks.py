@@ -20,7 +20,7 @@ import pytest
 from benchmarks import between, channel, limits, profiles, sampling
 from benchmarks.cases import ONE_BY_ONE, Case
 from benchmarks.cpu import running_seconds
-from benchmarks.sides import INLINE
+from benchmarks.sides import INLINE, SHARED_MEMORY
 
 SMALL = Case("4 kB", (1024,), "float32", batch=64, room_bytes=8 << 20, most_bytes=4_000_000)
 RAW = """\
@@ -175,12 +175,11 @@ def test_jpegs_of_a_commit_that_cannot_make_them_say_why() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", ["inline", "segments"])
 def test_jpegs_of_this_tree_are_loaded_by_public_means(
-    side: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two epochs on the clock, each sample once, and CPU of every role."""
-    path = tmp_path / "figures.json"
+    path, side = tmp_path / "figures.json", "segments" if SHARED_MEMORY.is_dir() else "inline"
     monkeypatch.setattr(between, "packages", lambda commit, folder: between._path(between.ROOT))
     assert between.main(["HEAD", "--jpegs", "64", "--side", side, "--rounds", "1", "--json", str(path)]) == 0
     (found,) = json.loads(path.read_text())["jpegs"].values()
