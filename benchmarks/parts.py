@@ -74,7 +74,7 @@ def _in_turns(data: Any, writer: Any) -> dict[str, list[float]]:
 
 def _sides(data: Any, writer: Any, epoch: Any) -> dict[str, Callable[[list[int], int], None]]:
     from penstock_common.format.wire import encode
-    from penstock_producer.jobs.fill import Seed, Watch, fill_samples
+    from penstock_producer.jobs.fill import EpochSeed, FailureLimit, fill_samples
     from penstock_producer.sources.dataset import DatasetSource
     from penstock_producer.writing.shard import ShardWriter
 
@@ -85,7 +85,7 @@ def _sides(data: Any, writer: Any, epoch: Any) -> dict[str, Callable[[list[int],
             data[item]
 
     def fill(items: list[int], turn: int, shard: Any) -> None:
-        fill_samples(source, items, shard, turn, Seed(1, 0), Watch(lambda: False))
+        fill_samples(source, items, shard, turn, EpochSeed(1, 0), FailureLimit(lambda: False))
 
     def write(items: list[int], turn: int, shard: Any) -> None:
         fill(items, turn, shard)

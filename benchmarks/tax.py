@@ -96,7 +96,7 @@ def _pay(job: tuple[str, bool, int]) -> Paid:
         samples = len(clocked())
         shard_samples = default_shard_samples(of or samples, WORKERS)
         begin_stream(server.url, payload, cut(samples, shard_samples), 0 if is_new else EARLIER)
-        options = WorkerOptions(server.url, server.url, name="taxed", owner=os.getpid(), trust=ANYTHING)
+        options = WorkerOptions(server.url, server.url, name="taxed", owner=os.getpid(), allowlist=ANYTHING)
         source = DatasetConfig(name="benchmarks.tax:clocked")
         plan = ProductionPlan(stream=STREAM, source=source, shard_samples=shard_samples)
         with Production(plan, options, workers=0, **QUIET) as production:
@@ -140,7 +140,7 @@ def _read(url: str, epochs: int, _: int) -> Iterator[int]:
 
 
 def _in_turns(options: Any) -> Paid:
-    worker, bench = _worker(options)
+    worker, runner = _worker(options)
     data, rng = clocked(), np.random.default_rng(1)
     ours = bare = inside = 0.0
     made = -1
@@ -156,21 +156,21 @@ def _in_turns(options: Any) -> Paid:
             made = 0
             continue
         made, ours, bare, inside = made + count, ours + between - began, bare + ended - between, inside + spent_s
-    bench.leave()
-    bench.close()
+    runner.leave()
+    runner.close()
     return Paid(1000 * ours / made, 1000 * bare / made, 1000 * inside / made)
 
 
 def _worker(options: Any) -> tuple[Any, Any]:
-    """With its workbench."""
+    """Return a worker and its task runner."""
     from penstock_common.stream.client import connect
     from penstock_producer.jobs.allowlist import ANYTHING
-    from penstock_producer.jobs.queue import open_queue, set_workbench
-    from penstock_producer.jobs.task_runner import PacedBench
+    from penstock_producer.jobs.queue import open_queue, set_task_runner
+    from penstock_producer.jobs.task_runner import MeteredTaskRunner
     from penstock_producer.jobs.worker import ShardWorker
 
-    bench = PacedBench(options.url, options.name)
-    set_workbench(bench, ANYTHING.check, options.key)
+    runner = MeteredTaskRunner(options.url, options.name)
+    set_task_runner(runner, ANYTHING.check, options.key)
     worker: Any = ShardWorker(open_queue(connect(options.queue_url), options.queue), options, threading.Event())
     worker.register_birth()
-    return worker, bench
+    return worker, runner

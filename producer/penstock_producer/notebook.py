@@ -18,7 +18,7 @@ from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production as Loop
 from penstock_producer.jobs.production import refuse_path
-from penstock_producer.jobs.progress import Progress, Summary
+from penstock_producer.jobs.progress import ProductionProgress, ProductionSummary
 from penstock_producer.jobs.task import OnError
 from penstock_producer.jobs.watchdog import SAMPLE_LIMIT_S
 from penstock_producer.jobs.worker import WorkerOptions
@@ -34,8 +34,8 @@ class Production:
         self._loop, self._tokens = loop, tokens
         self._stopping = threading.Event()
         self._error: BaseException | None = None
-        self._summary: Summary | None = None
-        self.progress = Progress((), None)
+        self._summary: ProductionSummary | None = None
+        self.progress = ProductionProgress((), None)
         """The last look; renewed several times a second."""
         self._thread = threading.Thread(target=self._run, name="penstock-produce", daemon=True)
         self._thread.start()
@@ -50,7 +50,7 @@ class Production:
         """Whether it has ended, well or not."""
         return not self._thread.is_alive()
 
-    def wait(self, timeout_s: float | None = None) -> Summary:
+    def wait(self, timeout_s: float | None = None) -> ProductionSummary:
         """Returns when all epochs are produced. Raises what ended it, or WaitTimeout while it goes on."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():

@@ -18,7 +18,7 @@ import pytest
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.spec import Spec
-from penstock_producer.jobs.fill import ItemFiller, Seed, Stopped, Watch
+from penstock_producer.jobs.fill import EpochSeed, FailureLimit, FillStopped, ItemFiller
 from penstock_producer.sources.config import SourceConfig, parse_config
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource
@@ -199,11 +199,11 @@ class IterableContract:
         for done in range(1, len(whole) + 1):
             sheet = Sheet()
             sheet.written = whole[:done]
-            watch = Watch(partial(sheet.is_at, len(whole)))
+            watch = FailureLimit(partial(sheet.is_at, len(whole)))
             filler = ItemFiller(source, _no_shard, 10**6, watch)
             filler.begin_at([], cast("ShardWriter", sheet))
-            with suppress(Stopped):  # an endless one
-                filler.fill(Seed(1, 0, sets_globals=False), done)
+            with suppress(FillStopped):  # an endless one
+                filler.fill(EpochSeed(1, 0, sets_globals=False), done)
             assert sheet.written[: len(whole)] == whole
             assert watch.good == len(whole) - done
 

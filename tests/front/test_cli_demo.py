@@ -20,7 +20,7 @@ from penstock.demo.session import Options, Outcome, goal_applies
 from penstock.demo.trainer import Task
 from penstock.demo.trainers import Trainer
 from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit
-from penstock_producer.jobs.progress import Summary
+from penstock_producer.jobs.progress import ProductionSummary
 
 
 def trained(name: str, accuracy: float = 0.97) -> Trainer:
@@ -38,7 +38,7 @@ def outcome() -> Outcome:
         folders=Folders(Path("train"), Path("held-out"), 80, 20),
         epochs=1,
         trainer="keras",
-        summary=Summary("digits", (0,), 80, 0, 1000, 2.0, ("a", "b")),
+        summary=ProductionSummary("digits", (0,), 80, 0, 1000, 2.0, ("a", "b")),
         worker_pids=(11, 12),
         trainers=(trained("convnet"), trained("dense")),
         audit=AuditReport("digits", [EpochAudit(0, "produced", 80, produced=80, groups=groups)], ""),

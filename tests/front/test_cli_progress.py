@@ -11,7 +11,7 @@ import pytest
 from penstock.cli.console import Console
 from penstock.cli.production import ProductionView, duration
 from penstock_common.waiting import to_stderr
-from penstock_producer.jobs.progress import EpochProgress, Progress
+from penstock_producer.jobs.progress import EpochProgress, ProductionProgress
 
 
 class Terminal(io.StringIO):
@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def looks(seconds: int) -> Progress:
+def looks(seconds: int) -> ProductionProgress:
     """Two epochs of 1,000 samples of 2 KiB, 100 samples a second; one in fifty is bad."""
     done = min(seconds * 100, 2000)
     first, second = min(done, 1000), max(0, done - 1000)
@@ -31,7 +31,7 @@ def looks(seconds: int) -> Progress:
         for number, made in enumerate((first, second))
         if made
     ]
-    return Progress(tuple(epochs), 2000, workers=3, waiting=1 if seconds > 15 else 0)
+    return ProductionProgress(tuple(epochs), 2000, workers=3, waiting=1 if seconds > 15 else 0)
 
 
 @pytest.mark.parametrize("screen", [io.StringIO, Terminal], ids=["log", "terminal"])

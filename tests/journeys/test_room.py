@@ -52,7 +52,7 @@ def plan_of(transform: str, **settings: Any) -> ProductionPlan:
 
 def options_of(url: str, **settings: Any) -> WorkerOptions:
     """Streams and jobs on one server; a lease that no test outlasts."""
-    return WorkerOptions(url=url, queue_url=url, trust=ANYTHING, **{"room_wait_s": 30.0, **settings})
+    return WorkerOptions(url=url, queue_url=url, allowlist=ANYTHING, **{"room_wait_s": 30.0, **settings})
 
 
 class Running:

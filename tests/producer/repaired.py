@@ -11,9 +11,9 @@ from penstock_common.errors import SampleError
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.streams import Stream, load_stream
-from penstock_producer.jobs.fill import Seed, Watch, fill_batches, fill_samples
+from penstock_producer.jobs.fill import EpochSeed, FailureLimit, fill_batches, fill_samples
 from penstock_producer.jobs.plan import EpochOrder, plan_fingerprint
-from penstock_producer.jobs.repair import Repaired, repair_epoch
+from penstock_producer.jobs.repair import RepairResult, repair_epoch
 from penstock_producer.writing.writer import Writer
 
 SAMPLES, SHARD, BLOCK = 90, 40, 7
@@ -88,10 +88,10 @@ def produce(url: str, source: Any = None, *, partitions: int = 1, shuffle: bool 
         fill: Any = fill_batches if source.unit == "batch" else fill_samples
         for shard in range(len(order.sizes)):
             with epoch.shard(shard) as part:
-                fill(source, order.items(shard), part, shard, Seed(SEED, 0), Watch(lambda: False))
+                fill(source, order.items(shard), part, shard, EpochSeed(SEED, 0), FailureLimit(lambda: False))
 
 
-def repair(url: str, source: Any = None, said: list[str] | None = None) -> Repaired:
+def repair(url: str, source: Any = None, said: list[str] | None = None) -> RepairResult:
     """Repairs epoch 0."""
     with connect(url) as client:
         return repair_epoch(

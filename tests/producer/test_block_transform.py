@@ -16,7 +16,7 @@ import penstock
 from penstock_common.errors import SampleError, SourceError
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
-from penstock_producer.jobs.progress import Summary
+from penstock_producer.jobs.progress import ProductionSummary
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, SourceConfig
 from penstock_producer.sources.transform import BlockTransform, Transform, UnequalSamples
@@ -66,7 +66,7 @@ def fails_or_crashes(block: Block, rng: np.random.Generator) -> Block:
     return noisy(block, rng)
 
 
-def produce(url: str, block_transform: str, source: SourceConfig | None = None, **plan: Any) -> Summary:
+def produce(url: str, block_transform: str, source: SourceConfig | None = None, **plan: Any) -> ProductionSummary:
     """One production by two workers."""
     named = DatasetConfig(name=f"{__name__}:numbers", transform=f"{__name__}:first_read")
     asked = ProductionPlan(

@@ -13,7 +13,7 @@ import pytest
 import redis
 from PIL import Image
 
-from penstock_producer.jobs.fill import Seed
+from penstock_producer.jobs.fill import EpochSeed
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.worker import WorkerOptions
@@ -86,7 +86,7 @@ def test_a_users_own_process_keeps_its_generators() -> None:
     random.seed(7)
     expected = random.random()
     random.seed(7)
-    Seed(0, 0, sets_globals=False).of(0, 0)
+    EpochSeed(0, 0, sets_globals=False).of(0, 0)
     assert random.random() == expected
 
 
@@ -120,7 +120,7 @@ def test_only_a_source_that_says_it_draws_nothing_is_given_no_generator(tmp_path
         )
     ]
     assert found == [False, True, False, True, True, True, True]
-    assert Seed(1, 0, sets_globals=False).undrawn(0, 0) is None
+    assert EpochSeed(1, 0, sets_globals=False).undrawn(0, 0) is None
 
 
 def test_a_choice_of_samples_draws_as_what_it_chooses_from(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from penstock_producer.jobs import watchdog
 from penstock_producer.jobs.fill import TooManyBad
 from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
 from penstock_producer.jobs.production import Production
-from penstock_producer.jobs.progress import Summary
+from penstock_producer.jobs.progress import ProductionSummary
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig
 from tests.producer.deadly import DEEDS, SAMPLES
@@ -23,7 +23,7 @@ from tests.producer.reading import read_epoch
 
 def produce(
     url: str, transform: str | GeneratorConfig, *, told: list[str] | None = None, memory: int | None = None, **plan: Any
-) -> Summary:
+) -> ProductionSummary:
     """One production by two workers to its end."""
     named = DatasetConfig(name="tests.producer.deadly:numbers", transform=f"tests.producer.deadly:{transform}")
     source = named if isinstance(transform, str) else transform

@@ -49,7 +49,7 @@ def patiently(number: int) -> dict[str, int]:
 
 def options_of(url: str) -> WorkerOptions:
     """Streams and jobs on one server."""
-    return WorkerOptions(url=url, queue_url=url, room_wait_s=1.0, trust=ANYTHING)
+    return WorkerOptions(url=url, queue_url=url, room_wait_s=1.0, allowlist=ANYTHING)
 
 
 def plan(name: str, transform: str | None = None, **how: Any) -> ProductionPlan:

@@ -30,8 +30,8 @@ from penstock_producer.jobs.fleet import Fleet
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.queue import FUNCTION, ShardJob, open_queue
-from penstock_producer.jobs.task import META_BYTES, Unreadable, checked, inflated, readable_meta
-from penstock_producer.jobs.watchdog import Death, suspect
+from penstock_producer.jobs.task import META_BYTES, UnreadableField, checked, inflated, readable_meta
+from penstock_producer.jobs.watchdog import WorkerDeath, suspect
 from penstock_producer.jobs.worker import QUEUE
 from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import PATIENCE_S, dataset, numbers_in, options_of
@@ -207,7 +207,7 @@ def noted(job_id: str, key: bytes) -> dict[str, Any]:
     """Notes that a supervisor signs, of ten samples of a job that killed their workers."""
     notes: dict[str, Any] = {}
     for place in range(10):
-        suspect(notes, Death("w", "died", place=place, deed="ate the data", weight=99, key=key), job_id)
+        suspect(notes, WorkerDeath("w", "died", place=place, deed="ate the data", weight=99, key=key), job_id)
     return notes
 
 
@@ -263,10 +263,10 @@ def test_a_bomb_is_refused_before_it_takes_memory(any_url: str, field: str) -> N
 def test_a_bomb_within_a_bomb_is_not_inflated() -> None:
     """Rq inflates what it is given; what comes out of our hands is JSON, which no second pass inflates."""
     inner = zlib.compress(json.dumps([FUNCTION, None, [], {}]).encode())
-    with pytest.raises(Unreadable, match="not JSON"):
+    with pytest.raises(UnreadableField, match="not JSON"):
         checked({"data": zlib.compress(inner)}, FUNCTION)
     assert zlib.decompressobj().decompress(zlib.compress(b"x" * 100), 10) == b"x" * 10
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableField):
         inflated(zlib.compress(b"x" * 100), 99)
     assert inflated(zlib.compress(b"x" * 100), 100) == b"x" * 100
     assert readable_meta(b'{"at": 1, "error": "' + b"x" * META_BYTES + b'"}') == {}
@@ -442,7 +442,7 @@ def _raises(error: Exception) -> Callable[..., None]:
 @pytest.mark.parametrize("call", [[FUNCTION, "os", [], {}], [FUNCTION, None, [1], {}], [FUNCTION, None, [], [1]]])
 def test_a_call_of_anything_but_named_arguments_is_refused(call: list[object]) -> None:
     """An instance would be a method's object, and positional arguments would reach fields that nobody checks."""
-    with pytest.raises(Unreadable, match="an object or positional arguments"):
+    with pytest.raises(UnreadableField, match="an object or positional arguments"):
         checked({"data": zlib.compress(json.dumps(call).encode())}, FUNCTION)
 
 
@@ -507,7 +507,7 @@ def test_a_crowd_of_forged_members_does_not_hold_up_the_job_of_a_dead_worker(
         client.hset(f"rq:execution:{job_id}:real", "worker_name", "dead")
         client.set(f"rq:execution:{job_id}:x1", "no hash")
         with few_round_trips(any_url):
-            dispatcher.return_jobs(Death("dead", "it died"))
+            dispatcher.return_jobs(WorkerDeath("dead", "it died"))
         assert client.lrange("rq:queue:penstock", 0, -1) == [job_id.encode()]
         assert client.zscore("rq:wip:penstock", f"{job_id}:real") is None
         assert dispatcher.running() == {job_id, *(each.partition(":")[0] for each in forged)}

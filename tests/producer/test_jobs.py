@@ -26,7 +26,7 @@ from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.fleet import Fleet
 from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
 from penstock_producer.jobs.production import Production
-from penstock_producer.jobs.progress import Progress, Summary
+from penstock_producer.jobs.progress import ProductionProgress, ProductionSummary
 from penstock_producer.jobs.task import ShardTask
 from penstock_producer.jobs.worker import QUEUE, WorkerOptions
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig, SourceConfig
@@ -44,7 +44,7 @@ def dataset(transform: str = "with_pid") -> DatasetConfig:
 
 def options_of(url: str) -> WorkerOptions:
     """Streams and jobs on one server."""
-    return WorkerOptions(url=url, queue_url=url, room_wait_s=1.0, trust=ANYTHING)
+    return WorkerOptions(url=url, queue_url=url, room_wait_s=1.0, allowlist=ANYTHING)
 
 
 def produce(
@@ -52,10 +52,10 @@ def produce(
     source: SourceConfig,
     *,
     workers: int = 2,
-    each: Callable[[Progress], None] = lambda look: None,
+    each: Callable[[ProductionProgress], None] = lambda look: None,
     patience_s: float = PATIENCE_S,
     **plan: Any,
-) -> Summary:
+) -> ProductionSummary:
     """One production with forked workers (they start fast), to its end."""
     asked = ProductionPlan(stream="train", source=source, **plan)
     with Production(asked, options_of(url), workers=workers) as production:
@@ -108,7 +108,7 @@ def test_a_worker_added_while_it_runs_takes_part(any_url: str) -> None:
     """More hosts may join at any time: the queue is all they share."""
     added: list[Fleet] = []
 
-    def add(look: Progress) -> None:
+    def add(look: ProductionProgress) -> None:
         if look.done and not added:
             added.append(Fleet(options_of(any_url), 1))
 
@@ -127,7 +127,7 @@ def test_a_killed_worker_costs_nothing(url: str) -> None:
     """Kill -9 in the middle of a shard: another process goes on with it at once, no sample is lost or doubled."""
     killed: list[int] = []
 
-    def kill(look: Progress) -> None:
+    def kill(look: ProductionProgress) -> None:
         if look.done and not killed:
             killed.append(look.pids[0])
             os.kill(look.pids[0], signal.SIGKILL)
@@ -164,7 +164,7 @@ def test_the_bytes_of_a_shard_count_once_though_two_workers_made_it(any_url: str
     """Budgets and bills are set by what a production says it made: not the last worker's part, nor parts twice."""
     killed: list[int] = []
 
-    def kill(look: Progress) -> None:
+    def kill(look: ProductionProgress) -> None:
         if look.done and not killed:
             killed.append(look.pids[0])
             os.kill(look.pids[0], signal.SIGKILL)
@@ -205,7 +205,7 @@ def test_a_stopped_worker_gives_its_shard_back(any_url: str) -> None:
     (pid,) = leaving.pids
     took: list[float] = []
 
-    def stop(look: Progress) -> None:
+    def stop(look: ProductionProgress) -> None:
         if look.done and not took:
             began = time.monotonic()
             leaving.stop()

@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection
 import pytest
 
 from penstock_producer.jobs.plan import EpochFailed
-from penstock_producer.jobs.progress import Progress
+from penstock_producer.jobs.progress import ProductionProgress
 from penstock_producer.jobs.queue import RETRIES
-from penstock_producer.jobs.watchdog import Making, Oversight
+from penstock_producer.jobs.watchdog import CurrentSample, WorkerWatchdog
 from penstock_producer.sources.config import GeneratorConfig
 from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import dataset, numbers_in, produce
@@ -28,7 +28,7 @@ def test_a_shard_that_gets_on_outlives_any_number_of_killed_workers(any_url: str
     killed: list[int] = []
     seen = [0]
 
-    def kill(look: Progress) -> None:
+    def kill(look: ProductionProgress) -> None:
         if len(killed) < KILLS and look.done > seen[0] and look.pids and look.pids[0] not in killed:
             seen[0] = look.done
             killed.append(look.pids[0])
@@ -65,12 +65,12 @@ def test_what_kills_every_worker_and_is_no_sample_fails_its_epoch_and_says_where
                 patience_s=300)  # fmt: skip
 
 
-def _waits(making: Making, stage: str, pipe: Connection) -> None:
+def _waits(current: CurrentSample, stage: str, pipe: Connection) -> None:
     faulthandler.disable()  # the signal is sent on purpose: no stacks among the results
     if stage != "opening":
-        making.begin(7, 0)
+        current.begin(7, 0)
     if stage == "between":
-        making.end()
+        current.end()
     pipe.send_bytes(b"ready")
     time.sleep(60)
 
@@ -88,17 +88,17 @@ def test_a_worker_killed_while_it_waits_for_room_costs_its_shard_nothing(
     stage: str, number: signal.Signals, is_to_blame: bool
 ) -> None:
     """Trainers may be slow for hours, and hosts preempted all the while: no shard has a part in that."""
-    oversight = Oversight(None)
+    watchdog = WorkerWatchdog(None)
     ours, theirs = get_context("fork").Pipe(duplex=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        process = get_context("fork").Process(target=_waits, args=(oversight.making, stage, theirs), daemon=True)
+        process = get_context("fork").Process(target=_waits, args=(watchdog.current, stage, theirs), daemon=True)
         process.start()
     assert process.pid is not None
     assert ours.recv_bytes() == b"ready"
     os.kill(process.pid, number)
     process.join(20)
-    death = oversight.death("w", process.pid, process.exitcode or 0)
+    death = watchdog.death("w", process.pid, process.exitcode or 0)
     assert death is not None
     assert death.is_to_blame is is_to_blame
     assert death.place == (7 if stage == "making" else None)

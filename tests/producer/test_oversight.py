@@ -17,9 +17,9 @@ from penstock_producer.jobs.watchdog import (
     GROWN_S,
     LOOK_S,
     RIPE_S,
-    Death,
-    Oversight,
-    Suspicion,
+    CrashRecord,
+    WorkerDeath,
+    WorkerWatchdog,
     held_bytes,
     machine_bytes,
     memory_part,
@@ -70,12 +70,12 @@ def process() -> Any:
 
 def test_a_sample_is_hung_when_its_limit_is_over_and_never_without_one(clock: Clock, process: Any) -> None:
     """A slow decoder is not a hung one; and only the sample's own time counts."""
-    watched = Oversight(None, clock)
-    watched.making.begin(7, 0.0)
+    watched = WorkerWatchdog(None, clock)
+    watched.current.begin(7, 0.0)
     clock.now += 1e6
     watched.look_after(process)
-    watched.making.end()
-    watched.making.begin(8, 60.0)
+    watched.current.end()
+    watched.current.begin(8, 60.0)
     clock.now += 59
     watched.look_after(process)
     assert process.done == []
@@ -93,15 +93,15 @@ def test_a_grown_worker_ends_after_its_sample_and_one_that_cannot_is_killed(
 ) -> None:
     """A leak is nobody's fault; a sample that grows for ever would be made for ever if it were not held against it."""
     monkeypatch.setattr(watchdog, "held_bytes", lambda pid: 2 << 30)
-    watched = Oversight(1 << 30, clock)
-    watched.making.begin(3, 300.0)
+    watched = WorkerWatchdog(1 << 30, clock)
+    watched.current.begin(3, 300.0)
     clock.now += RIPE_S - 1
     watched.look_after(process)
     assert process.done == []  # it must get some work done
     clock.now += 1 + LOOK_S
     watched.look_after(process)
     assert process.done == ["terminate"]
-    innocent = Oversight(1 << 30, clock)
+    innocent = WorkerWatchdog(1 << 30, clock)
     innocent._grown = watched._grown
     gentle = innocent.death("me", 4711, 0)
     assert gentle is not None
@@ -129,31 +129,31 @@ def test_a_death_is_held_against_the_sample_that_was_made(clock: Clock, code: in
     """And against no other, and not for ever: what others did before it was committed is forgotten."""
     meta: dict[str, Any] = {"at": 5, "suspects": {"2.0123abcd": [1, 2, "was long ago", "signed"]}}
     for tried in range(tries):
-        watched = Oversight(None, clock)
-        watched.making.begin(9, 300.0)
+        watched = WorkerWatchdog(None, clock)
+        watched.current.begin(9, 300.0)
         death = watched.death("me", 4711, code)
         assert death is not None
         suspect(meta, replace(death, key=b"ours"), "job-0")
         suspect(meta, replace(death, key=b"theirs"), "job-0")
         assert list(readable_meta(json.dumps(meta).encode())) == ["at", "suspects"]
-        (found,) = Suspicion.of(meta, "job-0", b"ours").items()
-        assert found == (9, Suspicion(tried + 1, death.weight * (tried + 1), deed))
+        (found,) = CrashRecord.of(meta, "job-0", b"ours").items()
+        assert found == (9, CrashRecord(tried + 1, death.weight * (tried + 1), deed))
         assert found[1].is_enough == (tried + 1 == tries)
-    assert Suspicion.of(meta, "job-1", b"ours") == Suspicion.of(meta, "job-0", b"another") == {}
-    assert str(Suspicion(3, ENOUGH, deed)) == f"{deed}, 3 times"
+    assert CrashRecord.of(meta, "job-1", b"ours") == CrashRecord.of(meta, "job-0", b"another") == {}
+    assert str(CrashRecord(3, ENOUGH, deed)) == f"{deed}, 3 times"
 
 
 def test_a_worker_that_had_nothing_more_to_do_did_not_die(clock: Clock) -> None:
     """In a burst each ends by itself, and nobody is to replace it."""
-    watched = Oversight(None, clock)
-    watched.making.begin(9, 300.0)
-    watched.making.end()
+    watched = WorkerWatchdog(None, clock)
+    watched.current.begin(9, 300.0)
+    watched.current.end()
     assert watched.death("me", 4711, 0) is None
     crashed = watched.death("me", 4711, -signal.SIGSEGV)
     assert crashed is not None
     assert crashed.place is None
     meta: dict[str, Any] = {}
-    suspect(meta, Death("me", "stopped"), "job-0")
+    suspect(meta, WorkerDeath("me", "stopped"), "job-0")
     suspect(meta, crashed, "job-0")
     assert meta == {}
 

@@ -18,7 +18,7 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.stream.watching.paces import GONE_MS, SILENT_MS, Teller, load_paces, trainer_field, worker_field
-from penstock_producer.jobs.autoscaler import Autoscale
+from penstock_producer.jobs.autoscaler import Autoscaler
 from tests.contracts.feed import produce
 
 PATIENCE_S = 60.0
@@ -133,7 +133,7 @@ def test_fleets_that_follow_one_wish_find_each_other(any_url: str, stream: Strea
     """Two hosts with --auto must share what is wished, and a queue's server that is away changes nothing."""
     now = [0.0]
     scales = {
-        name: Autoscale(any_url, name, most, lambda: ["train", "no such stream"], clock=lambda: now[0])
+        name: Autoscaler(any_url, name, most, lambda: ["train", "no such stream"], clock=lambda: now[0])
         for name, most in (("a", 8), ("b", 4))
     }
     sizes = dict.fromkeys(scales, 1)

@@ -13,7 +13,7 @@ from penstock_common.errors import StreamConflict
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream
 from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
-from penstock_producer.jobs.production import Production, Productions
+from penstock_producer.jobs.production import Production, SplitProduction
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig
 from tests.producer.reading import read_epoch
@@ -33,7 +33,7 @@ def test_a_part_that_nobody_reads_does_not_hold_up_the_other(any_url: str) -> No
     }
     with penstock.Loader("digits.train", group="late", batch_size=1, url=any_url, timeout_s=30) as _:
         options = WorkerOptions(url=any_url, queue_url=any_url)
-        with Productions(plans, options, workers={"train": 1, "val": 1}) as productions:
+        with SplitProduction(plans, options, workers={"train": 1, "val": 1}) as productions:
             deadline, done = time.monotonic() + 30, dict.fromkeys(plans, 0)
             for part, look in productions.run():
                 done[part] = look.done
@@ -48,7 +48,7 @@ def test_a_part_that_fails_ends_the_others(any_url: str) -> None:
     options = WorkerOptions(url=any_url, queue_url=any_url)
     with (
         pytest.raises(EpochFailed, match="samples are bad"),
-        Productions(plans, options, workers={"train": 1, "val": 1}) as productions,
+        SplitProduction(plans, options, workers={"train": 1, "val": 1}) as productions,
     ):
         for _ in productions.run():
             pass

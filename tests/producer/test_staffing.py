@@ -13,7 +13,7 @@ import pytest
 
 from penstock_common.pace import Look, Pace
 from penstock_common.stream.watching.paces import Fleet, Paces, Told
-from penstock_producer.jobs.autoscaler import Load, Staffing, load_of, part_of, shown, wish
+from penstock_producer.jobs.autoscaler import StreamLoad, WorkerTarget, load_of, part_of, shown, wish
 
 STEADY_S, AFTER_S = 60.0, 600.0
 LOOK_S = 2.0
@@ -107,14 +107,14 @@ class World:
             self.at(0.0, action)
         waiting.clear()
 
-    def load(self) -> Load:
+    def load(self) -> StreamLoad:
         """What all would say now."""
         looks: dict[str, Look] = {name: pace.look() for name, pace in self.paces.items()}
         told = {name: Told(look.rate, look.shares, look.samples) for name, look in looks.items()}
         groups = {(name, "one"): one for name, one in told.items() if name in self.steps_s}
         return load_of(Paces({n: one for n, one in told.items() if n not in self.steps_s}, groups, {}))
 
-    def follow(self, staffing: Staffing, until_s: float) -> list[tuple[float, int]]:
+    def follow(self, staffing: WorkerTarget, until_s: float) -> list[tuple[float, int]]:
         """(when, how many) of each look."""
         history = []
         while self.now < until_s:
@@ -173,7 +173,7 @@ def test_within_a_minute_the_number_is_right_and_stays(case: str, room: int, beg
     sample_s, step_s = CASES[case]
     world = World(sample_s, {"resnet": step_s}, room)
     world.resize(began)
-    history = world.follow(Staffing(most=40), STEADY_S + AFTER_S)
+    history = world.follow(WorkerTarget(most=40), STEADY_S + AFTER_S)
     require_steady(history, 0.0, right_number(sample_s, step_s))
 
 
@@ -181,7 +181,7 @@ def test_a_load_that_changes_is_followed() -> None:
     """A trainer that begins to train twice as fast, or half as fast, is given workers within the minute again."""
     world = World(0.03, {"resnet": 0.1}, 100_000)
     world.resize(1)
-    staffing = Staffing(most=40)
+    staffing = WorkerTarget(most=40)
     history = world.follow(staffing, 200)
     for began, step_s in ((200.0, 0.05), (600.0, 0.16)):
         world.steps_s["resnet"] = step_s
@@ -194,23 +194,23 @@ def test_a_slow_group_that_holds_the_budget_sets_the_pace() -> None:
     """Each group is given every sample, and a full budget waits for the slowest: more workers would only wait."""
     world = World(0.04, {"fast": 0.05, "slow": 0.20}, room=400)
     world.resize(1)
-    history = world.follow(Staffing(most=40), STEADY_S + AFTER_S)
+    history = world.follow(WorkerTarget(most=40), STEADY_S + AFTER_S)
     require_steady(history, 0.0, right_number(0.04, 0.20))
 
 
 def test_several_groups_of_different_speed_are_served_by_the_fastest_ones_need() -> None:
     """While there is room no trainer should starve for another one's sake."""
-    load = Load(2, rate=20.0, demand={"a": 100.0, "b": 60.0})
+    load = StreamLoad(2, rate=20.0, demand={"a": 100.0, "b": 60.0})
     assert wish(load) == 5.0
 
 
 def test_nothing_known_changes_nothing() -> None:
     """Before the first sample, and without trainers, a fleet stays as it is."""
-    assert Staffing(most=8).decide(100.0, 3, Load()) == 3
-    assert Staffing(most=8).decide(100.0, 3, Load(3, rate=10.0)) == 3
-    assert wish(Load(demand={"a": 5.0})) is None
-    assert shown(Load(2, rate=10.0, demand={"a": 41.0})) == 4  # not a fifth one for a fortieth part
-    assert Staffing(most=8).decide(100.0, 30, Load()) == 8
+    assert WorkerTarget(most=8).decide(100.0, 3, StreamLoad()) == 3
+    assert WorkerTarget(most=8).decide(100.0, 3, StreamLoad(3, rate=10.0)) == 3
+    assert wish(StreamLoad(demand={"a": 5.0})) is None
+    assert shown(StreamLoad(2, rate=10.0, demand={"a": 41.0})) == 4  # not a fifth one for a fortieth part
+    assert WorkerTarget(most=8).decide(100.0, 30, StreamLoad()) == 8
 
 
 def test_fleets_on_several_hosts_share_the_wish() -> None:

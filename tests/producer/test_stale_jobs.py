@@ -13,12 +13,12 @@ from rq.job import JobStatus
 
 from penstock_common.stream.removal.release import release_epoch
 from penstock_producer.jobs.dispatch import LOST_AFTER, Dispatcher
-from penstock_producer.jobs.fill import Stopped
+from penstock_producer.jobs.fill import FillStopped
 from penstock_producer.jobs.fleet import Fleet
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.queue import RETRIES, ShardJob
-from penstock_producer.jobs.watchdog import Death
+from penstock_producer.jobs.watchdog import WorkerDeath
 from penstock_producer.jobs.worker import QUEUE
 from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import PATIENCE_S, dataset, numbers_in, options_of
@@ -94,9 +94,9 @@ def test_a_death_that_is_no_fault_of_the_shard_counts_for_nothing() -> None:
     """Hosts are preempted while trainers are slow: counted, fifteen of them would fail a good shard."""
     job = ShardJob("a", connection=Redis())
     job.meta, job.retries_left = {}, 1
-    job.lose_worker(Death("w", "killed", is_to_blame=False))
+    job.lose_worker(WorkerDeath("w", "killed", is_to_blame=False))
     assert (job.meta, job.retries_left) == ({}, 2)
-    job.lose_worker(Death("w", "killed"))
+    job.lose_worker(WorkerDeath("w", "killed"))
     assert (job.meta["deaths"], job.retries_left) == (1, 3)
 
 
@@ -132,7 +132,7 @@ def test_a_worker_that_is_stopped_in_a_jobs_last_try_costs_it_nothing(any_url: s
     job = dispatcher._queue.fetch(TASK.job_id)
     assert job is not None
     assert not job.should_retry, "this is its last try"
-    job.judge(Stopped())
+    job.judge(FillStopped())
     assert job.should_retry
     assert job.meta["failures"] == RETRIES
     dispatcher.close()

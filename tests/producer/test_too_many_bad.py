@@ -13,7 +13,7 @@ from penstock_common.errors import SpecMismatch
 from penstock_producer.jobs.fill import bad_limit
 from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
 from penstock_producer.jobs.production import Production
-from penstock_producer.jobs.progress import Summary
+from penstock_producer.jobs.progress import ProductionSummary
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig, SourceConfig
 from penstock_producer.sources.names import register
@@ -30,7 +30,7 @@ def dataset(transform: str) -> DatasetConfig:
     return DatasetConfig(name="tests.producer.made:numbers", transform=f"tests.producer.made:{transform}")
 
 
-def produce(url: str, source: SourceConfig, **plan: Any) -> Summary:
+def produce(url: str, source: SourceConfig, **plan: Any) -> ProductionSummary:
     """One production to its end."""
     asked = ProductionPlan(stream="train", source=source, **plan)
     with Production(asked, WorkerOptions(url=url, queue_url=url), workers=2, notify=lambda _: None) as production:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from penstock_common.errors import SourceError
 from penstock_producer.jobs import production as productions
-from penstock_producer.jobs.allowlist import ANYTHING, Orders, Trust, options_for
+from penstock_producer.jobs.allowlist import ANYTHING, Allowlist, PlannedTasks, options_for
 from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.fleet import Fleet
 from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
@@ -82,9 +82,9 @@ def test_the_options_told_for_a_source_allow_its_jobs_and_each_is_needed(photos:
                 _trust_of([pair for pair in pairs if pair != left_out]).check(task)
 
 
-def _trust_of(pairs: list[tuple[str, str]]) -> Trust:
+def _trust_of(pairs: list[tuple[str, str]]) -> Allowlist:
     allow, roots = ([value for option, value in pairs if option == wanted] for wanted in ("--allow", "--root"))
-    return Trust(tuple(allow), tuple(roots))
+    return Allowlist(tuple(allow), tuple(roots))
 
 
 def test_a_production_without_workers_names_the_command_that_may_do_its_jobs(any_url: str) -> None:
@@ -200,12 +200,12 @@ def test_jobs_of_another_production_are_left_to_its_workers(any_url: str) -> Non
 
 def test_orders_cover_every_field_of_a_job_but_its_place() -> None:
     """A field that is left out of the comparison is one that a stranger may set."""
-    orders = Orders()
-    assert not orders.cover(TASK), "before any are given nothing is covered"
-    orders.give(TASK)
-    assert orders.has_met_others()
-    assert Orders(orders.cells).cover(TASK.model_copy(update={"epoch": 3, "manifest_id": "n", "shard": 7}))
-    assert not orders.has_met_others()
+    planned_tasks = PlannedTasks()
+    assert not planned_tasks.cover(TASK), "before any are given nothing is covered"
+    planned_tasks.give(TASK)
+    assert planned_tasks.has_met_others()
+    assert PlannedTasks(planned_tasks.cells).cover(TASK.model_copy(update={"epoch": 3, "manifest_id": "n", "shard": 7}))
+    assert not planned_tasks.has_met_others()
     others: dict[str, Any] = {
         "stream": "x", "stream_id": "x", "source": {"a": 1}, "fingerprint": "x", "seed": 1, "shuffle": False,
         "on_error": "skip", "sample_limit_s": 1.0, "block_transform": "os:system", "block_samples": 1, "max_bad": "1",
@@ -213,8 +213,8 @@ def test_orders_cover_every_field_of_a_job_but_its_place() -> None:
     }  # fmt: skip
     assert others.keys() | {"epoch", "manifest_id", "shard"} == ShardTask.model_fields.keys()
     for name, value in others.items():
-        assert not orders.cover(TASK.model_copy(update={name: value})), name
-        assert orders.has_met_others()
+        assert not planned_tasks.cover(TASK.model_copy(update={name: value})), name
+        assert planned_tasks.has_met_others()
 
 
 # --- shared queues ----------------------------------------------------------------------------------------------------
@@ -270,9 +270,9 @@ def test_a_worker_refuses_names_and_paths_it_was_not_allowed(case: str, photos: 
     (photos / "out.png").symlink_to(photos.parent / "secret.png")
     source, said = REFUSED[case]
     filled = json.loads(json.dumps(source).replace("{root}", str(photos)))
-    trust = Trust(("team", "single:one"), (str(photos),))
+    allowlist = Allowlist(("team", "single:one"), (str(photos),))
     with pytest.raises(NotAllowed) as refused:
-        trust.check(TASK.model_copy(update={"source": filled}))
+        allowlist.check(TASK.model_copy(update={"source": filled}))
     assert said in str(refused.value)
     assert "--allow" in str(refused.value) or "--root" in str(refused.value) or "own workers" in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -282,20 +282,20 @@ def test_a_worker_refuses_names_and_paths_it_was_not_allowed(case: str, photos: 
 def test_what_was_allowed_is_not_refused(photos: Path) -> None:
     """A module and what is below it, one name of another, files and links within the root."""
     (photos / "again").symlink_to(photos)
-    trust = Trust(("team", "single:one"), (str(photos / "again"),))
+    allowlist = Allowlist(("team", "single:one"), (str(photos / "again"),))
     for source in (
         {"kind": "dataset", "name": "team:data", "transform": "team.images.augment:flip"},
         {"kind": "dataset", "name": "single:one"},
         {"kind": "images", "path": str(photos), "label": "team:label", "files": ["0.png", "again/1.png"]},
         {"kind": "images", "path": f"{photos}/../photos/again"},
     ):
-        trust.check(TASK.model_copy(update={"source": source, "block_transform": "team:batch"}))
+        allowlist.check(TASK.model_copy(update={"source": source, "block_transform": "team:batch"}))
         ANYTHING.check(TASK.model_copy(update={"source": {"kind": "dataset", "name": "os:getpid"}}))
     team = {"kind": "dataset", "name": "team:data"}
     with pytest.raises(NotAllowed, match="os:system"):
-        trust.check(TASK.model_copy(update={"source": team, "block_transform": "os:system"}))
+        allowlist.check(TASK.model_copy(update={"source": team, "block_transform": "os:system"}))
     with pytest.raises(NotAllowed):
-        Trust().check(TASK.model_copy(update={"source": team}))
+        Allowlist().check(TASK.model_copy(update={"source": team}))
 
 
 def test_an_installed_sources_class_and_paths_count_as_named(
@@ -312,7 +312,7 @@ def test_an_installed_sources_class_and_paths_count_as_named(
 
     def check(allow: str, **options: Any) -> None:
         source = {"kind": "installed", "name": "tiny", "options": options}
-        Trust((allow,), (str(photos),)).check(TASK.model_copy(update={"source": source}))
+        Allowlist((allow,), (str(photos),)).check(TASK.model_copy(update={"source": source}))
 
     with pytest.raises(NotAllowed, match="tiny_source"):
         check("team")
@@ -348,7 +348,7 @@ def test_what_only_opening_finds_is_refused_too(photos: Path, tmp_path: Path, mo
         "listed = [1]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    Trust(("own_team", "json:dumps"), (str(photos),)).enforce()
+    Allowlist(("own_team", "json:dumps"), (str(photos),)).enforce()
     for config in (ImagesConfig(path=str(photos)), TarConfig(path=str(tars))):
         with pytest.raises(NotAllowed, match=r"out\.(png|tar) \(which is .*secret"):
             open_source(config)
@@ -366,7 +366,9 @@ def test_a_refused_job_fails_its_epoch_with_the_option_that_would_allow_it(
     any_url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The one who planned it must hear of it: neither silence nor tries without end."""
-    options = WorkerOptions(url=any_url, queue_url=any_url, is_chatty=True, trust=Trust(("tests.producer.other",)))
+    options = WorkerOptions(
+        url=any_url, queue_url=any_url, is_chatty=True, allowlist=Allowlist(("tests.producer.other",))
+    )
     fleet = Fleet(options, 1)
     try:
         plan = ProductionPlan(stream="train", source=dataset(), shard_samples=SAMPLES)
@@ -400,8 +402,8 @@ def test_a_forged_job_on_a_shared_queue_stops_no_production(
         changed = client.lindex("rq:queue:penstock", 0).decode()
         forge(client, changed, source)
         forge(client, changed, source, copy="forged-1")
-        trust = Trust(("tests.producer.made",), (str(photos),))
-        fleet = Fleet(WorkerOptions(url=any_url, queue_url=any_url, is_chatty=True, trust=trust), 1)
+        allowlist = Allowlist(("tests.producer.made",), (str(photos),))
+        fleet = Fleet(WorkerOptions(url=any_url, queue_url=any_url, is_chatty=True, allowlist=allowlist), 1)
         try:
             deadline = time.monotonic() + 2 * PATIENCE_S
             for look in looks:

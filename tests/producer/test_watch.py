@@ -21,7 +21,7 @@ from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watched import load_watched, note_made, take_files
 from penstock_producer.jobs.plan import ProductionPlan
-from penstock_producer.jobs.watched_folder import Sightings, Watch
+from penstock_producer.jobs.watched_folder import FileSightings, FolderWatch
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.files import SourceFile
@@ -43,12 +43,12 @@ def put(folder: Path, name: str, shade: int) -> None:
 
 def watching(
     url: str, folder: Path, told: list[str], epochs: int | None = None, workers: int = 1, transform: str | None = None
-) -> Watch:
+) -> FolderWatch:
     """A watch of the folder."""
     source = ImagesConfig(path=str(folder), transform=transform)
     plan = ProductionPlan(stream="train", source=source, max_bad="100%", shuffle=False, shard_samples=2)
     options = WorkerOptions(url=url, queue_url=url, room_wait_s=1.0)
-    return Watch(plan, options, workers=workers, epochs=epochs, notify=told.append, whole_after_s=0.3)
+    return FolderWatch(plan, options, workers=workers, epochs=epochs, notify=told.append, whole_after_s=0.3)
 
 
 def shades(url: str) -> list[int]:
@@ -80,7 +80,7 @@ def test_files_that_are_not_read_as_images_are_said_once(any_url: str, tmp_path:
 
 def test_a_file_is_whole_when_it_has_not_changed_for_a_while() -> None:
     """Half a picture is a bad sample for ever: whoever still writes must be waited for."""
-    sightings = Sightings(whole_after_s=3.0)
+    sightings = FileSightings(whole_after_s=3.0)
     small, grown, other = SourceFile("a.png", 10, 100), SourceFile("a.png", 20, 103), SourceFile("b.png", 5, 100)
     assert sightings.whole(0.0, [small, other]) == []
     assert sightings.whole(2.9, [small, other]) == []

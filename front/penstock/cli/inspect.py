@@ -11,7 +11,7 @@ from penstock.cli import STREAM_NAME, add_json, add_url, url_of
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.watching.inspection import EpochView, GroupView, StreamView
-    from penstock_producer.jobs.autoscaler import Load
+    from penstock_producer.jobs.autoscaler import StreamLoad
 
 NAME = "inspect"
 HELP = "show streams, or one stream's epochs, groups, lag and bytes"
@@ -142,7 +142,7 @@ def _print_reasons(view: StreamView, console: Console) -> None:
             return
 
 
-def _load(view: StreamView) -> Load:
+def _load(view: StreamView) -> StreamLoad:
     from penstock_common.stream.watching.paces import Paces, Told
     from penstock_producer.jobs.autoscaler import load_of
 

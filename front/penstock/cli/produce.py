@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until all is produced. Ctrl-C, SIGTERM and SIGHUP stop it; the same command started again goes on."""
     from penstock.cli.production import ProductionView, tell
-    from penstock_producer.jobs.production import Productions
+    from penstock_producer.jobs.production import SplitProduction
 
     end_by_signals()
     update = {"follow": args.follow, "is_endless": args.follow and args.epochs is None}
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         raise WrongUsage("--follow stays and watches; --no-workers ends at once: for workers elsewhere --workers 0")
     workers = dict.fromkeys(plans, 0) if args.no_workers else workers_of(args)
     try:
-        with Productions(plans, options_of(args), workers=workers, notify=console.notice) as productions:
+        with SplitProduction(plans, options_of(args), workers=workers, notify=console.notice) as productions:
             if args.no_workers:
                 queued = productions.enqueue_all()
                 for part, plan in plans.items():
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _watch(args: argparse.Namespace, console: Console, plans: dict[str, ProductionPlan]) -> int:
     """Until Ctrl-C, SIGTERM, SIGHUP, or so many epochs as --epochs says."""
     from penstock.cli.production import ProductionView
-    from penstock_producer.jobs.watched_folder import Watch
+    from penstock_producer.jobs.watched_folder import FolderWatch
     from penstock_producer.sources.config import ImagesConfig
 
     plan = next(iter(plans.values()))
@@ -90,7 +90,7 @@ def _watch(args: argparse.Namespace, console: Console, plans: dict[str, Producti
     if args.max_bad is None:  # one bad file among three new ones is no reason to lose the others
         plan = plan.model_copy(update={"max_bad": "100%"})
     workers = worker_count(args)
-    watch = Watch(plan, options_of(args), workers=workers, epochs=args.epochs, notify=console.notice)
+    watch = FolderWatch(plan, options_of(args), workers=workers, epochs=args.epochs, notify=console.notice)
     try:
         with watch, console.progress() as shown:
             console.notice(f"watching {source.path} for stream {plan.stream!r}; Ctrl-C ends it")

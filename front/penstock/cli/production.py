@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock.cli.progress import Bar, Progress
-    from penstock_producer.jobs.progress import EpochProgress, Summary
-    from penstock_producer.jobs.progress import Progress as Look
+    from penstock_producer.jobs.progress import EpochProgress, ProductionSummary
+    from penstock_producer.jobs.progress import ProductionProgress as Look
 
 
 WINDOW_S = 15.0
@@ -170,7 +170,7 @@ def _called(epoch: int) -> str:
     return f"epoch {epoch}" if epoch >= 0 else "feed"
 
 
-def tell(console: Console, summary: Summary, as_json: bool) -> None:
+def tell(console: Console, summary: ProductionSummary, as_json: bool) -> None:
     """The last word."""
     rate, flow = (total / summary.seconds if summary.seconds else 0.0 for total in (summary.samples, summary.nbytes))
     if as_json:

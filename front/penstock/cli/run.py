@@ -85,9 +85,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
             except PenstockError:  # which says by itself what is wrong
                 trainer.end()
                 raise
-            from penstock_producer.jobs.production import Productions
+            from penstock_producer.jobs.production import SplitProduction
 
-            with Productions(plans, options_of(here), workers=workers_of(here), notify=console.notice) as production:
+            with SplitProduction(
+                plans, options_of(here), workers=workers_of(here), notify=console.notice
+            ) as production:
                 amount = production.samples_per_epoch
                 names = " and ".join(map(repr, streams))
                 each = f" of {amount:,} samples" if amount is not None else ""

@@ -15,10 +15,10 @@ from penstock.cli.sources import add_queue, options_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_producer.jobs.allowlist import Trust
-    from penstock_producer.jobs.autoscaler import Autoscale
+    from penstock_producer.jobs.allowlist import Allowlist
+    from penstock_producer.jobs.autoscaler import Autoscaler
     from penstock_producer.jobs.fleet import Fleet
-    from penstock_producer.jobs.watchdog import Death
+    from penstock_producer.jobs.watchdog import WorkerDeath
 
 NAME = "worker"
 HELP = "do the jobs of penstock produce, here or on another host"
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Until Ctrl-C, SIGTERM or SIGHUP; each lets each worker end its sample and give its shard back."""
     from penstock_common.errors import ServerUnavailable
-    from penstock_producer.jobs.autoscaler import Autoscale
+    from penstock_producer.jobs.autoscaler import Autoscaler
     from penstock_producer.jobs.dispatch import Dispatcher
     from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet, advise
 
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         raise WrongUsage("--auto stays and follows the trainers, --burst ends with the queue: give one of them")
     end_by_signals()
     options = dataclasses.replace(options_of(args), burst=args.burst, is_chatty=True, owner=os.getpid())
-    options = dataclasses.replace(options, trust=_trust(args, options.queue_url))
+    options = dataclasses.replace(options, allowlist=_allowlist(args, options.queue_url))
     # an address that is wrong shows before any worker starts
     dispatcher = Dispatcher(options.queue_url, options.queue, console.notice)
     cores = os.cpu_count() or 1
@@ -87,12 +87,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
     count = max(1, args.processes or (1 if args.auto else cores))
     count = min(count, most) if most else count
 
-    def on_death(death: Death) -> None:
+    def on_death(death: WorkerDeath) -> None:
         if death.reason not in (STOPPED, LOST_SERVER):
             console.notice(f"{death.reason}; another takes its place")
         dispatcher.return_jobs(death)
 
-    scale = Autoscale(options.url, options.named().name, most, dispatcher.streams) if args.auto else None
+    scale = Autoscaler(options.url, options.named().name, most, dispatcher.streams) if args.auto else None
     fleet = Fleet(options, count, on_death=on_death, most=most)
     try:
         console.notice(
@@ -116,18 +116,18 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _trust(args: argparse.Namespace, queue_url: str) -> Trust:
-    """What jobs may name. Raises PenstockError where nobody said it, and others may write to the queue."""
+def _allowlist(args: argparse.Namespace, queue_url: str) -> Allowlist:
+    """Return what jobs may name; raise PenstockError where nobody said it, and others may write to the queue."""
     from penstock_common.errors import PenstockError
     from penstock_common.server.error_translation import redacted
-    from penstock_producer.jobs.allowlist import ANYTHING, Trust
+    from penstock_producer.jobs.allowlist import ANYTHING, Allowlist
 
     if args.allow_any:
         if args.allow or args.root:
             raise WrongUsage("--allow-any allows everything: give it, or --allow and --root")
         return ANYTHING
     if args.allow or args.root:
-        return Trust(tuple(args.allow), tuple(args.root))
+        return Allowlist(tuple(args.allow), tuple(args.root))
     if _is_own(queue_url):
         return ANYTHING
     raise PenstockError(
@@ -146,7 +146,7 @@ def _is_own(queue_url: str) -> bool:
     return bool(urlsplit(queue_url).password) and any(server.url == queue_url for server in running)
 
 
-def _follow(scale: Autoscale, fleet: Fleet, console: Console) -> None:
+def _follow(scale: Autoscaler, fleet: Fleet, console: Console) -> None:
     wanted = scale.look(fleet.size)
     if wanted == fleet.size:
         return

@@ -27,7 +27,7 @@ from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
-from penstock_producer.jobs.progress import Summary
+from penstock_producer.jobs.progress import ProductionSummary
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import ImagesConfig
 
@@ -62,7 +62,7 @@ class Outcome:
     folders: Folders
     epochs: int
     trainer: str
-    summary: Summary
+    summary: ProductionSummary
     worker_pids: tuple[int, ...]
     trainers: tuple[Trainer, ...]
     audit: AuditReport
@@ -129,7 +129,7 @@ def _task(options: Options, folders: Folders, url: str, name: str, seed: int) ->
 
 def _produce_and_train(
     options: Options, folders: Folders, url: str, trainers: tuple[Trainer, ...], stack: ExitStack, console: Console
-) -> tuple[Summary, tuple[int, ...]]:
+) -> tuple[ProductionSummary, tuple[int, ...]]:
     plan = ProductionPlan(
         stream=STREAM,
         source=ImagesConfig(path=str(folders.train), mode="gray", transform=TRANSFORM),

@@ -43,8 +43,8 @@ _OF_FILES: Final = ("file", "local")
 
 
 @dataclass(frozen=True)
-class Trust:
-    """What jobs of a shared queue may name."""
+class Allowlist:
+    """The modules and folders that jobs of a shared queue may name."""
 
     allow: tuple[str, ...] = ()
     """``module``, with all modules below it, or ``module:name``."""
@@ -79,7 +79,7 @@ class Trust:
                 require_below(path, roots)
 
 
-ANYTHING: Final = Trust(is_unlimited=True)
+ANYTHING: Final = Allowlist(is_unlimited=True)
 
 
 def options_for(source: SourceConfig, block_transform: str | None = None) -> list[str]:
@@ -113,8 +113,8 @@ def _is_inside(folder: str, other: str) -> bool:
     return folder.startswith(other.rstrip("/") + "/")
 
 
-class Orders:
-    """What one production has its own workers do, in memory that only they share: a digest of what all its jobs say.
+class PlannedTasks:
+    """The digest of what all jobs of one production say, in memory that only the production and its workers share.
 
     A job that says something else is another production's, or forged: own workers give it back untouched.
     """

@@ -23,7 +23,7 @@ REMEMBER_S = 60.0
 """A stream of which no job is seen for so long is none of the queue's any more."""
 
 
-class Autoscale:
+class Autoscaler:
     """One fleet's. Call `look` as often as you like; it asks the server every two seconds."""
 
     def __init__(
@@ -37,13 +37,13 @@ class Autoscale:
         """``streams`` names those that the fleet's queue has jobs of. Raises ServerUnavailable at once."""
         self._client: Client = connect(url)
         self._name, self._most, self._streams, self._clock = name, most, streams, clock
-        self._staffing = Staffing(most=1 << 16)  # of all fleets together; each has its own bound
+        self._staffing = WorkerTarget(most=1 << 16)  # of all fleets together; each has its own bound
         self._tellers: dict[str, Teller] = {}
         """Stream id -> what says there how many processes this fleet has."""
         self._known: dict[str, float] = {}
         """Name of a stream -> when a job of it was seen last."""
         self._looked_s = float("-inf")
-        self.load = Load()
+        self.load = StreamLoad()
         """What was said last."""
 
     def look(self, now: int) -> int:
@@ -116,8 +116,8 @@ ABOVE, BELOW = 0.1, 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What all workers and trainers of a stream, or of a queue's streams, said last."""
+class StreamLoad:
+    """The last rates that all workers and trainers of a stream, or of a queue's streams, reported."""
 
     workers: int = 0
     rate: float | None = None
@@ -152,7 +152,7 @@ class Load:
         return ", ".join(parts) or f"{self.streams} streams are served"
 
 
-def load_of(paces: Paces) -> Load:
+def load_of(paces: Paces) -> StreamLoad:
     """Sums up what everyone said."""
     demand: dict[str, float] = {}
     for (group, _), told in paces.trainers.items():
@@ -164,7 +164,7 @@ def load_of(paces: Paces) -> Load:
     def mean(kind: str, otherwise: float) -> float:
         return fmean(share.get(kind, 0.0) for share in shares) if shares else otherwise
 
-    return Load(
+    return StreamLoad(
         workers=len(paces.workers),
         rate=fmean(rates) if rates else None,
         busy=mean("busy", 1.0),
@@ -174,14 +174,14 @@ def load_of(paces: Paces) -> Load:
     )
 
 
-def together(loads: Sequence[Load]) -> Load:
+def together(loads: Sequence[StreamLoad]) -> StreamLoad:
     """Of all streams that the same workers serve: the workers each of them needs are added up."""
     known = [load for load in loads if load.rate is not None]
     if len(known) < 2:
-        return known[0] if known else Load(sum(load.workers for load in loads))
+        return known[0] if known else StreamLoad(sum(load.workers for load in loads))
     workers = sum(load.workers for load in loads)
     parts = [(load.workers / workers if workers else 1 / len(known), load) for load in known]
-    return Load(
+    return StreamLoad(
         workers=workers,
         rate=1.0,
         busy=sum(part * load.busy for part, load in parts),
@@ -192,7 +192,7 @@ def together(loads: Sequence[Load]) -> Load:
     )
 
 
-def wish(load: Load) -> float | None:
+def wish(load: StreamLoad) -> float | None:
     """The number of workers wanted, unrounded; None while it is not known.
 
     Consumption over the rate of one worker, as tf.data service has it (its AutoScaler: the sum of consumption rates
@@ -210,7 +210,7 @@ def wish(load: Load) -> float | None:
     return working if needed is None else min(needed, max(working, 1.0))
 
 
-def shown(load: Load) -> int | None:
+def shown(load: StreamLoad) -> int | None:
     """The wish as a number of processes."""
     wanted = wish(load)
     return None if wanted is None else max(1, math.ceil(wanted - ABOVE))
@@ -221,7 +221,7 @@ def is_tellable(wished: int, workers: int) -> bool:
     return wished <= TELLABLE * max(1, workers)
 
 
-class Staffing:
+class WorkerTarget:
     """The number of workers over time: follows the wish only where it stays away from the number."""
 
     def __init__(self, most: int, least: int = 1) -> None:
@@ -233,7 +233,7 @@ class Staffing:
         self._heard: list[float] = []
         """The wishes since then."""
 
-    def decide(self, now_s: float, workers: int, load: Load) -> int:
+    def decide(self, now_s: float, workers: int, load: StreamLoad) -> int:
         """How many there should be, given how many there are. Ask it every second or two."""
         wanted = wish(load)
         if wanted is None or now_s < self._settled_s:

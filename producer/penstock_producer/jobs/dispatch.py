@@ -41,7 +41,7 @@ from penstock_producer.jobs.queue import (
     records_of,
 )
 from penstock_producer.jobs.task import ShardTask, shown
-from penstock_producer.jobs.watchdog import Death
+from penstock_producer.jobs.watchdog import WorkerDeath
 from penstock_producer.jobs.worker import QUEUE, return_jobs
 from penstock_producer.sources.allowed import NotAllowed
 from penstock_producer.sources.config import SourceConfig, parse_config
@@ -57,8 +57,8 @@ LOST_AFTER = 2
 
 
 @dataclass
-class Reports:
-    """What the jobs of some shards have noted."""
+class JobReports:
+    """The notes of the jobs of some shards, added up."""
 
     nbytes: int = 0
     workers: set[str] = field(default_factory=set)
@@ -230,7 +230,7 @@ class Dispatcher:
         """Puts jobs of workers that are not heard of any more back into the queue; workers do the same."""
         self._queue.asked(self._queue.tidy, self._notify)
 
-    def return_jobs(self, death: Death) -> None:
+    def return_jobs(self, death: WorkerDeath) -> None:
         """Puts a dead worker's job back at once, and takes it off rq's list of workers."""
         self._queue.asked(lambda: return_jobs(self._queue, death), self._notify)
         key = Worker.redis_worker_namespace_prefix + death.worker
@@ -256,9 +256,9 @@ class Dispatcher:
         jobs = map(self._queue.fetch, failed)
         return [job for job in jobs if job and job.get_status(refresh=False) == JobStatus.FAILED]
 
-    def reports(self, job_ids: Iterable[str]) -> Reports:
+    def reports(self, job_ids: Iterable[str]) -> JobReports:
         """What these jobs have noted so far."""
-        reports = Reports()
+        reports = JobReports()
         for notes in read_notes(self._client, job_ids):
             reports.nbytes += int(notes.get("bytes", 0))
             reports.workers |= set(notes.get("workers", []))
@@ -307,13 +307,13 @@ class Dispatcher:
         if left := [Job.key_for(job_id) for job_id in wanted if job_id not in running]:
             self._queue.connection.delete(*left)
 
-    def forget(self, job_ids: Iterable[str]) -> tuple[set[str], Reports]:
+    def forget(self, job_ids: Iterable[str]) -> tuple[set[str], JobReports]:
         """Removes what ended jobs left on the server; their ids, and what they had noted.
 
         Their shards are known to be complete, and a production of many epochs must not leave a trail.
         """
         done: set[str] = set()
-        reports = Reports()
+        reports = JobReports()
         for job_id in job_ids:
             job = self._queue.fetch(job_id)
             if job is not None and job.get_status(refresh=False) not in (JobStatus.FINISHED, JobStatus.FAILED):

@@ -21,9 +21,9 @@ from typing import Any, Self
 
 from penstock_common.errors import BudgetFull, PenstockError, SampleError, SourceError, SpecMismatch
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.jobs.fill import Seed, Stopped, TooManyBad, Watch, named
+from penstock_producer.jobs.fill import EpochSeed, FailureLimit, FillStopped, TooManyBad, named
 from penstock_producer.jobs.plan import ProductionPlan
-from penstock_producer.jobs.progress import EpochProgress, Progress, Summary
+from penstock_producer.jobs.progress import EpochProgress, ProductionProgress, ProductionSummary
 from penstock_producer.jobs.worker import ENDING, WorkerOptions
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource, Sample
@@ -43,7 +43,7 @@ class EndlessProduction:
 
     def __init__(self, plan: ProductionPlan, options: WorkerOptions, *, notify: Notify = to_stderr) -> None:
         self._plan, self._notify, self._began = plan, notify, time.monotonic()
-        self._last = Fed()
+        self._last = FeedProgress()
         self._pipe, far = get_context("fork").Pipe(duplex=False)
         self._child = get_context("fork").Process(target=_feed, args=(plan, options.url, far))
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it is ready
@@ -55,13 +55,13 @@ class EndlessProduction:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         far.close()
 
-    def run(self) -> Iterator[Progress]:
+    def run(self) -> Iterator[ProductionProgress]:
         """Progress several times a second, until the iterable ends. Raises what ended it otherwise."""
         while self._last.end is None:
             new_bad = self._listen(TELL_S)
             last = self._last
             seen = EpochProgress(FEED, "live", None, last.good + last.bad, last.bad)
-            yield Progress((seen,), None, pids=(self._child.pid or 0,), new_bad=new_bad, workers=1)
+            yield ProductionProgress((seen,), None, pids=(self._child.pid or 0,), new_bad=new_bad, workers=1)
         self._require_well_ended()
 
     def _listen(self, wait_s: float) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class EndlessProduction:
             while self._last.end is None and self._pipe.poll(wait_s):
                 kind, said = self._pipe.recv()
                 if kind == "at":
-                    self._last = Fed(**said)
+                    self._last = FeedProgress(**said)
                 elif kind == "bad":
                     new_bad.append(said)
                 else:
@@ -86,10 +86,10 @@ class EndlessProduction:
         if self._last.end:
             raise PenstockError(f"{self._last.end}; {self._last.where(self._plan)}")
 
-    def summary(self) -> Summary:
+    def summary(self) -> ProductionSummary:
         """After `run`: what was made."""
         last = self._last
-        return Summary(
+        return ProductionSummary(
             self._plan.stream, (), last.good + last.bad, last.bad, last.nbytes, time.monotonic() - self._began
         )
 
@@ -132,8 +132,8 @@ FEED = -1
 
 
 @dataclass
-class Fed:
-    """How far a feed is."""
+class FeedProgress:
+    """The progress of a feed."""
 
     items: int = 0
     """Taken from the iterable."""
@@ -161,10 +161,10 @@ class Fed:
 
 def _feed(plan: ProductionPlan, url: str, pipe: Connection) -> None:
     """Its whole life."""
-    stop = _Stop()
+    stop = _StopSignal()
     threading.Thread(target=_watch_owner, args=(os.getppid(),), daemon=True).start()
-    tell = _Teller(pipe)
-    fed = Fed()
+    tell = _ProgressReporter(pipe)
+    fed = FeedProgress()
     try:
         with stop.at_any_time():
             source = open_source(plan.source)
@@ -172,7 +172,7 @@ def _feed(plan: ProductionPlan, url: str, pipe: Connection) -> None:
                 raise SourceError("--endless is for iterables: a source of samples by number has epochs (--epochs)")
         _Feeder(plan, source, url, stop, tell, fed).feed()
         fed.end = ""
-    except Stopped:
+    except FillStopped:
         fed.end = ""
     except PenstockError as error:
         fed.end = str(error)
@@ -182,7 +182,7 @@ def _feed(plan: ProductionPlan, url: str, pipe: Connection) -> None:
         tell.at(fed, is_due=True)
 
 
-class _Stop:
+class _StopSignal:
     """SIGTERM: at once while the user's code runs, else as soon as what is under way is done."""
 
     def __init__(self) -> None:
@@ -197,21 +197,21 @@ class _Stop:
         self.is_set = True
         if self._may_interrupt:
             self._may_interrupt = False
-            raise Stopped
+            raise FillStopped
 
     @contextmanager
     def at_any_time(self) -> Iterator[None]:
-        """The block may be left by Stopped at any point."""
+        """The block may be left by FillStopped at any point."""
         self._may_interrupt = True
         try:
             if self.is_set:
-                raise Stopped
+                raise FillStopped
             yield
         finally:
             self._may_interrupt = False
 
 
-class _Teller:
+class _ProgressReporter:
     """Words to the owner; of progress not more than it looks at."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -219,7 +219,7 @@ class _Teller:
         self._sending = threading.Lock()
         """Held for each message: the watchdog speaks from a thread of its own."""
 
-    def at(self, fed: Fed, *, is_due: bool = False) -> None:
+    def at(self, fed: FeedProgress, *, is_due: bool = False) -> None:
         if is_due or time.monotonic() - self._told >= TELL_S:
             self._told = time.monotonic()
             self._send("at", vars(fed))
@@ -240,11 +240,17 @@ class _Feeder:
     """One pass over the iterable into the endless feed."""
 
     def __init__(
-        self, plan: ProductionPlan, source: IterSource, url: str, stop: _Stop, tell: _Teller, fed: Fed
+        self,
+        plan: ProductionPlan,
+        source: IterSource,
+        url: str,
+        stop: _StopSignal,
+        tell: _ProgressReporter,
+        fed: FeedProgress,
     ) -> None:
         self._source, self._stop, self._tell, self._fed = source, stop, tell, fed
-        self._seed = Seed(plan.seed, 0)
-        self._watch = Watch(
+        self._seed = EpochSeed(plan.seed, 0)
+        self._watch = FailureLimit(
             lambda: stop.is_set, on_error=plan.on_error, max_bad=plan.max_bad, spec_is_declared=plan.spec is not None
         )  # fmt: skip
         self._bad_before: list[str] = []
@@ -263,7 +269,7 @@ class _Feeder:
             with self._writer:
                 try:
                     self._pass()
-                except Stopped:
+                except FillStopped:
                     pass
                 except BudgetFull:
                     if not self._stop.is_set:
@@ -329,7 +335,7 @@ class _Feeder:
         except BudgetFull:
             self._fed.lost = self._writer.uncommitted
             self._fed.nbytes = self._writer.bytes_fed
-            raise Stopped from None  # the writer ends its epoch with what is committed
+            raise FillStopped from None  # the writer ends its epoch with what is committed
         self._fed.nbytes = self._writer.bytes_fed
 
 

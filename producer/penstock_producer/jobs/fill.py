@@ -16,7 +16,7 @@ import numpy as np
 from penstock_common.errors import BadSpec, PenstockError, SampleError, SpecMismatch
 from penstock_common.format.spec import Spec
 from penstock_producer.jobs.task import OnError
-from penstock_producer.jobs.watchdog import HUNG, SAMPLE_LIMIT_S, Making, Suspicion
+from penstock_producer.jobs.watchdog import HUNG, SAMPLE_LIMIT_S, CrashRecord, CurrentSample
 from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source, draws
 from penstock_producer.sources.seeding import sample_rng, seed_globals
 from penstock_producer.sources.transform import BlockTransform
@@ -36,7 +36,7 @@ class TooManyBad(PenstockError, ValueError):
     """So many samples cannot be made that going on would only hide a mistake."""
 
 
-class Stopped(BaseException):
+class FillStopped(BaseException):
     """The worker was asked to stop. No Exception: user code that catches those must not swallow it."""
 
 
@@ -52,7 +52,7 @@ def bad_limit(max_bad: str, samples: int | None) -> int | None:
 
 
 @dataclass
-class Watch:
+class FailureLimit:
     """Counts what happens to samples, and decides when it is enough."""
 
     should_stop: Callable[[], bool]
@@ -63,18 +63,18 @@ class Watch:
     spec_is_declared: bool = False
     """A sample that does not fit a declared spec is a bad one; one that does not fit a spec that was taken from another
     sample shows that this was no spec, and ends the epoch."""
-    making: Making = field(default_factory=Making)
+    current: CurrentSample = field(default_factory=CurrentSample)
     """What this process's supervisor sees of it."""
-    suspects: Mapping[int, Suspicion] = field(default_factory=dict)
+    suspects: Mapping[int, CrashRecord] = field(default_factory=dict)
     """Place in the shard -> what the sample there did to workers that made it before."""
     sample_limit_s: float = SAMPLE_LIMIT_S
     good: int = 0
     bad: int = 0
 
     def before_sample(self) -> None:
-        """Raises Stopped if the worker has to go."""
+        """Raises FillStopped if the worker has to go."""
         if self.should_stop():
-            raise Stopped
+            raise FillStopped
 
     def make(self, place: int, key: str, make: Callable[[], T], settle: Callable[[], None]) -> T:
         """A sample (or a block of them that begins at this place), made in sight of the supervisor. Raises SampleError.
@@ -87,13 +87,13 @@ class Watch:
             settle()
             if suspicion.is_enough:
                 raise SampleError(f"{key}: {suspicion}")
-        self.making.begin(place, self.sample_limit_s)
+        self.current.begin(place, self.sample_limit_s)
         try:
             return make()
         except SystemExit as error:
             raise SampleError(f"{key}: called sys.exit({error.code!r})") from error
         finally:
-            self.making.end()
+            self.current.end()
 
     def saw_bad(self, error: SampleError, count: int = 1) -> str:
         """The reason to record; raises where bad samples are not wanted, or nothing else comes."""
@@ -122,8 +122,8 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Seed:
-    """Where the random generators of an epoch's samples come from."""
+class EpochSeed:
+    """The seed of an epoch, from which the random generator of each of its samples comes."""
 
     seed: int
     epoch: int
@@ -147,7 +147,7 @@ class Seed:
 
 
 def fill_samples(
-    source: Source, items: Iterable[int], writer: ShardWriter, shard: int, seed: Seed, watch: Watch
+    source: Source, items: Iterable[int], writer: ShardWriter, shard: int, seed: EpochSeed, watch: FailureLimit
 ) -> None:
     """One item is one sample; those below the writer's position are not read again."""
     done = writer.position
@@ -165,7 +165,7 @@ def fill_samples(
         put(writer, watch, key, made)
 
 
-def put(writer: ShardWriter, watch: Watch, key: str, made: Sample | SampleError) -> None:
+def put(writer: ShardWriter, watch: FailureLimit, key: str, made: Sample | SampleError) -> None:
     """Writes the next sample, or why there is none."""
     if isinstance(made, SampleError):
         writer.quarantine(watch.saw_bad(made))
@@ -179,7 +179,7 @@ def put(writer: ShardWriter, watch: Watch, key: str, made: Sample | SampleError)
 
 
 def fill_batches(
-    source: BatchSource, items: Iterable[int], writer: ShardWriter, shard: int, seed: Seed, watch: Watch
+    source: BatchSource, items: Iterable[int], writer: ShardWriter, shard: int, seed: EpochSeed, watch: FailureLimit
 ) -> None:
     """One item is a known number of samples; one that was half committed is read again and its rest written."""
     start = 0
@@ -200,7 +200,7 @@ def fill_batches(
 
 
 def _write_rows(
-    writer: ShardWriter, read: Callable[[], Mapping[str, Any]], *, skip: int, count: int, key: str, watch: Watch
+    writer: ShardWriter, read: Callable[[], Mapping[str, Any]], *, skip: int, count: int, key: str, watch: FailureLimit
 ) -> None:
     try:
         rows = read()
@@ -224,7 +224,11 @@ class ItemFiller:
     """
 
     def __init__(
-        self, source: IterSource, open_shard: Callable[[int, Mapping[str, Any]], ShardWriter], limit: int, watch: Watch
+        self,
+        source: IterSource,
+        open_shard: Callable[[int, Mapping[str, Any]], ShardWriter],
+        limit: int,
+        watch: FailureLimit,
     ) -> None:
         self._source, self._open, self._limit, self._watch = source, open_shard, limit, watch
         self._writer: ShardWriter | None = None
@@ -233,7 +237,7 @@ class ItemFiller:
         self.sizes: list[int] = []
         """Of the shards that are complete."""
 
-    def fill(self, seed: Seed, skip: int) -> None:
+    def fill(self, seed: EpochSeed, skip: int) -> None:
         """One pass; ``skip`` samples are committed and left out."""
         for position, item in enumerate(self._source):
             if skip and not self._source.batched:
@@ -342,8 +346,8 @@ class BlockFiller:
     """Indices of the shard's samples, in order: an array, or a list."""
     writer: ShardWriter
     shard: int
-    seed: Seed
-    watch: Watch
+    seed: EpochSeed
+    watch: FailureLimit
     transform: BlockTransform
     count: int
 

@@ -17,8 +17,8 @@ from typing import Literal
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.server.error_translation import redacted
 from penstock_common.waiting import OUTAGE_S
-from penstock_producer.jobs.allowlist import Orders
-from penstock_producer.jobs.watchdog import Death, Oversight, memory_part
+from penstock_producer.jobs.allowlist import PlannedTasks
+from penstock_producer.jobs.watchdog import WorkerDeath, WorkerWatchdog, memory_part
 from penstock_producer.jobs.worker import ENDING, EXIT_AWAY, EXIT_LOST, WorkerOptions, work
 
 TOO_SOON_S = 3.0
@@ -52,11 +52,11 @@ class FleetFailed(PenstockError, RuntimeError):
 
 
 @dataclass
-class _Member:
+class _FleetWorker:
     process: BaseProcess
     options: WorkerOptions
     began: float
-    oversight: Oversight
+    watchdog: WorkerWatchdog
 
 
 class Fleet:
@@ -73,19 +73,20 @@ class Fleet:
         count: int,
         *,
         restart: Start = "fork",
-        on_death: Callable[[Death], None] = lambda death: None,
+        on_death: Callable[[WorkerDeath], None] = lambda death: None,
         most: int = 0,
-        orders: Orders | None = None,
+        planned_tasks: PlannedTasks | None = None,
     ) -> None:
         """``most`` is what `resize` may ask for: so many share the machine's memory.
 
-        With ``orders`` the workers do what their own production gives them; without, what ``options.trust`` allows.
+        With ``planned_tasks`` the workers do what their own production gives them. Without, they do what
+        ``options.allowlist`` allows.
         """
-        self._orders = orders
+        self._planned_tasks = planned_tasks
         self._options, self._on_death = options, on_death
         self._restart: Start = restart
-        self._members: list[_Member] = []
-        self._leaving: list[tuple[_Member, float]] = []
+        self._members: list[_FleetWorker] = []
+        self._leaving: list[tuple[_FleetWorker, float]] = []
         """Told to end, and when they are killed if they do not."""
         self._false_starts = 0
         self._memory_bytes = options.memory_bytes or memory_part(max(count, most))
@@ -125,7 +126,7 @@ class Fleet:
                 continue
             self._leaving.remove((member, deadline))
             if member.process.exitcode:
-                self._on_death(Death(member.options.name, STOPPED, is_to_blame=False))
+                self._on_death(WorkerDeath(member.options.name, STOPPED, is_to_blame=False))
 
     def poll(self) -> None:
         """Replaces the dead. Call it now and then; raises FleetFailed when new ones do not live.
@@ -135,17 +136,17 @@ class Fleet:
         self._see_off()
         for member in self._members:
             if member.process.is_alive():
-                member.oversight.look_after(member.process)
+                member.watchdog.look_after(member.process)
         for member in [m for m in self._members if not m.process.is_alive()]:
             self._members.remove(member)
             code = member.process.exitcode or 0
-            death = member.oversight.death(member.options.name, member.process.pid, code)
+            death = member.watchdog.death(member.options.name, member.process.pid, code)
             if death is None:
                 continue
             if code == EXIT_AWAY:
                 raise advise(ServerUnavailable(f"workers waited {OUTAGE_S:.0f} s in vain for {self._servers()}"))
             if code == EXIT_LOST:
-                death = Death(member.options.name, LOST_SERVER, is_to_blame=False)
+                death = WorkerDeath(member.options.name, LOST_SERVER, is_to_blame=False)
             soon = time.monotonic() - member.began < TOO_SOON_S and death.place is None
             self._false_starts = self._false_starts + 1 if soon and code > 0 and code != EXIT_LOST else 0
             if self._false_starts < FALSE_STARTS:
@@ -171,7 +172,7 @@ class Fleet:
                 member.process.join()
             if member.process.exitcode and is_heard:
                 try:
-                    self._on_death(Death(member.options.name, STOPPED, is_to_blame=False))
+                    self._on_death(WorkerDeath(member.options.name, STOPPED, is_to_blame=False))
                 except ServerUnavailable:
                     is_heard = False  # its missing heartbeat will tell, and those of the others
         self._members.clear()
@@ -179,9 +180,9 @@ class Fleet:
     def _add(self, start: Start) -> None:
         options = self._options.named()
         context = get_context("fork") if start == "fork" else get_context("spawn")
-        oversight = Oversight(self._memory_bytes)
-        orders = None if self._orders is None else self._orders.cells
-        process = context.Process(target=work, args=(options, oversight.making.cells, orders), daemon=True)
+        watchdog = WorkerWatchdog(self._memory_bytes)
+        planned_tasks = None if self._planned_tasks is None else self._planned_tasks.cells
+        process = context.Process(target=work, args=(options, watchdog.current.cells, planned_tasks), daemon=True)
         if start == "spawn":
             resource_tracker.ensure_running()  # started below, it would unblock what we block
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it is ready
@@ -192,4 +193,4 @@ class Fleet:
                 process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        self._members.append(_Member(process, options, time.monotonic(), oversight))
+        self._members.append(_FleetWorker(process, options, time.monotonic(), watchdog))

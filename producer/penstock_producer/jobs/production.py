@@ -35,10 +35,10 @@ from penstock_common.stream.streams import (
     set_plan,
 )
 from penstock_common.waiting import Notify, Outage, to_stderr
-from penstock_producer.jobs.allowlist import Orders
-from penstock_producer.jobs.dispatch import Dispatcher, Reports, hurry
+from penstock_producer.jobs.allowlist import PlannedTasks
+from penstock_producer.jobs.dispatch import Dispatcher, JobReports, hurry
 from penstock_producer.jobs.endless import EndlessProduction
-from penstock_producer.jobs.fill import HOPELESS, Seed, bad_limit
+from penstock_producer.jobs.fill import HOPELESS, EpochSeed, bad_limit
 from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet, advise
 from penstock_producer.jobs.plan import (
     EpochFailed,
@@ -49,11 +49,18 @@ from penstock_producer.jobs.plan import (
     find_epochs,
     plan_fingerprint,
 )
-from penstock_producer.jobs.progress import EpochProgress, Lookout, Progress, Summary, bad_reasons, look
+from penstock_producer.jobs.progress import (
+    EpochProgress,
+    ProductionProgress,
+    ProductionSummary,
+    ProgressDetails,
+    bad_reasons,
+    look,
+)
 from penstock_producer.jobs.spec_inference import taste
 from penstock_producer.jobs.task import ShardTask
 from penstock_producer.jobs.task_runner import first_good
-from penstock_producer.jobs.watchdog import Death
+from penstock_producer.jobs.watchdog import WorkerDeath
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.image_files import passed_over
 from penstock_producer.sources.open import open_source, pin
@@ -84,10 +91,10 @@ class Production:
         *,
         workers: int,
         notify: Notify = to_stderr,
-        orders: Orders | None = None,
+        planned_tasks: PlannedTasks | None = None,
     ) -> None:
-        """With ``orders`` workers of the caller are told what this production wants; its own always are."""
-        self._orders = orders or Orders()
+        """With ``planned_tasks`` workers of the caller are told what this production wants; its own always are."""
+        self._planned_tasks = planned_tasks or PlannedTasks()
         self._plan, self._notify, self._began = plan, notify, time.monotonic()
         self._live: dict[int, list[ShardTask]] = {}
         self._opening: list[ShardTask] = []
@@ -97,13 +104,13 @@ class Production:
         self._finished: list[EpochProgress] = []
         self._job_ids: set[str] = set()
         """Of jobs that the queue's server still knows."""
-        self._noted = Reports()
+        self._noted = JobReports()
         """What those noted that it knows no more."""
         self._seen: dict[int, EpochProgress] = {}
         """The last look at each epoch in work."""
         self._held_back, self._gated = "", float("-inf")
         """Why the next epoch is not begun yet, while it follows trainers; and when that was asked."""
-        has_own_workers = workers > 0 or orders is not None
+        has_own_workers = workers > 0 or planned_tasks is not None
         key = options.key if has_own_workers else None  # of workers elsewhere nobody knows one
         self._dispatcher = Dispatcher(options.queue_url, options.queue, notify, key)
         # Forked while this process has neither threads nor frameworks: starts in milliseconds. Replacements come later
@@ -113,7 +120,7 @@ class Production:
             workers,
             restart="fork" if plan.source.kind == "local" else "spawn",
             on_death=self._on_death,
-            orders=self._orders,
+            planned_tasks=self._planned_tasks,
         )
         try:
             self._prepare(plan, options, workers)
@@ -145,7 +152,7 @@ class Production:
             )
         self._shard_samples = self._choose_shard_samples(earlier, workers)
         self._cared = time.monotonic()
-        self._lookout = Lookout(self._dispatcher, self._client, plan, options.queue)
+        self._lookout = ProgressDetails(self._dispatcher, self._client, plan, options.queue)
         self._require_spec()
 
     @property
@@ -156,7 +163,7 @@ class Production:
 
     # --- going through it ---
 
-    def run(self) -> Iterator[Progress]:
+    def run(self) -> Iterator[ProductionProgress]:
         """Progress several times a second, until all epochs are produced. Raises EpochFailed, having abandoned it.
 
         A server that goes away is waited for. ServerUnavailable is raised if it does not come back in time; another
@@ -199,11 +206,11 @@ class Production:
         if final != read_counters(self._client, self._writer.stream)[1]:
             set_plan(self._client, self._writer.stream, final)
 
-    def summary(self) -> Summary:
+    def summary(self) -> ProductionSummary:
         """After `run`: what was made."""
         self._forget_jobs()
         reports = self._dispatcher.reports(self._job_ids)
-        return Summary(
+        return ProductionSummary(
             stream=self._plan.stream,
             epochs=self.epochs,
             samples=sum(epoch.done for epoch in self._finished),
@@ -273,13 +280,13 @@ class Production:
         source, epoch = self._source, self.epochs[0]
         if self._writer.stream.spec is None and source.unit != "item":
             items = self._order(source, epoch).first(HOPELESS)
-            seed = Seed(self._plan.seed, epoch)
+            seed = EpochSeed(self._plan.seed, epoch)
             if source.unit == "batch":  # a framework's, which may not survive a fork
                 self._writer.require_spec(first_good(source, items, replace(seed, sets_globals=False), 0))
             else:
                 self._writer.require_spec(taste(self._tasted, items, seed, self._plan.sample_limit_s, self._notify))
 
-    def _on_death(self, death: Death) -> None:
+    def _on_death(self, death: WorkerDeath) -> None:
         if death.reason not in (STOPPED, LOST_SERVER):
             self._notify(f"{death.reason}; another takes its place and goes on with its shard")
         self._dispatcher.return_jobs(death)
@@ -314,7 +321,7 @@ class Production:
             manifest = opened.manifest
             self._opened[epoch] = manifest.id
             tasks = [self._task(manifest, shard) for shard in range(1 if sizes is None else len(sizes))]
-            self._orders.give(tasks[0])
+            self._planned_tasks.give(tasks[0])
             known, self._opening = self._dispatcher.known(), tasks
             self._dispatcher.enqueue(t for t in tasks if t.shard not in manifest.done and t.job_id not in known)
             self._live[epoch], self._opening = tasks, []
@@ -346,7 +353,7 @@ class Production:
 
     # --- watching ---
 
-    def _look(self) -> Progress:
+    def _look(self) -> ProductionProgress:
         current: list[EpochProgress] = []
         for epoch in list(self._live):
             manifest = self._find(epoch)
@@ -365,7 +372,7 @@ class Production:
                 self._finished.append(seen)
                 del self._live[epoch], self._seen[epoch]
         finished = [epoch for epoch in self._finished if epoch not in current]
-        progress = Progress(
+        progress = ProductionProgress(
             epochs=tuple(sorted([*finished, *current], key=lambda seen: seen.epoch)),
             samples=self._planned(),
             pids=tuple(self._fleet.pids),
@@ -388,15 +395,15 @@ class Production:
         """Removes what the jobs of produced epochs left on the queue's server."""
         gone, noted = self._dispatcher.forget(self._job_ids - set(self._live_jobs()))
         self._job_ids -= gone
-        self._noted = Reports(self._noted.nbytes + noted.nbytes, self._noted.workers | noted.workers)
+        self._noted = JobReports(self._noted.nbytes + noted.nbytes, self._noted.workers | noted.workers)
 
     def _planned(self) -> int | None:
         per_epoch = self.samples_per_epoch
         return None if per_epoch is None else per_epoch * len(self.epochs)
 
-    def _check_failures(self, progress: Progress) -> None:
+    def _check_failures(self, progress: ProductionProgress) -> None:
         planned = [task for tasks in self._live.values() for task in tasks]
-        if self._orders.has_met_others():
+        if self._planned_tasks.has_met_others():
             self._dispatcher.weed(planned)
         self._dispatcher.requeue_untold(planned)
         # of what is complete another run may fail as it likes: its worker died before it could say that it was done
@@ -462,7 +469,7 @@ def count_unread(client: Client, stream: Stream) -> int:
     return fewest_unread(epochs, groups, roster.closed)
 
 
-class Productions:
+class SplitProduction:
     """Use it in a ``with`` block, and go through `run` to the end. Where nothing is split it is one, named ''."""
 
     def __init__(
@@ -496,7 +503,7 @@ class Productions:
         known = [samples for samples in each if samples is not None]
         return sum(known) if len(known) == len(each) else None
 
-    def run(self) -> Iterator[tuple[str, Progress]]:
+    def run(self) -> Iterator[tuple[str, ProductionProgress]]:
         """Each part's progress in turn, until all are produced. If one fails, the others are abandoned too."""
         running = {part: production.run() for part, production in self.parts.items()}
         while running:
@@ -518,7 +525,7 @@ class Productions:
                 with suppress(PenstockError):
                     production.abandon()
 
-    def summaries(self) -> list[Summary]:
+    def summaries(self) -> list[ProductionSummary]:
         """After `run`: what was made, part by part."""
         return [production.summary() for production in self.parts.values()]
 

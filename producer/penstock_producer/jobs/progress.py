@@ -47,7 +47,7 @@ class EpochProgress:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProductionProgress:
     """The whole production at one moment."""
 
     epochs: tuple[EpochProgress, ...]
@@ -77,8 +77,8 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What a finished production made."""
+class ProductionSummary:
+    """The result of a finished production."""
 
     stream: str
     epochs: tuple[int, ...]
@@ -126,7 +126,7 @@ ASKED = 256
 SHOWN_BAD = 5
 
 
-class Lookout:
+class ProgressDetails:
     """One production's."""
 
     def __init__(self, dispatcher: Dispatcher, client: Client, plan: ProductionPlan, queue: str) -> None:
@@ -137,7 +137,9 @@ class Lookout:
         self._bad_seen = 0
         self._bad_told: set[str] = set()
 
-    def explained(self, progress: Progress, stream: Stream, unfinished: Iterable[str], held_back: str) -> Progress:
+    def explained(
+        self, progress: ProductionProgress, stream: Stream, unfinished: Iterable[str], held_back: str
+    ) -> ProductionProgress:
         """The same with what the eye cannot see. ``unfinished``: ids of jobs; ``held_back`` says why there are none."""
         now = time.monotonic()
         if progress.done != self._moved_done:
@@ -154,7 +156,7 @@ class Lookout:
             progress, waits=waits, new_bad=self._new_bad(progress, stream), workers=self._workers, waiting=self._waiting
         )
 
-    def _new_bad(self, progress: Progress, stream: Stream) -> tuple[str, ...]:
+    def _new_bad(self, progress: ProductionProgress, stream: Stream) -> tuple[str, ...]:
         if progress.bad == self._bad_seen or len(self._bad_told) >= SHOWN_BAD:
             return ()
         self._bad_seen = progress.bad

@@ -24,10 +24,10 @@ from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable, SourceError
 from penstock_common.stream.commands import Refused
 from penstock_common.waiting import Notify
-from penstock_producer.jobs.fill import Stopped
-from penstock_producer.jobs.task import LIMITS, ShardTask, Unreadable, checked, readable_meta, shown
-from penstock_producer.jobs.task_runner import Made, SourceChanged, Workbench
-from penstock_producer.jobs.watchdog import Death, Suspicion, sign, suspect
+from penstock_producer.jobs.fill import FillStopped
+from penstock_producer.jobs.task import LIMITS, ShardTask, UnreadableField, checked, readable_meta, shown
+from penstock_producer.jobs.task_runner import SourceChanged, TaskResult, TaskRunner
+from penstock_producer.jobs.watchdog import CrashRecord, WorkerDeath, sign, suspect
 
 FUNCTION = "penstock_producer.working.jobs.produce_shard"
 """The name that every job carries in the queue. It is no import path: `ShardJob.func` gives the function for it.
@@ -68,17 +68,17 @@ T = TypeVar("T")
 Check: TypeAlias = Callable[[ShardTask], bool | None]
 """Raises for a task that may not be done; returns False for one that others may do."""
 
-_bench: tuple[Workbench, Check, bytes] | None = None
+_runner: tuple[TaskRunner, Check, bytes] | None = None
 
 
 _met: list[str] = []
 """Jobs of others that were given back since one of ours was done, or since this process rested."""
 
 
-def set_workbench(bench: Workbench, check: Check, key: bytes) -> None:
+def set_task_runner(runner: TaskRunner, check: Check, key: bytes) -> None:
     """Say with what this process does its jobs, which, and with what key its supervisor signs notes."""
-    global _bench  # noqa: PLW0603 - rq calls a function by name: it has no other way to reach the process's state
-    _bench = bench, check, key
+    global _runner  # noqa: PLW0603 - rq calls a function by name: it has no other way to reach the process's state
+    _runner = runner, check, key
 
 
 def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
@@ -88,8 +88,8 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
     untouched. So does one that finds no room for a lease, and the shards that have room before it go to the front: a
     single worker must not wait in one shard for another that only it could make.
     """
-    assert _bench is not None, "produce_shard runs in a penstock worker only"
-    bench, check, key = _bench
+    assert _runner is not None, "produce_shard runs in a penstock worker only"
+    runner, check, key = _runner
     task = ShardTask.parse(arguments)
     job = get_current_job()
     assert job is not None
@@ -97,16 +97,16 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
         _met.append(str(job.id))
         return Retry(max=ENDLESS)
     _met.clear()
-    made = Made()
-    note = _Note(job)
-    bench.suspects = Suspicion.of(job.meta, str(job.id), key)
+    made = TaskResult()
+    note = _JobNote(job)
+    runner.suspects = CrashRecord.of(job.meta, str(job.id), key)
     try:
-        bench.produce(task, made, note.waits, lambda: note.keep(made), _Yielding(job, bench, task), note.is_at)
+        runner.produce(task, made, note.waits, lambda: note.keep(made), _YieldCheck(job, runner, task), note.is_at)
     except BudgetFull as error:
-        if bench.is_stopping:
-            raise Stopped from None  # back to the front: it did not give up its turn
+        if runner.is_stopping:
+            raise FillStopped from None  # back to the front: it did not give up its turn
         note.waits(str(error))
-        bring_forward(_queue_of(job), bench.earlier_jobs(task))
+        bring_forward(_queue_of(job), runner.earlier_jobs(task))
         return Retry(max=ENDLESS)
     return {"good": made.good, "bad": made.bad}
 
@@ -122,11 +122,11 @@ def should_rest() -> bool:
     return True
 
 
-class _Yielding:
+class _YieldCheck:
     """Asked while a job waits for room: whether an earlier shard lies in the queue, which nobody then works at."""
 
-    def __init__(self, job: Job, bench: Workbench, task: ShardTask) -> None:
-        self._job, self._bench, self._task = job, bench, task
+    def __init__(self, job: Job, runner: TaskRunner, task: ShardTask) -> None:
+        self._job, self._runner, self._task = job, runner, task
         self._looked_s = time.monotonic()
 
     def __call__(self) -> bool:
@@ -134,7 +134,7 @@ class _Yielding:
         if now - self._looked_s < PASS_ON_S:
             return False
         self._looked_s = now
-        return not set(self._bench.earlier_jobs(self._task)).isdisjoint(_queue_of(self._job).get_job_ids())
+        return not set(self._runner.earlier_jobs(self._task)).isdisjoint(_queue_of(self._job).get_job_ids())
 
 
 def bring_forward(queue: Queue, job_ids: Sequence[str]) -> None:
@@ -156,10 +156,10 @@ def _queue_of(job: Job) -> ShardQueue:
     return open_queue(job.connection, job.origin)
 
 
-class _Note:
-    """What the dispatcher wants to know of a job, in the job's meta: who did it, how many bytes, what it waits for.
+class _JobNote:
+    """A writer of a job's meta, which the dispatcher reads: who did the job, how many bytes, and what it waits for.
 
-    And how far its shard was when a run last showed that it gets on.
+    It also notes how far the shard was when a run last showed that it gets on.
     """
 
     def __init__(self, job: Job) -> None:
@@ -187,7 +187,7 @@ class _Note:
         self._job.retries_left = RETRIES
         _save_meta(self._job)
 
-    def keep(self, made: Made) -> None:
+    def keep(self, made: TaskResult) -> None:
         self._job.meta["bytes"] = made.nbytes
         self._job.meta.pop("waits", None)
         _save_meta(self._job)
@@ -220,7 +220,7 @@ class ShardJob(Job):
             raise NoSuchJobError(f"no job {self.id}")
         try:
             super().restore(checked(raw_data, FUNCTION))
-        except Unreadable as error:
+        except UnreadableField as error:
             _refuse(str(self.id), str(error))
             raise NoSuchJobError(f"refused: {error}") from None
         self.timeout, self.result_ttl, self.failure_ttl = -1, RESULT_TTL_S, FAILURE_TTL_S
@@ -261,7 +261,7 @@ class ShardJob(Job):
             f"{self.meta.get('at', 0)} of this shard: see what kills them (memory? a crash in the transform?)"
         )
 
-    def lose_worker(self, death: Death) -> None:
+    def lose_worker(self, death: WorkerDeath) -> None:
         """Its worker died: costs it no retry, but too many deaths in a row cost it all."""
         if death.is_to_blame:
             self.meta["deaths"] = int(self.meta.get("deaths", 0)) + 1
@@ -272,7 +272,7 @@ class ShardJob(Job):
     def judge(self, error: BaseException) -> None:
         """Notes why a run failed, and whether another run may help; rq then does what ``retries_left`` says."""
         left = self.retries_left or 0
-        if isinstance(error, Stopped):
+        if isinstance(error, FillStopped):
             self.retries_left = left + 1  # not its fault
         elif not isinstance(error, MENDED_BY_RETRY) or isinstance(error, SourceChanged):
             self.retries_left = 0
@@ -281,10 +281,10 @@ class ShardJob(Job):
         text = " ".join(str(error).split()) or type(error).__name__
         self.tell(
             text if isinstance(error, PenstockError) else f"{type(error).__name__}: {text}",
-            _bench[2] if _bench else b"",
+            _runner[2] if _runner else b"",
         )
         _save_meta(self)
-        if self.retries_left and not isinstance(error, Stopped):
+        if self.retries_left and not isinstance(error, FillStopped):
             time.sleep(PAUSES_S[max(0, min(len(PAUSES_S) - 1, RETRIES - left))])
 
     def count_failure(self) -> None:

@@ -21,7 +21,7 @@ from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, load_
 from penstock_common.stream.mending.repairs import Patch, balance_bytes, commit_patch, find_patch, holder_of
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.jobs.fill import Seed
+from penstock_producer.jobs.fill import EpochSeed
 from penstock_producer.jobs.plan import EpochOrder, plan_fingerprint
 from penstock_producer.sources.protocol import AnySource, BatchSource, Sample, Source
 from penstock_producer.writing.shard import MAX_BLOCK_SAMPLES
@@ -35,8 +35,8 @@ class NotRepairable(PenstockError, ValueError):
 
 
 @dataclass
-class Repaired:
-    """What one repair of an epoch did."""
+class RepairResult:
+    """The result of one repair of an epoch."""
 
     epoch: int
     made: int = 0
@@ -51,7 +51,7 @@ class Repaired:
 
 def repair_epoch(
     client: Client, stream: Stream, epoch: int, source: AnySource, *, notify: Notify = to_stderr
-) -> Repaired:
+) -> RepairResult:
     """Puts back what the audit of a complete epoch finds missing, and nothing else; may be repeated at any time.
 
     ``source`` must be the one the epoch was made of. Raises NotRepairable where it is not, or cannot make an item by
@@ -60,7 +60,7 @@ def repair_epoch(
     manifest = load_manifest(client, stream, epoch)
     if manifest.state == ABANDONED:
         raise NotRepairable(f"epoch {epoch} of {stream.name!r} was abandoned: nothing of it is owed to anyone")
-    done = Repaired(epoch)
+    done = RepairResult(epoch)
     missing = _missing(client, stream, epoch)
     if any(not lost.found for lost in missing):
         order = _order(stream, manifest, source)
@@ -68,7 +68,7 @@ def repair_epoch(
         if lost.found:
             _put_found(client, stream, manifest, lost, done)
         elif not _is_held(client, stream, epoch, lost, done):
-            _make(client, stream, manifest, lost, _Maker(source, order, manifest), done)
+            _make(client, stream, manifest, lost, _SampleMaker(source, order, manifest), done)
     if missing and manifest.state == PRODUCED:
         for partition, survey in zip(stream.partitions, survey_epoch(client, stream, manifest), strict=True):
             balance_bytes(client, partition, survey, epoch)
@@ -109,7 +109,7 @@ def _order(stream: Stream, manifest: Manifest, source: AnySource) -> EpochOrder:
     return order
 
 
-def _put_found(client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, done: Repaired) -> None:
+def _put_found(client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, done: RepairResult) -> None:
     """An entry whose record is gone gets a record again: groups were given it as it is."""
     patch = find_patch(client, stream, manifest.epoch, lost)
     if patch is None:
@@ -121,7 +121,7 @@ def _put_found(client: Client, stream: Stream, manifest: Manifest, lost: Missing
         done.found += patch.count
 
 
-def _is_held(client: Client, stream: Stream, epoch: int, lost: MissingRange, done: Repaired) -> bool:
+def _is_held(client: Client, stream: Stream, epoch: int, lost: MissingRange, done: RepairResult) -> bool:
     """Whether a living member still has the samples in hand: made again now, they would be handed out twice."""
     if not lost.entry:
         return False
@@ -136,7 +136,7 @@ def _is_held(client: Client, stream: Stream, epoch: int, lost: MissingRange, don
 
 
 def _make(
-    client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, maker: _Maker, done: Repaired
+    client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, maker: _SampleMaker, done: RepairResult
 ) -> None:
     """Makes one range again: in one block where it takes the place of an entry, else in blocks as writers cut them."""
     groups = list(load_roster(client, stream.partition_of(lost.shard)).groups)
@@ -151,7 +151,7 @@ def _make(
             done.bad += len(bad)
 
 
-def _blocks(stream: Stream, lost: MissingRange, maker: _Maker) -> Iterator[tuple[Block, dict[int, str]]]:
+def _blocks(stream: Stream, lost: MissingRange, maker: _SampleMaker) -> Iterator[tuple[Block, dict[int, str]]]:
     """The range as blocks, each with the reasons of holes that are new."""
     assert stream.spec is not None
     is_one = bool(lost.entry)
@@ -179,7 +179,7 @@ def _blocks(stream: Stream, lost: MissingRange, maker: _Maker) -> Iterator[tuple
 
 
 @dataclass(frozen=True)
-class _Maker:
+class _SampleMaker:
     """Makes the samples of some offsets of a shard, as the jobs did."""
 
     source: AnySource
@@ -191,13 +191,13 @@ class _Maker:
     ) -> Iterator[tuple[int, Sample | SampleError | None]]:
         """(offset, sample or why there is none) of each offset in [first, end); None for what is known to be bad."""
         assert self.source.unit != "item"
-        seed, known = Seed(self.manifest.seed, self.manifest.epoch), set(holes)
+        seed, known = EpochSeed(self.manifest.seed, self.manifest.epoch), set(holes)
         made = self._batches if self.source.unit == "batch" else self._singles
         for offset, sample in made(self.source, shard, first, end, seed, known):  # type: ignore[arg-type]
             yield offset, None if offset in known else sample
 
     def _singles(
-        self, source: Source, shard: int, first: int, end: int, seed: Seed, known: set[int]
+        self, source: Source, shard: int, first: int, end: int, seed: EpochSeed, known: set[int]
     ) -> Iterator[tuple[int, Sample | SampleError]]:
         items = self.order.items(shard)
         for offset in range(first, end):
@@ -210,7 +210,7 @@ class _Maker:
                 yield offset, error
 
     def _batches(
-        self, source: BatchSource, shard: int, first: int, end: int, seed: Seed, known: set[int]
+        self, source: BatchSource, shard: int, first: int, end: int, seed: EpochSeed, known: set[int]
     ) -> Iterator[tuple[int, Sample | SampleError]]:
         start = 0
         for item in map(int, self.order.items(shard)):

@@ -16,8 +16,8 @@ from typing import Any
 from penstock_common.errors import BadSpec, PenstockError, SampleError, SourceError
 from penstock_common.format.spec import Spec
 from penstock_common.waiting import FIRST_WORD_S, Notify
-from penstock_producer.jobs.fill import HOPELESS, Seed, TooManyBad
-from penstock_producer.jobs.watchdog import Making, Oversight
+from penstock_producer.jobs.fill import HOPELESS, EpochSeed, TooManyBad
+from penstock_producer.jobs.watchdog import CurrentSample, WorkerWatchdog
 from penstock_producer.sources.protocol import Source
 
 DEATHS = 5
@@ -25,7 +25,7 @@ DEATHS = 5
 _LOOK_S = 0.1
 
 
-def taste(source: Source, items: Any, seed: Seed, limit_s: float, notify: Notify) -> Spec:
+def taste(source: Source, items: Any, seed: EpochSeed, limit_s: float, notify: Notify) -> Spec:
     """The spec of the first of the items of shard 0 that can be made. Raises TooManyBad, and what is no sample's fault.
 
     The process is forked, so that an open source need not be opened again.
@@ -33,18 +33,18 @@ def taste(source: Source, items: Any, seed: Seed, limit_s: float, notify: Notify
     start = 0
     last = "there are none"
     for _ in range(DEATHS):
-        oversight = Oversight(None)
+        watchdog = WorkerWatchdog(None)
         ours, theirs = get_context("fork").Pipe(duplex=False)
-        args = (theirs, source, items, start, seed, limit_s, oversight.making)
+        args = (theirs, source, items, start, seed, limit_s, watchdog.current)
         process = get_context("fork").Process(target=_make_first, args=args, daemon=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: none of their locks is used
             process.start()
         theirs.close()
-        found = _await(process, ours, oversight, lambda place: source.key(int(items[place])), notify)
-        sight = oversight.making.look()
+        found = _await(process, ours, watchdog, lambda place: source.key(int(items[place])), notify)
+        sight = watchdog.current.look()
         process.join()
-        death = oversight.death("", process.pid, process.exitcode or 0)
+        death = watchdog.death("", process.pid, process.exitcode or 0)
         if found is not None:
             return _read(found)
         if death is None or sight.place is None:
@@ -56,13 +56,13 @@ def taste(source: Source, items: Any, seed: Seed, limit_s: float, notify: Notify
     raise TooManyBad(f"none of the first {start} samples can be made; the last: {last}")
 
 
-def _await(process: BaseProcess, pipe: Connection, oversight: Oversight, key: Any, notify: Notify) -> str | None:
+def _await(process: BaseProcess, pipe: Connection, watchdog: WorkerWatchdog, key: Any, notify: Notify) -> str | None:
     """What the process found, or None if it died."""
     is_told = False
     with pipe:
         while not pipe.poll(_LOOK_S):
-            oversight.look_after(process)
-            sight = oversight.making.look()
+            watchdog.look_after(process)
+            sight = watchdog.current.look()
             if not is_told and sight.place is not None and time.monotonic() - sight.since > FIRST_WORD_S:
                 is_told = True
                 notify(f"the first sample, {key(sight.place)}, is being made since {FIRST_WORD_S:g} s")
@@ -86,13 +86,13 @@ _KINDS: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (Sourc
 
 
 def _make_first(
-    pipe: Connection, source: Source, items: Any, start: int, seed: Seed, limit_s: float, making: Making
+    pipe: Connection, source: Source, items: Any, start: int, seed: EpochSeed, limit_s: float, current: CurrentSample
 ) -> None:
     """In the other process: says what it found, as JSON."""
     last = ""
     try:
         for place in range(start, min(len(items), HOPELESS)):
-            making.begin(place, limit_s)
+            current.begin(place, limit_s)
             try:
                 spec = Spec.infer(source.read(int(items[place]), seed.of(0, place)))
             except SampleError as error:
@@ -101,7 +101,7 @@ def _make_first(
             except SystemExit as error:
                 last = f"{source.key(int(items[place]))}: called sys.exit({error.code!r})"
                 continue
-            making.end()
+            current.end()
             pipe.send_bytes(json.dumps({"spec": spec.as_json()}).encode())
             return
         said = f"none of the first {min(len(items), HOPELESS)} samples can be made; the last: {last}"
@@ -111,4 +111,4 @@ def _make_first(
         text = str(error) if isinstance(error, PenstockError) else f"{kind}: {error}"
         pipe.send_bytes(json.dumps({"error": text, "kind": kind}).encode())
     finally:
-        making.end()
+        current.end()

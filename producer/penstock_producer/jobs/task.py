@@ -103,7 +103,7 @@ LIMITS: Final[Mapping[str, int]] = {
 dependencies, groups) is not read at all."""
 
 
-class Unreadable(ValueError):
+class UnreadableField(ValueError):
     """A field of a job holds what neither Penstock nor rq wrote there."""
 
 
@@ -111,7 +111,7 @@ def inflated(raw: bytes | None, limit: int = DATA_BYTES) -> bytes:
     """Return the bytes behind rq's compression; rq also takes them uncompressed.
 
     Raises:
-        Unreadable: More than ``limit`` bytes would come out. No more than that are ever made.
+        UnreadableField: More than ``limit`` bytes would come out. No more than that are ever made.
     """
     if raw is not None and len(raw) <= limit:
         try:
@@ -120,7 +120,7 @@ def inflated(raw: bytes | None, limit: int = DATA_BYTES) -> bytes:
             found = raw
         if len(found) <= limit:
             return found
-    raise Unreadable(f"its data is larger than {limit >> 20} MiB")
+    raise UnreadableField(f"its data is larger than {limit >> 20} MiB")
 
 
 def checked(raw: Mapping[str, bytes | None], function: str) -> dict[bytes, bytes]:
@@ -131,10 +131,10 @@ def checked(raw: Mapping[str, bytes | None], function: str) -> dict[bytes, bytes
         function: The only function that a job may name.
 
     Raises:
-        Unreadable: A field is none that a job of ours has; the text says which and why.
+        UnreadableField: A field is none that a job of ours has; the text says which and why.
     """
     if "data" not in raw:
-        raise Unreadable("it has no data")
+        raise UnreadableField("it has no data")
     kept = {"data": json.dumps(_call(inflated(raw["data"]), function)).encode()}
     for names, read in ((_TIMES, _time), (_NUMBERS, _number), (_TEXTS, _text), (("status",), _status)):
         for name in names:
@@ -173,24 +173,24 @@ def _call(data: bytes, function: str) -> list[Any]:
     try:
         call = json.loads(data)
     except (ValueError, RecursionError):
-        raise Unreadable("its data is not JSON") from None
+        raise UnreadableField("its data is not JSON") from None
     if not isinstance(call, list) or len(call) != 4:
-        raise Unreadable("its data is no call")
+        raise UnreadableField("its data is no call")
     name, instance, positional, named = call
     if name != function:
-        raise Unreadable(f"it names the function {shown(str(name))!r}")
+        raise UnreadableField(f"it names the function {shown(str(name))!r}")
     if instance is not None or positional or not isinstance(named, dict):
-        raise Unreadable("it carries an object or positional arguments")
+        raise UnreadableField("it carries an object or positional arguments")
     return [name, None, [], named]
 
 
 def _field(name: str, value: bytes | None, read: Callable[[bytes], object]) -> bytes:
     if value is None or len(value) > FIELD_BYTES:
-        raise Unreadable(f"its field {name!r} is longer than {FIELD_BYTES} bytes")
+        raise UnreadableField(f"its field {name!r} is longer than {FIELD_BYTES} bytes")
     try:
         read(value)
     except (ValueError, TypeError, OverflowError):
-        raise Unreadable(f"its field {name!r} holds {shown(value)!r}") from None
+        raise UnreadableField(f"its field {name!r} holds {shown(value)!r}") from None
     return value
 
 

@@ -31,17 +31,17 @@ from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.jobs.fill import (
     HOPELESS,
     BlockFiller,
+    EpochSeed,
+    FailureLimit,
+    FillStopped,
     ItemFiller,
-    Seed,
-    Stopped,
     TooManyBad,
-    Watch,
     fill_batches,
     fill_samples,
 )
 from penstock_producer.jobs.plan import EpochOrder
 from penstock_producer.jobs.task import ShardTask, job_id
-from penstock_producer.jobs.watchdog import Making, Suspicion
+from penstock_producer.jobs.watchdog import CrashRecord, CurrentSample
 from penstock_producer.sources.config import parse_config
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import AnySource, IterSource, Sample
@@ -54,8 +54,8 @@ ROOM_WAIT_S = 30.0
 """One lease: a job that waits longer for room makes place for another (design.md 5.8)."""
 
 
-class Outdated(PenstockError, RuntimeError):
-    """What a job was planned for is not there any more; it ends without having done anything."""
+class TaskOutdated(PenstockError, RuntimeError):
+    """A task whose stream or epoch is not there any more. Its job ends without having done anything."""
 
 
 class SourceChanged(SourceError):
@@ -73,8 +73,8 @@ def connect_patiently(url: str, notify: Notify) -> Client:
 
 
 @dataclass
-class Made:
-    """What one run of a job did; filled in as it goes, so that it holds also when the run ends early."""
+class TaskResult:
+    """The result of one run of a job. It is filled in as the run goes on, so that it holds also when it ends early."""
 
     good: int = 0
     bad: int = 0
@@ -82,7 +82,7 @@ class Made:
     """Of the whole shard, whoever made it; known at its end."""
 
 
-class Workbench:
+class TaskRunner:
     """A worker's writer and source, kept open from job to job."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Workbench:
         *,
         should_stop: Callable[[], bool] = lambda: False,
         room_wait_s: float = ROOM_WAIT_S,
-        making: Making | None = None,
+        current: CurrentSample | None = None,
     ) -> None:
         self._url, self._should_stop, self._room_wait_s = url, should_stop, room_wait_s
         self._writer: Writer | None = None
@@ -100,8 +100,8 @@ class Workbench:
         """The epoch's that was worked at last: sorting a million samples takes a tenth of a second."""
         self._notify: Notify = to_stderr
         self._is_at: Callable[[int], None] = lambda committed: None
-        self._making = making or Making()
-        self.suspects: Mapping[int, Suspicion] = {}
+        self._current = current or CurrentSample()
+        self.suspects: Mapping[int, CrashRecord] = {}
         """Of the task that is done next: what its samples did to workers that made them before."""
 
     @property
@@ -112,7 +112,7 @@ class Workbench:
     def produce(
         self,
         task: ShardTask,
-        made: Made,
+        made: TaskResult,
         notify: Notify,
         before_finish: Callable[[], None],
         should_yield: Callable[[], bool] = lambda: False,
@@ -124,26 +124,27 @@ class Workbench:
         how many are committed.
         Nothing is to be done where trainers have read the epoch and it was released: then this job's last worker died,
         or was slow, between completing the shard and saying so.
-        Raises Outdated, SourceChanged, TooManyBad, SpecMismatch, BudgetFull, Stopped and what the writer raises.
+        Raises TaskOutdated, SourceChanged, TooManyBad, SpecMismatch, BudgetFull, FillStopped and what the writer
+        raises.
         """
         self._notify, self._is_at = notify, is_at
         try:
-            self._making.open()
+            self._current.open()
             writer, manifest = self._planned(task)
             if manifest is None:
                 return
             writer.should_stop = lambda: self._should_stop() or should_yield()
             source = self._open_source(task)
-            watch = Watch(
+            watch = FailureLimit(
                 self._should_stop, task.on_error, task.max_bad, manifest.samples, task.spec_is_declared,
-                making=self._making, suspects=self.suspects, sample_limit_s=task.sample_limit_s,
+                current=self._current, suspects=self.suspects, sample_limit_s=task.sample_limit_s,
             )  # fmt: skip
             run = self._run_items if source.unit == "item" else self._run_sized
             try:
                 run(writer, manifest, task, source, watch, made, before_finish)  # type: ignore[arg-type]
             finally:
                 made.good, made.bad = watch.good, watch.bad
-        except (TooManyBad, SampleError, Outdated, SourceChanged, BudgetFull):
+        except (TooManyBad, SampleError, TaskOutdated, SourceChanged, BudgetFull):
             raise
         except BaseException:
             self.close()  # what is open may be what is broken
@@ -175,7 +176,7 @@ class Workbench:
             finally:
                 client.close()
             if found is None:
-                raise Outdated(
+                raise TaskOutdated(
                     f"stream {task.stream!r} is not on this worker's server; give --url as the producer has it"
                 )
             if writer is not None:
@@ -187,13 +188,13 @@ class Workbench:
         if found is None or found.id != task.stream_id or writer.stream.id != task.stream_id:
             self._writer = None
             writer.close()
-            raise Outdated(f"stream {task.stream!r} was deleted and made anew since this job was planned")
+            raise TaskOutdated(f"stream {task.stream!r} was deleted and made anew since this job was planned")
         writer.stream = found  # its budget may have been changed meanwhile
         manifest = find_manifest(writer.client, writer.stream, task.epoch)
         if manifest is None and is_released(writer.client, writer.stream, task.epoch):
             return writer, None
         if manifest is None or manifest.id != task.manifest_id:
-            raise Outdated(f"epoch {task.epoch} of {task.stream!r} is not the one this job was planned for")
+            raise TaskOutdated(f"epoch {task.epoch} of {task.stream!r} is not the one this job was planned for")
         return writer, manifest
 
     def _tell(self, text: str) -> None:
@@ -233,14 +234,14 @@ class Workbench:
         manifest: Manifest,
         task: ShardTask,
         source: Any,
-        watch: Watch,
-        made: Made,
+        watch: FailureLimit,
+        made: TaskResult,
         before_finish: Callable[[], None],
     ) -> None:
         if manifest.state in (PRODUCED, ABANDONED) or task.shard in manifest.done:
             return
         order = self._order_of(task, source, manifest)
-        items, seed = order.items(task.shard), Seed(task.seed, task.epoch)
+        items, seed = order.items(task.shard), EpochSeed(task.seed, task.epoch)
         if writer.stream.spec is None:
             writer.require_spec(first_good(seen_through(source, task.block_transform), items, seed, task.shard))
         shard = writer.open_shard(manifest, task.shard)
@@ -265,7 +266,7 @@ class Workbench:
             made.nbytes = shard.bytes_written if is_all_ours else _committed_bytes(writer, manifest, task.shard)
             before_finish()
             shard.close()
-        except Stopped:
+        except FillStopped:
             shard.settle()  # keeps what was made; the worker cuts this short if there is no room
             raise
         finally:
@@ -277,8 +278,8 @@ class Workbench:
         manifest: Manifest,
         task: ShardTask,
         source: IterSource,
-        watch: Watch,
-        made: Made,
+        watch: FailureLimit,
+        made: TaskResult,
         before_finish: Callable[[], None],
     ) -> None:
         if manifest.state in (PRODUCED, ABANDONED):
@@ -298,13 +299,13 @@ class Workbench:
         if skip:
             self._tell(f"{skip} samples are committed; the iterator begins anew and as many are left out")
         try:
-            filler.fill(Seed(task.seed, task.epoch), skip)
+            filler.fill(EpochSeed(task.seed, task.epoch), skip)
             watch.require_few(_bad_samples(writer, manifest), skip + watch.good + watch.bad)
             made.nbytes = sum(_committed_bytes(writer, manifest, shard) for shard in range(len(filler.sizes) + 1))
             before_finish()
             filler.close()
             size_epoch(writer.client, writer.stream, manifest, filler.sizes)
-        except Stopped:
+        except FillStopped:
             filler.settle()
             raise
         finally:
@@ -329,7 +330,7 @@ def _committed_bytes(writer: Writer, manifest: Manifest, shard: int) -> int:
     return sum(record.nbytes for record in records)
 
 
-def first_good(source: Any, items: Any, seed: Seed, shard: int) -> Sample:
+def first_good(source: Any, items: Any, seed: EpochSeed, shard: int) -> Sample:
     """The first sample that can be made, to infer a spec from. Raises TooManyBad."""
     offset, last = 0, None
     for item in items[:HOPELESS]:
@@ -346,8 +347,8 @@ def first_good(source: Any, items: Any, seed: Seed, shard: int) -> Sample:
 BUSY, ROOM, IDLE = "busy", "room", "idle"
 
 
-class PacedBench(Workbench):
-    """A worker's workbench, and its pace."""
+class MeteredTaskRunner(TaskRunner):
+    """A task runner that measures its own rate, and reports it to the stream that it works for."""
 
     def __init__(self, url: str, name: str, **how: Any) -> None:
         super().__init__(url, **how)
@@ -361,13 +362,13 @@ class PacedBench(Workbench):
     def produce(
         self,
         task: ShardTask,
-        made: Made,
+        made: TaskResult,
         notify: Notify,
         before_finish: Callable[[], None],
         should_yield: Callable[[], bool] = lambda: False,
         is_at: Callable[[int], None] = lambda committed: None,
     ) -> None:
-        """See Workbench."""
+        """See `TaskRunner.produce`."""
         began: int | None = None
         """What was committed when this run began."""
         seen = 0

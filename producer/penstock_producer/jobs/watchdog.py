@@ -37,7 +37,7 @@ LOOK_S = 1.0
 """How often memory is looked at."""
 
 
-class Making:
+class CurrentSample:
     """One worker's note of what it is making, in memory shared with its supervisor: it outlives a crash of the worker.
 
     Taken down and read without locks: each number is written whole, and the last of them says that the others count.
@@ -62,16 +62,16 @@ class Making:
         """It is made, or was given up: what follows is our own work, and waits for room and for the server."""
         self.cells[0] = -1
 
-    def look(self) -> Sight:
+    def look(self) -> WorkerSample:
         """What is being made now."""
         place, since, limit_s = self.cells
         if place < 0:
             return BETWEEN
-        return Sight(int(place) - 1, since, limit_s) if place else NOTHING
+        return WorkerSample(int(place) - 1, since, limit_s) if place else NOTHING
 
 
 @dataclass(frozen=True)
-class Sight:
+class WorkerSample:
     """One look at a worker's note."""
 
     place: int | None
@@ -85,12 +85,12 @@ class Sight:
         return self.place is not None and 0 < self.limit_s < now - self.since
 
 
-NOTHING = Sight(None)
-BETWEEN = Sight(None, is_between=True)
+NOTHING = WorkerSample(None)
+BETWEEN = WorkerSample(None, is_between=True)
 
 
 @dataclass(frozen=True)
-class Death:
+class WorkerDeath:
     """A worker's end that was not its own wish."""
 
     worker: str
@@ -109,8 +109,8 @@ class Death:
 
 
 @dataclass(frozen=True)
-class Suspicion:
-    """What a sample did to its workers so far.
+class CrashRecord:
+    """A record of the workers that one sample ended.
 
     It is noted in the sample's job, where others may write. So a supervisor signs its notes, and its workers believe
     no other.
@@ -121,7 +121,7 @@ class Suspicion:
     deed: str
 
     @classmethod
-    def of(cls, meta: Mapping[str, Any], job_id: str, key: bytes) -> dict[int, Suspicion]:
+    def of(cls, meta: Mapping[str, Any], job_id: str, key: bytes) -> dict[int, CrashRecord]:
         """Return place -> suspicion, of the notes in a job's ``meta`` that were signed with ``key`` for this job."""
         return {
             int(name.partition(".")[0]): cls(*noted)
@@ -138,11 +138,11 @@ class Suspicion:
         return f"{self.deed}, {self.times} times"
 
 
-def suspect(meta: dict[str, Any], death: Death, job_id: str) -> None:
+def suspect(meta: dict[str, Any], death: WorkerDeath, job_id: str) -> None:
     """Notes in a job's meta which sample a worker died of; forgets those that were committed since."""
     if death.place is None or not death.weight:
         return
-    known = Suspicion.of(meta, job_id, death.key).get(death.place, Suspicion(0, 0, ""))
+    known = CrashRecord.of(meta, job_id, death.key).get(death.place, CrashRecord(0, 0, ""))
     noted = (known.times + 1, known.weight + death.weight, death.deed)
     name = f"{death.place}.{sign(death.key)[:8]}"  # other supervisors have notes of their own
     suspects = meta.setdefault("suspects", {})
@@ -156,21 +156,21 @@ def sign(key: bytes, *signed: object) -> str:
     return hmac.digest(key, json.dumps(signed).encode(), "sha256").hex()[:32]
 
 
-class Oversight:
+class WorkerWatchdog:
     """Over one worker process."""
 
     def __init__(self, memory_bytes: int | None, clock: Any = time.monotonic) -> None:
-        self.making = Making()
+        self.current = CurrentSample()
         self._memory_bytes, self._clock = memory_bytes, clock
         self._began = self._looked = clock()
         self._verdict = ""
         """What the sample did for which this supervisor ended the worker."""
-        self._grown: tuple[Sight, float] | None = None
+        self._grown: tuple[WorkerSample, float] | None = None
 
     def look_after(self, process: BaseProcess) -> None:
         """Ends a worker that hangs in a sample at once, and one that holds too much memory after its sample."""
         now = self._clock()
-        sight = self.making.look()
+        sight = self.current.look()
         if sight.is_overdue(now):
             self._kill(process, f"took its worker longer than {sight.limit_s:g} s")
         elif self._grown is not None:
@@ -187,14 +187,14 @@ class Oversight:
             self._verdict = deed
             process.kill()
 
-    def death(self, name: str, pid: int | None, code: int) -> Death | None:
+    def death(self, name: str, pid: int | None, code: int) -> WorkerDeath | None:
         """How a worker ended; None if it just had nothing more to do."""
-        sight, who = self.making.look(), f"worker process {pid}"
+        sight, who = self.current.look(), f"worker process {pid}"
         if self._verdict:
             weight = CRASHED if self._grown else HUNG
-            return Death(name, f"{who}: one sample {self._verdict}", True, sight.place, self._verdict, weight)
+            return WorkerDeath(name, f"{who}: one sample {self._verdict}", True, sight.place, self._verdict, weight)
         if self._grown:
-            return Death(name, f"{who} held more than {_size(self._memory_bytes or 0)} of memory", False)
+            return WorkerDeath(name, f"{who} held more than {_size(self._memory_bytes or 0)} of memory", False)
         if code == 0 and sight.place is None:
             return None
         weight = KILLED if code == -signal.SIGKILL else CRASHED
@@ -202,7 +202,7 @@ class Oversight:
         deed = f"ended its worker {how}" if code >= 0 else f"killed its worker {how}"
         # a kill -9 of one that waits for room, or for the server, is nothing the shard has done
         is_to_blame = not (sight.is_between and code == -signal.SIGKILL)
-        return Death(name, f"{who} {_ending(code)}", is_to_blame, sight.place, deed, weight)
+        return WorkerDeath(name, f"{who} {_ending(code)}", is_to_blame, sight.place, deed, weight)
 
 
 def memory_part(workers: int) -> int | None:

@@ -20,13 +20,13 @@ from penstock_common.stream.manifest import PRODUCED, abandon_epoch, find_manife
 from penstock_common.stream.streams import Stream, find_stream
 from penstock_common.stream.watched import load_watched, note_made, take_files
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.jobs.allowlist import Orders
+from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
-from penstock_producer.jobs.progress import Progress
-from penstock_producer.jobs.watchdog import Death
+from penstock_producer.jobs.progress import ProductionProgress
+from penstock_producer.jobs.watchdog import WorkerDeath
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.files import SourceFile, shown
@@ -43,8 +43,8 @@ MOST_FILES = 10_000
 TICK_S = 0.2
 
 
-class Sightings:
-    """Which files are whole: those that look alike for a while. Pure: it is told what there is, and when."""
+class FileSightings:
+    """A pure rule for which files are whole: those that look alike for a while. It is told what there is, and when."""
 
     def __init__(self, whole_after_s: float = WHOLE_AFTER_S) -> None:
         self._whole_after_s = whole_after_s
@@ -57,7 +57,7 @@ class Sightings:
 
 
 @dataclass(frozen=True)
-class Batch:
+class FileBatch:
     """The files of one epoch."""
 
     epoch: int
@@ -66,7 +66,7 @@ class Batch:
     """Of the epoch, where an earlier watch had opened it."""
 
 
-class Watch:
+class FolderWatch:
     """A running watch. Use it in a ``with`` block, and go through `run`; it ends only after ``epochs``, if given.
 
     Files in folders that are no class yet when the watch of a stream begins are left out, and said: their number would
@@ -86,19 +86,19 @@ class Watch:
         assert isinstance(plan.source, ImagesConfig)
         self._plan, self._options, self._config, self._notify = plan, options, plan.source, notify
         self._left, self.epochs, self.files = epochs, 0, 0
-        self._sightings = Sightings(whole_after_s)
+        self._sightings = FileSightings(whole_after_s)
         self._told: set[str] = set()
         self._folders: tuple[str, ...] = ()
         """Sub-folders that hold images now."""
         images_below(self._config.path)  # a folder that is not there is said before anything is made
         self._dispatcher = Dispatcher(options.queue_url, options.queue, notify)
-        self._orders = Orders()
+        self._planned_tasks = PlannedTasks()
         self._fleet = Fleet(
             replace(options, owner=os.getpid()),
             workers,
             restart="spawn",
             on_death=self._on_death,
-            orders=self._orders,
+            planned_tasks=self._planned_tasks,
         )
         try:
             self._client: Client = connect(options.url, bears_outages=notify)
@@ -121,7 +121,7 @@ class Watch:
         ) as writer:  # fmt: skip
             return writer.stream
 
-    def run(self) -> Iterator[Progress | None]:
+    def run(self) -> Iterator[ProductionProgress | None]:
         """Progress of the epoch in work, several times a second; None while there is none."""
         for due in [self._due(epoch) for epoch in self._watched.due]:
             yield from self._make(due)
@@ -183,26 +183,26 @@ class Watch:
             return tuple(info["classes"].get("y", ()))
         return () if self._config.label else self._folders
 
-    def _take(self, files: list[str]) -> Batch | None:
+    def _take(self, files: list[str]) -> FileBatch | None:
         """Says on the server whose these files are, before anything is made of them."""
-        batch = Batch(take_number(self._client, self._stream), tuple(files))
+        batch = FileBatch(take_number(self._client, self._stream), tuple(files))
         if not take_files(self._client, self._stream, batch.epoch, batch.files):
             self._watched = load_watched(self._client, self._stream)  # another watcher was faster
             return None
         self._watched.epochs.update(dict.fromkeys(batch.files, batch.epoch))
         return batch
 
-    def _due(self, epoch: int) -> Batch:
+    def _due(self, epoch: int) -> FileBatch:
         manifest = find_manifest(self._client, self._stream, epoch)
-        return Batch(epoch, self._watched.files(epoch), None if manifest is None else manifest.id)
+        return FileBatch(epoch, self._watched.files(epoch), None if manifest is None else manifest.id)
 
     # --- epochs ---
 
-    def _make(self, batch: Batch) -> Iterator[Progress]:
+    def _make(self, batch: FileBatch) -> Iterator[ProductionProgress]:
         """One epoch to its end. What cannot be made at all is said and left: the watch goes on."""
         try:
             with Production(
-                self._plan_of(batch), self._options, workers=0, notify=self._notify, orders=self._orders
+                self._plan_of(batch), self._options, workers=0, notify=self._notify, planned_tasks=self._planned_tasks
             ) as production:
                 try:
                     for look in production.run():
@@ -222,7 +222,7 @@ class Watch:
         note_made(self._client, self._stream, batch.epoch)
         self._stream = find_stream(self._client, self._plan.stream) or self._stream
 
-    def _plan_of(self, batch: Batch) -> ProductionPlan:
+    def _plan_of(self, batch: FileBatch) -> ProductionPlan:
         spec = self._plan.spec
         if spec is None and self._stream.spec is not None:
             spec = {name: tuple(tensor) for name, tensor in self._stream.spec.as_json().items()}
@@ -232,7 +232,7 @@ class Watch:
         }  # fmt: skip
         return self._plan.model_copy(update=dict(update))
 
-    def _give_up(self, batch: Batch, error: Exception) -> None:
+    def _give_up(self, batch: FileBatch, error: Exception) -> None:
         count = len(batch.files)
         self._notify(f"epoch {batch.epoch} ({count} file{'s' if count > 1 else ''}) cannot be made: {error}")
         manifest = find_manifest(self._client, self._stream, batch.epoch)
@@ -241,7 +241,7 @@ class Watch:
 
     # --- the end ---
 
-    def _on_death(self, death: Death) -> None:
+    def _on_death(self, death: WorkerDeath) -> None:
         if death.reason not in (STOPPED, LOST_SERVER):
             self._notify(f"{death.reason}; another takes its place")
         self._dispatcher.return_jobs(death)

@@ -33,8 +33,8 @@ from rq.utils import now
 from penstock_common.stream.commands import Refused
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_common.watchdog import WATCHDOG
-from penstock_producer.jobs.allowlist import Orders, Trust
-from penstock_producer.jobs.fill import Stopped
+from penstock_producer.jobs.allowlist import Allowlist, PlannedTasks
+from penstock_producer.jobs.fill import FillStopped
 from penstock_producer.jobs.queue import (
     OTHERS_S,
     TOLD,
@@ -43,13 +43,13 @@ from penstock_producer.jobs.queue import (
     ShardQueue,
     open_queue,
     return_or_fail,
-    set_workbench,
+    set_task_runner,
     should_rest,
     tell_refusals,
 )
 from penstock_producer.jobs.task import shown
-from penstock_producer.jobs.task_runner import ROOM_WAIT_S, PacedBench, connect_patiently
-from penstock_producer.jobs.watchdog import Death, Making, keep_freed
+from penstock_producer.jobs.task_runner import ROOM_WAIT_S, MeteredTaskRunner, connect_patiently
+from penstock_producer.jobs.watchdog import CurrentSample, WorkerDeath, keep_freed
 from penstock_producer.sources.allowed import NotAllowed
 
 QUEUE = "penstock"
@@ -90,7 +90,7 @@ class WorkerOptions:
     """Tell of failed jobs on stderr; a dispatcher's own workers leave that to it."""
     room_wait_s: float = ROOM_WAIT_S
     heartbeat_ttl_s: int = HEARTBEAT_TTL_S
-    trust: Trust = field(default_factory=Trust)
+    allowlist: Allowlist = field(default_factory=Allowlist)
     """What jobs may name, where no production of its own gives this worker its orders; nothing unless said."""
     memory_bytes: int | None = None
     """A worker that holds more is replaced; None: its part of the machine's (watchdog.py)."""
@@ -102,35 +102,35 @@ class WorkerOptions:
         return replace(self, name=f"{socket.gethostname()}.{secrets.token_hex(4)}")
 
 
-def work(options: WorkerOptions, cells: Any = None, orders: Any = None) -> None:
+def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None) -> None:
     """The whole life of one worker process: until SIGTERM, until its owner is gone, or in a burst until all is done.
 
-    ``cells`` are those of its supervisor's `Making`, ``orders`` those of its production's `Orders`.
+    ``cells`` are those of its supervisor's `CurrentSample`, ``planned_tasks`` those of its production's `PlannedTasks`.
     """
     _forget_owners_handlers()
     keep_freed()
     tell_refusals(to_stderr)
     WATCHDOG.speaker = _teller(options)  # what a job waits for is noted on a server, which may be the silent one
     try:
-        own = None if orders is None else Orders(orders)
+        own = None if planned_tasks is None else PlannedTasks(planned_tasks)
         if own is None:
-            options.trust.enforce()
+            options.allowlist.enforce()
         stopping = threading.Event()
-        bench = PacedBench(
+        runner = MeteredTaskRunner(
             options.url, options.name, should_stop=stopping.is_set, room_wait_s=options.room_wait_s,
-            making=Making(cells),
+            current=CurrentSample(cells),
         )  # fmt: skip
-        set_workbench(bench, own.cover if own is not None else options.trust.check, options.key)
+        set_task_runner(runner, own.cover if own is not None else options.allowlist.check, options.key)
         queue = open_queue(connect_patiently(options.queue_url, _teller(options)), options.queue)
-        worker = ShardWorker(queue, options, stopping, bench.rest, own)
+        worker = ShardWorker(queue, options, stopping, runner.rest, own)
         threading.Thread(target=_watch_owner, args=(options.owner,), daemon=True).start()
         try:
             worker.work(burst=options.burst, logging_level="CRITICAL")
         finally:
-            bench.leave()
+            runner.leave()
             if worker.waited_in_vain is not None:
                 raise worker.waited_in_vain
-        bench.close()
+        runner.close()
         if worker.broke is not None:
             to_stderr(f"worker: ended by {type(worker.broke).__name__}: {' '.join(str(worker.broke).split())}")
             raise SystemExit(1)
@@ -155,11 +155,11 @@ class ShardWorker(SimpleWorker):
         options: WorkerOptions,
         stopping: threading.Event,
         on_idle: Callable[[], None] = lambda: None,
-        orders: Orders | None = None,
+        planned_tasks: PlannedTasks | None = None,
     ) -> None:
-        """``on_idle`` is called again and again while there is no job. Jobs wait until ``orders`` are given."""
-        self._on_idle, self._orders = on_idle, orders
-        self.death_penalty_class = _Endless
+        """``on_idle`` is called again and again while there is no job. Jobs wait until ``planned_tasks`` are given."""
+        self._on_idle, self._planned_tasks = on_idle, planned_tasks
+        self.death_penalty_class = _NoTimeLimit
         super().__init__(
             [queue],
             name=options.name,
@@ -201,7 +201,7 @@ class ShardWorker(SimpleWorker):
         """As rq's, but it looks often whether to stop: an interrupted BLMOVE may have moved a job already."""
         outage = Outage(_teller(self._options), doing="waiting for jobs")
         while not self._stopping.is_set() and self.waited_in_vain is None:
-            if self._orders is not None and not self._orders.are_given:
+            if self._planned_tasks is not None and not self._planned_tasks.are_given:
                 self.heartbeat()
                 self._stopping.wait(ORDERS_LOOK_S)
                 continue
@@ -353,7 +353,7 @@ class ShardWorker(SimpleWorker):
             self._restore(error, (str(job.id),))
         if isinstance(job, ShardJob):
             job.judge(error)
-        if self._options.is_chatty and not isinstance(error, Stopped | BudgetFull):
+        if self._options.is_chatty and not isinstance(error, FillStopped | BudgetFull):
             again = "; it is tried again" if job.retries_left else ""
             text = f"{shown(job.description or '')} (job {job.id}): {job.meta.get('error')}{again}"
             if not isinstance(error, NotAllowed) or self._is_new_refusal(str(job.id)):
@@ -380,7 +380,7 @@ class ShardWorker(SimpleWorker):
             signal.setitimer(signal.ITIMER_REAL, STOP_GRACE_S)
 
 
-class _Endless(BaseDeathPenalty):
+class _NoTimeLimit(BaseDeathPenalty):
     """No time limit, and no use of SIGALRM: a shard takes as long as it takes."""
 
     def setup_death_penalty(self) -> None:
@@ -391,7 +391,7 @@ class _Endless(BaseDeathPenalty):
 
 
 def _cut_short(signum: int, frame: FrameType | None) -> None:
-    raise Stopped
+    raise FillStopped
 
 
 def _forget_owners_handlers() -> None:
@@ -417,7 +417,7 @@ def _watch_owner(owner: int) -> None:
         os._exit(EXIT_LOST)  # it waits for a server that most likely went with its owner; what is committed stands
 
 
-def return_jobs(queue: ShardQueue, death: Death) -> None:
+def return_jobs(queue: ShardQueue, death: WorkerDeath) -> None:
     """Puts what a dead worker was doing back to the front of the queue, at once."""
     theirs = queue.executions_of(death.worker)
     for job in queue.fetch_all(theirs):

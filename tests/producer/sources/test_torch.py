@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from penstock_common.errors import SampleError, SourceError
 from penstock_consumer.adapters.torch import dataset
 from penstock_consumer.loader import Loader
-from penstock_producer.jobs.fill import Seed
+from penstock_producer.jobs.fill import EpochSeed
 from penstock_producer.sources.config import LocalConfig, TorchConfig
 from penstock_producer.sources.items import as_sample, batch_tensors
 from penstock_producer.sources.names import register
@@ -96,7 +96,7 @@ def test_augmentations_by_global_generators_are_repeated(user_module: UserModule
     source = opened(TorchConfig(name=f"{user_module(CODE)}:Noisy"))
 
     def made(index: int, epoch: int = 0) -> Any:
-        return source.read(index, Seed(1, epoch).of(0, index))
+        return source.read(index, EpochSeed(1, epoch).of(0, index))
 
     first = [digest(made(n)) for n in range(4)]
     assert in_fork(lambda: "\n".join(digest(made(n)) for n in reversed(range(4)))).split("\n") == first[::-1]
