@@ -40,8 +40,8 @@ _RELIVE = f"`{_CLI} SET '{{key}}' \"live:{_ID}\"` puts it right, of an epoch tha
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What one kind of key holds."""
+class KeyKind:
+    """A kind of key: its type, and how to repair it."""
 
     type: str
     """As the server's TYPE says it."""
@@ -50,27 +50,27 @@ class Kind:
 
 
 KINDS = {
-    "meta": Kind("hash", _REMAKE),
-    "epochs": Kind("hash", _REMAKE),
-    "events": Kind("stream", f"`{_CLI} DEL '{{key}}'` loses nothing: it holds only hints"),
-    "paces": Kind("hash", f"`{_CLI} DEL '{{key}}'` loses nothing: workers and trainers write it again"),
-    "watched": Kind("hash", f"`{_CLI} DEL '{{key}}'` makes `penstock produce --watch` take every file again"),
-    "manifest": Kind("hash", _REMAKE),
-    "roster": Kind("hash", _REMAKE),
-    "entries": Kind("stream", _REFILL),
-    "index": Kind("stream", _REWRITE),
-    "repairs": Kind("stream", _REWRITE),
-    "segments": Kind("hash", _REMAKE),
-    "state": Kind("string", _RELIVE),
-    "quarantine": Kind("hash", f"`{_CLI} DEL '{{key}}'` loses the reasons of the epoch's bad samples, nothing else"),
-    "ledger": Kind("string", _REREAD),
-    "pos": Kind("hash", _REREAD),
-    "dead": Kind("hash", _REREAD),
+    "meta": KeyKind("hash", _REMAKE),
+    "epochs": KeyKind("hash", _REMAKE),
+    "events": KeyKind("stream", f"`{_CLI} DEL '{{key}}'` loses nothing: it holds only hints"),
+    "paces": KeyKind("hash", f"`{_CLI} DEL '{{key}}'` loses nothing: workers and trainers write it again"),
+    "watched": KeyKind("hash", f"`{_CLI} DEL '{{key}}'` makes `penstock produce --watch` take every file again"),
+    "manifest": KeyKind("hash", _REMAKE),
+    "roster": KeyKind("hash", _REMAKE),
+    "entries": KeyKind("stream", _REFILL),
+    "index": KeyKind("stream", _REWRITE),
+    "repairs": KeyKind("stream", _REWRITE),
+    "segments": KeyKind("hash", _REMAKE),
+    "state": KeyKind("string", _RELIVE),
+    "quarantine": KeyKind("hash", f"`{_CLI} DEL '{{key}}'` loses the reasons of the epoch's bad samples, nothing else"),
+    "ledger": KeyKind("string", _REREAD),
+    "pos": KeyKind("hash", _REREAD),
+    "dead": KeyKind("hash", _REREAD),
 }
 """By the word in the key's name; docs/redis-keys.md has the contents."""
 
 
-def kind_of(key: str) -> Kind | None:
+def kind_of(key: str) -> KeyKind | None:
     """Return what belongs in a key, or None where Penstock makes no key of that name."""
     found = parts_of(key)
     return KINDS.get(found["kind"] or "") if found else None
