@@ -1,7 +1,7 @@
-"""Importing: exported epochs into a stream, bit-exact and once, however often it is broken off and begun again.
+"""Importing: exported epochs into a stream, bit-exact and once, also after interruptions.
 
-Epochs keep their numbers, shards, offsets, holes with their reasons, and blocks with their checksums; the stream has an
-id of its own. Files are checked before anything is written; what is in them is believed only as far as that goes.
+Epochs keep their numbers, shards, offsets, holes with their reasons, and blocks with their checksums. The stream has an
+id of its own. Files are checked before anything is written, because their contents are not trusted.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from penstock_producer.writing.shard import ShardWriter
 from penstock_producer.writing.writer import Writer
 
 SPARE = 1.3
-"""A new stream's budget, in times of what is imported: a writer goes on below its mark only."""
+"""A new stream's budget is this multiple of the imported bytes, because a writer waits when a budget is nearly full."""
 Progress = Callable[[int, int, int], None]
-"""Epoch, payload bytes of it that are there, and all of them."""
+"""A function of an epoch, its payload bytes in the stream so far, and all of its payload bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import did."""
+    """The result of an import."""
 
     stream: str
     new: tuple[int, ...]
-    """Epochs of which something had to be written."""
+    """The epochs of which something was written."""
     kept: tuple[int, ...]
-    """Epochs that were there already, the very same."""
+    """The epochs that the stream already had, with the same samples."""
     samples: int
-    """Good ones in all of these epochs."""
+    """The good samples in all of these epochs."""
     nbytes: int
 
 
@@ -65,10 +65,29 @@ def import_stream(
     notify: Notify = to_stderr,
     progress: Progress = lambda epoch, done, total: None,
 ) -> Imported:
-    """Makes the stream, or adds to one of the same spec, the epochs of an export (None: all of them).
+    """Write the epochs of an export into a new stream, or into one of the same spec.
 
-    A new stream has the export's partitions and info, and a budget that holds all of it. Raises BadExport where the
-    files are no export, not whole or damaged, StreamConflict where the stream has other samples under these numbers.
+    A new stream has the export's partitions and info, and a budget that holds all of it.
+
+    Args:
+        path: the folder of the export.
+        name: the stream's name.
+        url: the server's address. None means the one in the environment.
+        epochs: the numbers of the epochs. None means all of them.
+        payload: where payloads lie, as for a writer.
+        budget_bytes: of a new stream. None means the default, or more where the epochs need it.
+        retention: the policy of a new stream.
+        notify: called with each line for the user.
+        progress: called after each block.
+
+    Raises:
+        BadExport: the files are not an export, or are incomplete or damaged.
+        StreamConflict: the stream has other samples under these numbers.
+        EpochAbandoned: the stream abandoned one of these epochs.
+
+    Example:
+        >>> import_stream("digits-export", "digits").new
+        (0, 1)
     """
     folder = ExportFolder(path)
     contents = folder.contents
@@ -98,7 +117,7 @@ def import_stream(
 
 
 class _Run:
-    """One epoch."""
+    """The import of one epoch."""
 
     def __init__(
         self, writer: Writer, segments: SegmentReader, folder: ExportFolder, note: EpochNote, found: list[Found],
@@ -111,7 +130,7 @@ class _Run:
             self._why.setdefault(shard, {})[offset] = why
 
     def all_of_it(self) -> bool:
-        """Writes what is missing; whether anything was."""
+        """Write the missing samples, and tell whether there were any."""
         manifest = self._opened()
         self._progress(self.note.epoch, 0, self.note.nbytes)
         shards = {shard: list(part) for shard, part in groupby(self._found, key=lambda one: one.header.shard)}
@@ -127,7 +146,7 @@ class _Run:
         return is_written
 
     def _opened(self) -> Manifest:
-        """The epoch, made now or by an earlier run; raises StreamConflict where it is another one."""
+        """Open the epoch, or the one of an earlier run. Raises StreamConflict where the stream has another epoch."""
         client, stream, note = self._writer.client, self._writer.stream, self.note
         there = find_manifest(client, stream, note.epoch)
         if there is not None and there.state == ABANDONED:
@@ -147,7 +166,7 @@ class _Run:
         )
 
     def _compare(self, manifest: Manifest, shard: int, found: list[Found], upto: int) -> None:
-        """Raises StreamConflict where what is committed below an offset is not what the files have."""
+        """Raise StreamConflict where the samples committed below an offset are not those of the files."""
         if not upto:
             return
         client, stream = self._writer.client, self._writer.stream
@@ -175,7 +194,7 @@ class _Run:
         )
 
     def _write(self, opened: ShardWriter, shard: int, found: list[Found], size: int) -> None:
-        """What of a shard is not committed yet."""
+        """Write the samples of a shard that are not committed yet."""
         for one in found:
             self._write_holes(opened, shard, one.header.first)
             if one.header.end <= opened.position:
@@ -189,7 +208,7 @@ class _Run:
         self._write_holes(opened, shard, size)
 
     def _write_holes(self, opened: ShardWriter, shard: int, end: int) -> None:
-        """Blocks of bad samples only, up to an offset."""
+        """Write blocks that hold only bad samples, up to an offset."""
         for block in _holes(opened.position, end):
             why = self._why.get(shard, {})
             opened.write_block(block, {hole: why[hole] for hole in block.holes})

@@ -1,6 +1,6 @@
-"""``penstock.produce``: from a notebook or a script, for objects that have no import name.
+"""``penstock.produce``: a production from a notebook or a script, for objects without an import name.
 
-The workers are forked from this process, and so have its objects; the loop runs in a thread.
+The workers are forked from this process, and therefore have its objects. The loop runs in a thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock_producer.sources.transform import BLOCK_SAMPLES
 
 
 class Production:
-    """A running production: `wait` for its end, read its `progress`, `stop` it. Leaving a ``with`` block stops it."""
+    """A running production, with its `progress`. Leaving a ``with`` block stops it."""
 
     def __init__(self, loop: Loop, tokens: list[str]) -> None:
         self._loop, self._tokens = loop, tokens
@@ -36,22 +36,30 @@ class Production:
         self._error: BaseException | None = None
         self._summary: ProductionSummary | None = None
         self.progress = ProductionProgress((), None)
-        """The last look; renewed several times a second."""
+        """The latest state, updated several times a second."""
         self._thread = threading.Thread(target=self._run, name="penstock-produce", daemon=True)
         self._thread.start()
 
     @property
     def epochs(self) -> tuple[int, ...]:
-        """Numbers of the epochs being produced."""
+        """Return the numbers of the epochs that it produces."""
         return self._loop.epochs
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Tell whether it has ended, with or without an error."""
         return not self._thread.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> ProductionSummary:
-        """Returns when all epochs are produced. Raises what ended it, or WaitTimeout while it goes on."""
+        """Wait until all epochs are produced.
+
+        Args:
+            timeout_s: the longest wait in seconds. None means no limit.
+
+        Raises:
+            WaitTimeout: the production still runs after this time.
+            PenstockError: `stop` ended the production. Any other error that ended it is raised as it was.
+        """
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise WaitTimeout(f"not produced after {timeout_s} s: {self.progress.waits or 'still at work'}")
@@ -62,7 +70,10 @@ class Production:
         return self._summary
 
     def stop(self) -> None:
-        """Ends the workers and waits for that. An unfinished epoch is abandoned: nobody else has its objects."""
+        """Stop the workers and wait for their end.
+
+        An unfinished epoch is abandoned, because no other process has its objects.
+        """
         self._stopping.set()
         self._thread.join()
 
@@ -112,11 +123,42 @@ def produce(
     wait: bool = False,
     notify: Notify = to_stderr,
 ) -> Production:
-    """Has worker processes make ``epochs`` epochs of any object with a length and items (or batches, or an iterable).
+    """Let worker processes produce epochs of an object with a length and items, of batches or of an iterable.
 
-    ``transform(item)`` or ``transform(item, rng)`` gives a sample: a dict of tensors, (x, y), or x. Both may be
-    closures, as may ``block_transform``, which takes ``block_samples`` of these at once. ``wait=True`` returns when all
-    is produced; else the production goes on in the background.
+    Objects and functions may be local to this process, such as closures in a notebook.
+
+    Args:
+        dataset: the object.
+        stream: the stream's name.
+        transform: ``f(item)`` or ``f(item, rng)``, or its import name. It returns a dict of tensors, (x, y) or x.
+        block_transform: a function of ``block_samples`` samples at once, or its import name.
+        block_samples: the samples of one block.
+        workers: the number of processes, at least 1.
+        epochs: how many epochs are produced.
+        url: the server's address. None means the one in the environment.
+        seed: of the order and of the samples' random numbers.
+        shuffle: whether each epoch has an order of its own.
+        shard_samples: the samples of one job. None means that it follows from the number of workers.
+        spec: the tensors' dtypes and shapes. None means that the first sample decides.
+        budget_bytes: the payload bytes that a new stream may hold.
+        retention: the policy of a new stream.
+        durability: what must have happened to a write before it counts as committed.
+        on_error: "quarantine" counts and names bad samples and ends the epoch above a share of them, "skip" accepts any
+            number of them, and "fail" ends the epoch at the first one.
+        sample_limit_s: the seconds after which a sample counts as hanging.
+        worker_memory_bytes: a worker that grows beyond it is replaced. None means a part of the host's memory.
+        wait: whether the call returns only when everything is produced.
+        notify: called with each line for the user.
+
+    Returns:
+        The production, which continues in the background unless ``wait`` is true.
+
+    Raises:
+        PenstockError: the source or an option is wrong, or the production failed while the call waited.
+
+    Example:
+        >>> with penstock.produce(dataset, transform=augment, workers=4) as production:
+        ...     production.wait()
     """
     refuse_path(dataset)
     workers, epochs = whole("workers", workers, 0), whole("epochs", epochs)
