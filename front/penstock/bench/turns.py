@@ -72,7 +72,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Side:
+class FeedMethod:
     """One way to feed a trainer: by ``feed``, or by a stream whose payloads lie where ``payload`` says."""
 
     name: str
@@ -83,7 +83,7 @@ class Side:
 class Turn:
     """The processes, in a ``with`` block."""
 
-    def __init__(self, setup: Setup, side: Side, trainers: int) -> None:
+    def __init__(self, setup: Setup, side: FeedMethod, trainers: int) -> None:
         self._setup, self._side, self._trainers = setup, side, trainers
         self._cells = _FORK.Array("d", 2 * trainers)
         """Of each trainer its samples, and when it had the latest of them."""
@@ -208,7 +208,7 @@ class Turn:
 
 def measure(
     setup: Setup,
-    sides: Sequence[Side],
+    sides: Sequence[FeedMethod],
     trainers: Sequence[int],
     seconds: float,
     tell: Callable[[int, str], None],

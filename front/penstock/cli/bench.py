@@ -18,7 +18,7 @@ from penstock.cli import Parser, add_json, whole_number
 from penstock.cli.sources import add_sources, add_spec, source_of
 
 if TYPE_CHECKING:
-    from penstock.bench.turns import Setup, Side
+    from penstock.bench.turns import FeedMethod, Setup
     from penstock.cli.console import Console
 
 NAME = "bench"
@@ -128,17 +128,17 @@ def _shared_memory(budget_bytes: int, console: Console) -> Iterator[str]:
         yield folder
 
 
-def _sides(setup: Setup, console: Console) -> list[Side]:
+def _sides(setup: Setup, console: Console) -> list[FeedMethod]:
     """What is compared, the side without Penstock first."""
     from penstock.bench.feeds import from_dataloader, from_pool, has_torch
-    from penstock.bench.turns import Side
+    from penstock.bench.turns import FeedMethod
 
     if has_torch():
-        first = Side("DataLoader", from_dataloader)
+        first = FeedMethod("DataLoader", from_dataloader)
     else:
         console.notice(
             'torch is not installed, so a process pool stands for a DataLoader; pip install "penstock[torch]"'
         )
-        first = Side("process pool", from_pool)
-    segments = [Side("Penstock with segments", payload=f"segments:{setup.folder}")] if setup.folder else []
-    return [first, Side("Penstock inline", payload="inline"), *segments]
+        first = FeedMethod("process pool", from_pool)
+    segments = [FeedMethod("Penstock with segments", payload=f"segments:{setup.folder}")] if setup.folder else []
+    return [first, FeedMethod("Penstock inline", payload="inline"), *segments]
