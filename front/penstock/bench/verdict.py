@@ -25,8 +25,8 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What to use for so many trainers, and why."""
+class Recommendation:
+    """The way to feed so many trainers that the rates recommend, and the reason."""
 
     trainers: int
     base: str
@@ -51,7 +51,7 @@ class Verdict:
         return f"{whom}: use {use}. Samples per second, relative to {base}: {found}{doubt}"
 
 
-def judge(rates: Mapping[str, Sequence[float]], trainers: int) -> Verdict:
+def judge(rates: Mapping[str, Sequence[float]], trainers: int) -> Recommendation:
     """Return the verdict on the rates of each side, round by round; the first side is the one without Penstock."""
     base, *others = rates
     ratios = {side: _ratio(rates[side], rates[base]) for side in others}
@@ -61,7 +61,7 @@ def judge(rates: Mapping[str, Sequence[float]], trainers: int) -> Verdict:
         is_close = is_close or ratio.low < least.median * WORTH <= ratio.high
         if ratio.median >= least.median * WORTH:
             use, least = side, ratio
-    return Verdict(trainers, base, use, ratios, len(rates[base]), is_close)
+    return Recommendation(trainers, base, use, ratios, len(rates[base]), is_close)
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
