@@ -17,7 +17,7 @@ NAME = "produce"
 HELP = "make epochs of a source with worker processes"
 
 
-class _Parser(Parser):
+class _ProduceParser(Parser):
     """A source's parser, with what only this command has."""
 
     def __init__(self, **settings: object) -> None:
@@ -32,7 +32,7 @@ class _Parser(Parser):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    add_sources(parser, _Parser)
+    add_sources(parser, _ProduceParser)
     parser.epilog = (
         "example:\n  penstock produce images photos/ --resize 224x224 --epochs 3 --workers 4\n"
         "  penstock produce dataset mydata:train --transform augment:flip --stream train\n"
