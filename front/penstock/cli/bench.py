@@ -33,7 +33,7 @@ BATCHES = 4
 """Of each trainer in a turn, at least; a larger ``--batch-size`` is cut."""
 
 
-class _Parser(Parser):
+class _BenchParser(Parser):
     """A source's parser, with what only this command has."""
 
     def __init__(self, **settings: object) -> None:
@@ -49,7 +49,7 @@ class _Parser(Parser):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    add_sources(parser, _Parser, production=False)
+    add_sources(parser, _BenchParser, production=False)
     parser.epilog = (
         "example:\n  penstock bench images photos/ --resize 224x224 --transform augment:flip\n\n"
         "It starts a server of its own. Trainers only take batches: what is compared is who feeds them faster."
