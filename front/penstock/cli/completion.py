@@ -37,8 +37,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 @dataclass(slots=True)
-class Place:
-    """What may stand after some words, such as ``penstock produce images``."""
+class CompletionPoint:
+    """The words that may follow others, such as ``penstock produce images``."""
 
     words: dict[str, str] = field(default_factory=dict)
     """Sub-commands and choices of arguments, with their help. Where there are some, no file is offered."""
@@ -47,11 +47,11 @@ class Place:
     """Option that takes a value -> the values it may have; none where it may be anything."""
 
 
-def places() -> dict[str, Place]:
+def places() -> dict[str, CompletionPoint]:
     """Every place there is, by its words."""
     from penstock.cli import COMMANDS, Parser, load_command
 
-    start = Place({name: entry.help for name, entry in COMMANDS.items()}, {"--help": "", "--version": ""})
+    start = CompletionPoint({name: entry.help for name, entry in COMMANDS.items()}, {"--help": "", "--version": ""})
     found = {"penstock": start}
     for name in COMMANDS:
         parser = Parser(f"penstock {name}")
@@ -60,8 +60,8 @@ def places() -> dict[str, Place]:
     return found
 
 
-def _walk(parser: argparse.ArgumentParser, at: str, found: dict[str, Place]) -> None:
-    place = found[at] = Place()
+def _walk(parser: argparse.ArgumentParser, at: str, found: dict[str, CompletionPoint]) -> None:
+    place = found[at] = CompletionPoint()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for choice in action._choices_actions:
@@ -83,12 +83,12 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     return " ".join(text.split())
 
 
-def _deeper(found: dict[str, Place]) -> str:
+def _deeper(found: dict[str, CompletionPoint]) -> str:
     """Shell pattern of the words that lead from one place to the next."""
     return "|".join(f"'{at}'" for at in found if at != "penstock")
 
 
-def _bash(found: dict[str, Place]) -> str:
+def _bash(found: dict[str, CompletionPoint]) -> str:
     cases, values = [], []
     for at, place in found.items():
         files = "no" if place.words else "yes"
@@ -122,7 +122,7 @@ complete -o default -F _penstock penstock
 """
 
 
-def _zsh(found: dict[str, Place]) -> str:
+def _zsh(found: dict[str, CompletionPoint]) -> str:
     cases, values = [], []
     for at, place in found.items():
         every = {**place.words, **place.options}
@@ -159,7 +159,7 @@ compdef _penstock penstock
 """
 
 
-def _fish(found: dict[str, Place]) -> str:
+def _fish(found: dict[str, CompletionPoint]) -> str:
     lines = []
     for at, place in found.items():
         when = f"complete -c penstock -n {_fish_quoted(f'__penstock_at {at}')}"
