@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from penstock_common.printable import printable
 
 if TYPE_CHECKING:
-    from penstock.cli.progress import Progress
+    from penstock.cli.progress import ProgressBars
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -26,7 +26,7 @@ class Console:
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out, self._err = out, err
-        self.progress_shown: Progress | None = None
+        self.progress_shown: ProgressBars | None = None
         """Bars on the terminal now, if any; they step aside while a line is printed."""
         self.is_shared = False
         """Whether a program that was started here prints on the same terminal; see `share`."""
@@ -93,11 +93,11 @@ class Console:
         """
         return " " * columns_of(stream) + "\r" if self.is_shared and stream.isatty() else ""
 
-    def progress(self, every_s: float = 5.0, clock: Callable[[], float] | None = None) -> Progress:
+    def progress(self, every_s: float = 5.0, clock: Callable[[], float] | None = None) -> ProgressBars:
         """Labelled bars on stderr, redrawn in place on a terminal of our own, else plain lines ``every_s`` seconds."""
-        from penstock.cli.progress import Progress
+        from penstock.cli.progress import ProgressBars
 
-        return Progress(self, every_s, clock)
+        return ProgressBars(self, every_s, clock)
 
     @property
     def is_terminal(self) -> bool:

@@ -10,7 +10,7 @@ from penstock.cli import EPOCH_NUMBER, add_stream, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock.cli.progress import Bar, Progress
+    from penstock.cli.progress import Bar, ProgressBars
 
 NAME = "export"
 HELP = "copy a stream's epochs to files, bit-exact"
@@ -66,7 +66,7 @@ def listed(epochs: tuple[int, ...]) -> str:
     return f"epoch{'s' * (len(epochs) != 1)} {', '.join(map(str, epochs))}" if epochs else ""
 
 
-def shown(bars: Progress, verb: str) -> Callable[[int, int, int], None]:
+def shown(bars: ProgressBars, verb: str) -> Callable[[int, int, int], None]:
     """Draws a bar for each epoch, in MB."""
     there: dict[int, Bar] = {}
 

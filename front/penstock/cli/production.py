@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock.cli.progress import Bar, Progress
+    from penstock.cli.progress import Bar, ProgressBars
     from penstock_producer.jobs.progress import EpochProgress, ProductionSummary
     from penstock_producer.jobs.progress import ProductionProgress as Look
 
@@ -62,7 +62,7 @@ class ProductionView:
     def __init__(
         self,
         console: Console,
-        shown: Progress,
+        shown: ProgressBars,
         part: str = "",
         *,
         as_json: bool = False,

@@ -24,7 +24,9 @@ _UP = "\x1b[{}A"
 class Bar:
     """One labelled count. ``total`` None: it counts without an end."""
 
-    def __init__(self, progress: Progress, label: str, total: int | None, unit: str, *, is_last: bool = False) -> None:
+    def __init__(
+        self, progress: ProgressBars, label: str, total: int | None, unit: str, *, is_last: bool = False
+    ) -> None:
         self._progress = progress
         self.is_last = is_last
         """Stands below all others, also those that come later."""
@@ -52,7 +54,7 @@ class Bar:
         return printable("  ".join([*parts, f"{count} {self.unit}".rstrip(), self.note]).rstrip())
 
 
-class Progress:
+class ProgressBars:
     """A context manager that shows its bars; ``add`` may be called at any time, from any thread."""
 
     def __init__(self, console: Console, every_s: float, clock: Callable[[], float] | None = None) -> None:

@@ -33,7 +33,7 @@ from penstock_producer.sources.config import ImagesConfig
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock.cli.progress import Progress
+    from penstock.cli.progress import ProgressBars
 
 MODELS = {"keras": ("convnet", "dense"), "numpy": ("numpy-small", "numpy-large")}
 LATE = 0.3
@@ -193,7 +193,7 @@ def _await(trainers: tuple[Trainer, ...], state: str) -> None:
 class _Bars:
     """One bar per trainer."""
 
-    def __init__(self, shown: Progress, trainers: tuple[Trainer, ...], total: int) -> None:
+    def __init__(self, shown: ProgressBars, trainers: tuple[Trainer, ...], total: int) -> None:
         self._bars = [(one, shown.add(f"train {one.task.group}", total, "samples")) for one in trainers]
 
     def update(self) -> None:
