@@ -16,7 +16,7 @@ from penstock.demo.augment import augment, plain
 from penstock.demo.digits import Folders
 from penstock.demo.models import NumpyModel
 from penstock.demo.report import as_json, failures, tell
-from penstock.demo.session import Options, Outcome, goal_applies
+from penstock.demo.session import DemoOptions, Outcome, goal_applies
 from penstock.demo.trainer import Task
 from penstock.demo.trainers import Trainer
 from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit
@@ -75,7 +75,7 @@ def test_a_sample_that_was_not_delivered_is_no_success(outcome: Outcome) -> None
 
 def test_the_goal_is_for_the_whole_demo_only() -> None:
     """A few digits cannot be learned that well, and that is nobody's fault."""
-    options = Options(1797, 3, 2, None, None)
+    options = DemoOptions(1797, 3, 2, None, None)
     assert goal_applies(options)
     assert not goal_applies(dataclasses.replace(options, samples=300))
 

@@ -43,9 +43,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     end_by_signals()
     _require_extras()
     from penstock.demo.report import as_json, failures, tell
-    from penstock.demo.session import Options, goal_applies, run_demo
+    from penstock.demo.session import DemoOptions, goal_applies, run_demo
 
-    options = Options(args.samples, args.epochs, args.workers, args.trainer, args.keep)
+    options = DemoOptions(args.samples, args.epochs, args.workers, args.trainer, args.keep)
     try:
         outcome = run_demo(options, console)
     except KeyboardInterrupt:

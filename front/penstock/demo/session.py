@@ -44,8 +44,8 @@ SHARD_SAMPLES = 64
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the command was asked for."""
+class DemoOptions:
+    """The options of the command."""
 
     samples: int
     epochs: int
@@ -72,7 +72,7 @@ class Outcome:
     seconds: float
 
 
-def run_demo(options: Options, console: Console) -> Outcome:
+def run_demo(options: DemoOptions, console: Console) -> Outcome:
     """The whole demo. Every process it starts ends with it."""
     began = time.monotonic()
     with ExitStack() as stack:
@@ -120,7 +120,7 @@ def _choose_trainer(console: Console) -> str:
     return "numpy"
 
 
-def _task(options: Options, folders: Folders, url: str, name: str, seed: int) -> Task:
+def _task(options: DemoOptions, folders: Folders, url: str, name: str, seed: int) -> Task:
     return Task(
         url=url, group=name, model=name, epochs=options.epochs, samples=folders.train_count,
         train=folders.train, held_out=folders.held_out, seed=seed,
@@ -128,7 +128,7 @@ def _task(options: Options, folders: Folders, url: str, name: str, seed: int) ->
 
 
 def _produce_and_train(
-    options: Options, folders: Folders, url: str, trainers: tuple[Trainer, ...], stack: ExitStack, console: Console
+    options: DemoOptions, folders: Folders, url: str, trainers: tuple[Trainer, ...], stack: ExitStack, console: Console
 ) -> tuple[ProductionSummary, tuple[int, ...]]:
     plan = ProductionPlan(
         stream=STREAM,
@@ -158,7 +158,7 @@ def _produce_and_train(
         return production.summary(), tuple(sorted(pids))
 
 
-def _tell_stages(options: Options, early: Trainer, late: Trainer, console: Console) -> None:
+def _tell_stages(options: DemoOptions, early: Trainer, late: Trainer, console: Console) -> None:
     console.notices(
         f"3. {options.workers} worker processes decode each image and distort it at random, which costs about 5 ms of "
         f"Python a sample,\n   {options.epochs} times over (epochs), and append the results to a Redis stream.\n"
@@ -243,6 +243,6 @@ def _find_cli(server: EmbeddedServer) -> Path | None:
     return Path(found) if found else None
 
 
-def goal_applies(options: Options) -> bool:
+def goal_applies(options: DemoOptions) -> bool:
     """The accuracy is only promised for the whole demo."""
     return options.samples * options.epochs >= 1700 * 3
