@@ -28,7 +28,7 @@ Found = Iterable[tuple[Labels, float | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MetricSpec:
     """One metric."""
 
     name: str
@@ -86,82 +86,92 @@ def _living(glance: Glance, group: GroupGlance) -> float:
 
 
 TABLE = (
-    Line("penstock_stream_budget_bytes", "Payload bytes that the stream may hold.", _one(lambda g: g.budget_bytes)),
-    Line("penstock_stream_held_bytes", "Payload bytes that it holds.", _one(lambda g: g.held_bytes)),
-    Line("penstock_stream_written_entries", "Entries written.", _one(lambda g: g.made_entries), is_counter=True),
-    Line("penstock_stream_written_samples", "Samples written.", _one(lambda g: g.made_samples), is_counter=True),
-    Line("penstock_stream_written_bytes", "Payload bytes written.", _one(lambda g: g.made_bytes), is_counter=True),
-    Line(
+    MetricSpec(
+        "penstock_stream_budget_bytes", "Payload bytes that the stream may hold.", _one(lambda g: g.budget_bytes)
+    ),
+    MetricSpec("penstock_stream_held_bytes", "Payload bytes that it holds.", _one(lambda g: g.held_bytes)),
+    MetricSpec("penstock_stream_written_entries", "Entries written.", _one(lambda g: g.made_entries), is_counter=True),
+    MetricSpec("penstock_stream_written_samples", "Samples written.", _one(lambda g: g.made_samples), is_counter=True),
+    MetricSpec(
+        "penstock_stream_written_bytes", "Payload bytes written.", _one(lambda g: g.made_bytes), is_counter=True
+    ),
+    MetricSpec(
         "penstock_stream_bad_samples",
         "Samples of retained epochs that could not be made.",
         _one(lambda g: sum(epoch.bad for epoch in g.epochs)),
     ),
-    Line("penstock_stream_epochs", "Retained epochs by state.", _states, ("state",)),
-    Line("penstock_stream_waiting_writers", "Writers that wait for room.", _reasons, ("why",)),
-    Line("penstock_stream_writer_wait_seconds", "How long the longest of them has waited.", _one(lambda g: g.waited_s)),
-    Line("penstock_workers", "Worker processes that work for the stream.", _hosts("workers"), ("host",)),
-    Line("penstock_silent_workers", "Those of hosts that went silent without signing off.", _silent_hosts, ("host",)),
-    Line("penstock_workers_wished", "Workers that its trainers would keep busy.", _one(_wished)),
-    Line("penstock_worker_busy_ratio", "What part of their time workers make samples.", _hosts("busy"), ("host",)),
-    Line("penstock_worker_room_wait_ratio", "What part of it they wait for room.", _hosts("room"), ("host",)),
-    Line("penstock_worker_idle_ratio", "What part of it they have no job.", _hosts("idle"), ("host",)),
-    Line(
+    MetricSpec("penstock_stream_epochs", "Retained epochs by state.", _states, ("state",)),
+    MetricSpec("penstock_stream_waiting_writers", "Writers that wait for room.", _reasons, ("why",)),
+    MetricSpec(
+        "penstock_stream_writer_wait_seconds", "How long the longest of them has waited.", _one(lambda g: g.waited_s)
+    ),
+    MetricSpec("penstock_workers", "Worker processes that work for the stream.", _hosts("workers"), ("host",)),
+    MetricSpec(
+        "penstock_silent_workers", "Those of hosts that went silent without signing off.", _silent_hosts, ("host",)
+    ),
+    MetricSpec("penstock_workers_wished", "Workers that its trainers would keep busy.", _one(_wished)),
+    MetricSpec(
+        "penstock_worker_busy_ratio", "What part of their time workers make samples.", _hosts("busy"), ("host",)
+    ),
+    MetricSpec("penstock_worker_room_wait_ratio", "What part of it they wait for room.", _hosts("room"), ("host",)),
+    MetricSpec("penstock_worker_idle_ratio", "What part of it they have no job.", _hosts("idle"), ("host",)),
+    MetricSpec(
         "penstock_group_given_samples",
         "Samples given to members.",
         _groups(lambda _, g: g.given_samples),
         ("group",),
         is_counter=True,
     ),
-    Line(
+    MetricSpec(
         "penstock_group_given_bytes",
         "Payload bytes given to members.",
         _groups(lambda _, g: g.given_bytes),
         ("group",),
         is_counter=True,
     ),
-    Line(
+    MetricSpec(
         "penstock_group_lag_entries",
         "Entries that no member was given.",
         _groups(lambda _, g: g.lag_entries),
         ("group",),
     ),
-    Line(
+    MetricSpec(
         "penstock_group_lag_samples",
         "Samples that no member was given.",
         _groups(lambda _, g: g.lag_samples),
         ("group",),
     ),
-    Line("penstock_group_lag_seconds", "Age of the oldest of them.", _groups(lambda _, g: g.lag_s), ("group",)),
-    Line(
+    MetricSpec("penstock_group_lag_seconds", "Age of the oldest of them.", _groups(lambda _, g: g.lag_s), ("group",)),
+    MetricSpec(
         "penstock_group_pending_entries",
         "Entries given out and not acknowledged.",
         _groups(lambda _, g: g.pending_entries),
         ("group",),
     ),
-    Line(
+    MetricSpec(
         "penstock_group_redelivered_entries",
         "Of the oldest pending, those given out more than once.",
         _groups(lambda _, g: g.redelivered_entries),
         ("group",),
     ),
-    Line(
+    MetricSpec(
         "penstock_group_orphaned_entries", "Pending entries of members that are silent.", _groups(_orphaned), ("group",)
     ),
-    Line(
+    MetricSpec(
         "penstock_group_dead_letters",
         "Entries that the group could not read.",
         _groups(lambda _, g: g.dead_letters),
         ("group",),
     ),
-    Line("penstock_group_members", "Members heard of in the last 10 s.", _groups(_living), ("group",)),
-    Line("penstock_group_silent_members", "Members not heard of for longer.", _groups(_silent), ("group",)),
-    Line(
+    MetricSpec("penstock_group_members", "Members heard of in the last 10 s.", _groups(_living), ("group",)),
+    MetricSpec("penstock_group_silent_members", "Members not heard of for longer.", _groups(_silent), ("group",)),
+    MetricSpec(
         "penstock_group_holds_data",
         "1 if what the group has not read is kept for it.",
         _groups(lambda _, g: g.holds),
         ("group",),
     ),
-    Line(
+    MetricSpec(
         "penstock_group_wait_ratio",
         "What part of their time its training loops wait for batches.",
         _groups(_wait_ratio),
