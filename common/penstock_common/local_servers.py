@@ -32,7 +32,7 @@ class Announced:
 
 
 @dataclass(frozen=True)
-class Found:
+class LocalServers:
     """The servers of this user that run, the last started first, and the files that dead ones left."""
 
     running: Sequence[Announced]
@@ -81,12 +81,12 @@ def announced(url: str, port: int, folder: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def find_servers_of_user(folder: Path) -> Found:
+def find_servers_of_user(folder: Path) -> LocalServers:
     """Return the servers that announced themselves in a folder; what others could have put there does not count."""
     try:
         require_private_folder(folder)  # else its owner may have moved this user's files there from elsewhere
     except OSError:
-        return Found((), ())
+        return LocalServers((), ())
     running: list[tuple[int, Announced]] = []
     left: list[Path] = []
     for file in sorted(path for path in folder.glob("server-*.url") if _NAME.fullmatch(path.name)):
@@ -101,7 +101,7 @@ def find_servers_of_user(folder: Path) -> Found:
                     left.append(file)
             finally:
                 os.close(descriptor)
-    return Found([server for _, server in sorted(running, key=lambda each: -each[0])], left)
+    return LocalServers([server for _, server in sorted(running, key=lambda each: -each[0])], left)
 
 
 def _placed(file: Path, url: str) -> int:
