@@ -17,7 +17,7 @@ change of the load within the half minute."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class RateReading:
     """A pace at one moment."""
 
     rate: float | None
@@ -69,12 +69,12 @@ class Pace:
             self._uncounted_s = 0.0
             self._samples += samples
 
-    def look(self) -> Look:
+    def look(self) -> RateReading:
         """What it comes to now."""
         with self._lock:
             self._pass()
             total = sum(self._spent.values())
-            return Look(
+            return RateReading(
                 rate=self._weight / self._worked_s if self._weight and self._worked_s > 0 else None,
                 shares={kind: spent / total for kind, spent in self._spent.items()} if total > 0 else {},
                 samples=self._samples,

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock_common.pace import Look, Pace
+from penstock_common.pace import Pace, RateReading
 from penstock_common.stream.watching.paces import Fleet, Paces, Told
 from penstock_producer.jobs.autoscaler import StreamLoad, WorkerTarget, load_of, part_of, shown, wish
 
@@ -109,7 +109,7 @@ class World:
 
     def load(self) -> StreamLoad:
         """What all would say now."""
-        looks: dict[str, Look] = {name: pace.look() for name, pace in self.paces.items()}
+        looks: dict[str, RateReading] = {name: pace.look() for name, pace in self.paces.items()}
         told = {name: Told(look.rate, look.shares, look.samples) for name, look in looks.items()}
         groups = {(name, "one"): one for name, one in told.items() if name in self.steps_s}
         return load_of(Paces({n: one for n, one in told.items() if n not in self.steps_s}, groups, {}))
@@ -229,7 +229,7 @@ def test_a_pace_leaves_waiting_out() -> None:
     """A rate that sank with waiting would make a starving trainer look as if it needed nothing."""
     now = 0.0
     pace = Pace("busy", clock=lambda: now)
-    assert pace.look() == Look(None, {}, 0)
+    assert pace.look() == RateReading(None, {}, 0)
     for _ in range(20):
         pace.enter("busy")
         now += 0.5
