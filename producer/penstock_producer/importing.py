@@ -20,7 +20,7 @@ from penstock_common.format.spec import META
 from penstock_common.format.wire import decode
 from penstock_common.segments.exports import ExportFolder
 from penstock_common.segments.reading import SegmentReader
-from penstock_common.segments.scanning import Found
+from penstock_common.segments.scanning import ScannedRecord
 from penstock_common.segments.whole import whole_epoch
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
@@ -120,8 +120,8 @@ class _Run:
     """The import of one epoch."""
 
     def __init__(
-        self, writer: Writer, segments: SegmentReader, folder: ExportFolder, note: EpochNote, found: list[Found],
-        progress: Progress,
+        self, writer: Writer, segments: SegmentReader, folder: ExportFolder, note: EpochNote,
+        found: list[ScannedRecord], progress: Progress,
     ) -> None:  # fmt: skip
         self._writer, self._segments, self._folder, self.note = writer, segments, folder, note
         self._found, self._progress, self._done = found, progress, 0
@@ -165,7 +165,7 @@ class _Run:
             client, stream, note.epoch, kind=note.kind, seed=note.seed, fingerprint=note.fingerprint, sizes=note.sizes
         )
 
-    def _compare(self, manifest: Manifest, shard: int, found: list[Found], upto: int) -> None:
+    def _compare(self, manifest: Manifest, shard: int, found: list[ScannedRecord], upto: int) -> None:
         """Raise StreamConflict where the samples committed below an offset are not those of the files."""
         if not upto:
             return
@@ -180,7 +180,7 @@ class _Run:
             self._done += sum(one.header.ref.sizes) if one.header.ref else 0
         self._progress(self.note.epoch, min(self._done, self.note.nbytes), self.note.nbytes)
 
-    def _is_same(self, record: Record | None, one: Found, shard: int) -> bool:
+    def _is_same(self, record: Record | None, one: ScannedRecord, shard: int) -> bool:
         header = one.header
         if record is None or (record.end, record.count, record.holes) != (header.end, header.count, header.holes):
             return False
@@ -193,7 +193,7 @@ class _Run:
             "import into a new stream, or name other epochs with --epoch"
         )
 
-    def _write(self, opened: ShardWriter, shard: int, found: list[Found], size: int) -> None:
+    def _write(self, opened: ShardWriter, shard: int, found: list[ScannedRecord], size: int) -> None:
         """Write the samples of a shard that are not committed yet."""
         for one in found:
             self._write_holes(opened, shard, one.header.first)
@@ -213,7 +213,7 @@ class _Run:
             why = self._why.get(shard, {})
             opened.write_block(block, {hole: why[hole] for hole in block.holes})
 
-    def _block(self, one: Found) -> Block:
+    def _block(self, one: ScannedRecord) -> Block:
         ref = one.header.ref
         assert ref is not None
         try:

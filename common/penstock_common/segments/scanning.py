@@ -14,7 +14,7 @@ from penstock_common.segments.folder import OpenSegment
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ScannedRecord:
     """One record of a file."""
 
     meta: bytes
@@ -22,7 +22,7 @@ class Found:
     header: Header
 
 
-def scan(opened: OpenSegment) -> Iterator[Found]:
+def scan(opened: OpenSegment) -> Iterator[ScannedRecord]:
     """The records of a file in the order written; raises BadSegment where one is damaged.
 
     They end where no record of this life of the file begins, so a file that was cut short between two of them looks
@@ -49,5 +49,5 @@ def scan(opened: OpenSegment) -> Iterator[Found]:
             raise BadSegment(f"{opened.name} at {at}: a record of {record.nbytes} bytes, and the file ends before")
         if (header.stream, header.epoch) != (info.stream, info.epoch):
             raise BadSegment(f"{opened.name} at {at}: a record of stream {header.stream}, epoch {header.epoch}")
-        yield Found(meta, header)
+        yield ScannedRecord(meta, header)
         at = end

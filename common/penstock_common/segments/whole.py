@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from penstock_common.errors import BadExport, BadSegment
 from penstock_common.format.export import EpochNote, FileNote
 from penstock_common.segments.exports import ExportFolder
-from penstock_common.segments.scanning import Found, scan
+from penstock_common.segments.scanning import ScannedRecord, scan
 
 
-def whole_epoch(folder: ExportFolder, note: EpochNote) -> Iterator[Found]:
+def whole_epoch(folder: ExportFolder, note: EpochNote) -> Iterator[ScannedRecord]:
     """The epoch's blocks in canonical order; raises BadExport where one is missing, twice, damaged, or none of its."""
     bad = {(shard, offset) for shard, offset, _ in note.bad}
     walk = _Walk(folder, note, bad)
@@ -21,7 +21,7 @@ def whole_epoch(folder: ExportFolder, note: EpochNote) -> Iterator[Found]:
     walk.end()
 
 
-def _records(folder: ExportFolder, file: FileNote) -> Iterator[Found]:
+def _records(folder: ExportFolder, file: FileNote) -> Iterator[ScannedRecord]:
     opened = folder.open_noted(file)
     count = 0
     try:
@@ -46,7 +46,7 @@ class _Walk:
         self._folder, self._note, self._bad = folder, note, bad
         self._shard = self._offset = self._samples = self._holes = 0
 
-    def take(self, found: Found) -> None:
+    def take(self, found: ScannedRecord) -> None:
         header, sizes = found.header, self._note.sizes
         if header.epoch != self._note.epoch or header.shard >= len(sizes) or header.end > sizes[header.shard]:
             raise self._error(f"a block of epoch {header.epoch}, shard {header.shard}, offsets up to {header.end - 1}")
