@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock_common.format.header import Header
 from penstock_common.stream.audit.accounts import EpochAudit, GroupAudit, MissingRange
-from penstock_common.stream.audit.survey import LATEST, GroupSurvey, Held, Survey
+from penstock_common.stream.audit.survey import LATEST, GroupSurvey, Survey, SurveyedEntry
 from penstock_common.stream.entries import Record, is_believable, parse_id
 from penstock_common.stream.groups.ledger import runs
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest
@@ -121,7 +121,7 @@ class _Judge:
 
     # --- entries ---
 
-    def _check_header(self, held: Held, shard: int, record: Record) -> None:
+    def _check_header(self, held: SurveyedEntry, shard: int, record: Record) -> None:
         name = f"entry {held.entry_id.decode()} ({_identity(shard, record)})"
         if held.problem and not held.is_gone:
             self._find(f"{name} cannot be read: {held.problem}")
@@ -135,7 +135,7 @@ class _Judge:
         if held.nbytes != record.nbytes:
             self._find(f"{name} holds {held.nbytes} bytes, its index record says {record.nbytes}")
 
-    def _name_stray(self, held: Held) -> None:
+    def _name_stray(self, held: SurveyedEntry) -> None:
         """An entry that no commit wrote."""
         name, header = f"entry {held.entry_id.decode()} is in no index", held.header
         if header is None or held.problem:

@@ -63,7 +63,7 @@ return found
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SurveyedEntry:
     """One entry that is there."""
 
     entry_id: bytes
@@ -106,7 +106,7 @@ class Survey:
     """The roster after: what was trimmed meanwhile is marked there."""
     newest: EntryId
     """The newest committed id when reading began: what the index has beyond it may be too new to have been seen."""
-    held: dict[bytes, Held]
+    held: dict[bytes, SurveyedEntry]
     index: dict[int, list[Record]]
     """Shard -> records in order."""
     quarantined: set[tuple[int, int]]
@@ -230,7 +230,7 @@ def _quarantined(client: Client, partition: PartitionKeys, epoch: int) -> set[tu
 
 def _held(
     client: Client, partition: PartitionKeys, epoch: int, spec: Spec, *, deep: bool, segments: SegmentReader | None
-) -> Iterator[Held]:
+) -> Iterator[SurveyedEntry]:
     start, count = b"-", 4
     while True:
         page = _page(client, partition, epoch, start, count)
@@ -241,7 +241,7 @@ def _held(
             if gone and not client.xrange(partition.entries(epoch), entry_id, entry_id):
                 continue  # removed since it was listed, and its segment then
             held = nbytes if header is None or header.ref is None else _payload_bytes(header, header.ref)
-            yield Held(entry_id, held, header, gone or problems.get(entry_id, problem), bool(gone))
+            yield SurveyedEntry(entry_id, held, header, gone or problems.get(entry_id, problem), bool(gone))
         if len(page) < count:
             return
         start = b"(" + page[-1][0]
