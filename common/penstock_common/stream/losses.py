@@ -41,7 +41,7 @@ MOST_SAID = 5
 COMMITTED, ACKNOWLEDGED = "committed", "acknowledged"
 
 
-class Held(Protocol):
+class LeasedEntry(Protocol):
     """The part of a lease that a witness reads: which entry it is of."""
 
     partition: int
@@ -52,7 +52,7 @@ class Held(Protocol):
 class Settled(NamedTuple):
     """Samples of one entry that were trained on; they lie in the offsets [first, end)."""
 
-    lease: Held
+    lease: LeasedEntry
     first: int
     end: int
     samples: int
