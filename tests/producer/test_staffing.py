@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from penstock_common.pace import Pace, RateReading
-from penstock_common.stream.watching.paces import Fleet, Paces, Told
+from penstock_common.stream.watching.paces import FleetReport, Paces, Told
 from penstock_producer.jobs.autoscaler import StreamLoad, WorkerTarget, load_of, part_of, shown, wish
 
 STEADY_S, AFTER_S = 60.0, 600.0
@@ -215,13 +215,13 @@ def test_nothing_known_changes_nothing() -> None:
 
 def test_fleets_on_several_hosts_share_the_wish() -> None:
     """Each follows by itself: together they must come to the wish, not each of them alone."""
-    fleets = {"a": Fleet(8, 1), "b": Fleet(8, 3), "c": Fleet(16, 2)}
+    fleets = {"a": FleetReport(8, 1), "b": FleetReport(8, 3), "c": FleetReport(16, 2)}
     for wanted in range(3, 40):
         parts = {name: part_of(name, wanted, fleets, others=0) for name in fleets}
         assert sum(parts.values()) == min(max(wanted, 3), 32) or min(parts.values()) == 1, parts
         assert all(parts[name] <= fleet.most for name, fleet in fleets.items())
-    assert part_of("a", 10, {"a": Fleet(20, 1)}, others=4) == 6
-    assert part_of("a", 3, {"a": Fleet(20, 1)}, others=4) == 1
+    assert part_of("a", 10, {"a": FleetReport(20, 1)}, others=4) == 6
+    assert part_of("a", 3, {"a": FleetReport(20, 1)}, others=4) == 1
     assert part_of("a", 7, {}, others=0) == 7
 
 

@@ -15,7 +15,7 @@ from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.streams import find_stream
-from penstock_common.stream.watching.paces import Fleet, Paces, Teller, fleet_field, load_paces
+from penstock_common.stream.watching.paces import FleetReport, Paces, Teller, fleet_field, load_paces
 
 LOOK_S = 2.0
 LEAVE_S = 0.3
@@ -67,7 +67,7 @@ class Autoscaler:
         heard = [self._hear(name, now) for name in self._current()]
         self.load = together([load_of(paces) for paces in heard])
         fleets = {name: fleet for paces in heard for name, fleet in paces.fleets.items()}
-        fleets[self._name] = Fleet(self._most, now)
+        fleets[self._name] = FleetReport(self._most, now)
         following = sum(fleet.now for fleet in fleets.values())
         others = max(0, self.load.workers - following)
         wanted = self._staffing.decide(self._clock(), others + following, self.load)
@@ -259,7 +259,7 @@ class WorkerTarget:
         return min(self._most, max(self._least, workers))
 
 
-def part_of(name: str, wanted: int, fleets: Mapping[str, Fleet], others: int) -> int:
+def part_of(name: str, wanted: int, fleets: Mapping[str, FleetReport], others: int) -> int:
     """How many of ``wanted`` workers this fleet should have, where several follow the same wish.
 
     ``others`` workers are there whatever is wished. Each fleet gets a part like its share of all that could be had, and

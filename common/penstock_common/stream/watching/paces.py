@@ -58,7 +58,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetReport:
     """A command that starts and stops worker processes by what is wished."""
 
     most: int
@@ -75,7 +75,7 @@ class Paces:
     """Worker's name -> what it said. Only those whose last job was of this stream."""
     trainers: dict[tuple[str, str], Told]
     """(group, member) -> what it said."""
-    fleets: dict[str, Fleet]
+    fleets: dict[str, FleetReport]
     """Name -> what it said."""
     silent: dict[str, float] = field(default_factory=dict)
     """Workers that said nothing for ten seconds, and did not sign off -> seconds since they did; for ten minutes."""
@@ -154,7 +154,7 @@ def load_paces(client: Client, stream: Stream) -> Paces:
                 paces.silent[rest] = ago_ms / 1000
             continue
         if kind == "f":
-            paces.fleets[rest] = Fleet(int(said["most"]), int(said["now"]))
+            paces.fleets[rest] = FleetReport(int(said["most"]), int(said["now"]))
         elif kind == "w":
             paces.workers[rest] = _told(said)
         else:
