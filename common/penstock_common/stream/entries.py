@@ -58,8 +58,8 @@ def is_believable(record: Record) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """What a writer goes by: how far its shard is, whether it may be written, and what is held."""
+class ShardProgress:
+    """The state of a shard as its writer finds it: its end, whether it may be written, and the bytes held."""
 
     end: int
     """Offsets below it are committed."""
@@ -81,12 +81,14 @@ def look_commands(partition: PartitionKeys, epoch: int, shard: int) -> list[Comm
 
 
 @readable(lambda replies, where, partition, epoch, shard: f"{partition.index(epoch, shard)} or {partition.roster}")
-def read_look(replies: Sequence[Reply], where: Client, partition: PartitionKeys, epoch: int, shard: int) -> Progress:
+def read_look(
+    replies: Sequence[Reply], where: Client, partition: PartitionKeys, epoch: int, shard: int
+) -> ShardProgress:
     """The answer to `look_commands`; raises the first error among them."""
     raise_errors(replies, where, commit_keys(partition, epoch, shard))
     newest, state, held = cast("tuple[list[Any], bytes | None, bytes | None]", tuple(replies))
     end, writer = (_end_of(newest[0][0]), _writer_of(newest[0][1])) if newest else (0, None)
-    return Progress(end, state or b"", int(held or 0), writer)
+    return ShardProgress(end, state or b"", int(held or 0), writer)
 
 
 def _writer_of(fields: Sequence[bytes]) -> str:
@@ -97,14 +99,14 @@ def _writer_of(fields: Sequence[bytes]) -> str:
 @readable(lambda answer, block, live_state, writer="", roster="a roster": roster)
 def read_commit(
     answer: Reply, block: Block, live_state: str, writer: str = "", roster: str = "a roster"
-) -> tuple[bool, Progress]:
+) -> tuple[bool, ShardProgress]:
     """What the script of a commit says: whether the block is committed, and how things stand."""
     match answer:
         case int():
-            return True, Progress(block.end, live_state.encode(), answer, writer)
+            return True, ShardProgress(block.end, live_state.encode(), answer, writer)
         case [bytes() as at, bytes() as state, bytes() as held, bytes() as newest]:
             end = _end_of(at)
-            return False, Progress(end, state, int(held), newest.decode(errors="replace") if end else None)
+            return False, ShardProgress(end, state, int(held), newest.decode(errors="replace") if end else None)
     raise PenstockError(f"the script of a commit answered {answer!r:.80}")
 
 

@@ -34,7 +34,7 @@ from penstock_common.server.connection import open_channel
 from penstock_common.server.error_translation import address
 from penstock_common.stream.commands import Arg, Client, Key, run_script_on
 from penstock_common.stream.entries import (
-    Progress,
+    ShardProgress,
     commit_commands,
     commit_keys,
     index_records,
@@ -430,7 +430,7 @@ class Committer:
         if self._lane is not None:
             self._lane.close()
 
-    def _look(self) -> Progress:
+    def _look(self) -> ShardProgress:
         self._channel.send(look_commands(self._partition, self._manifest.epoch, self._shard))
         replies = [self._channel.read() for _ in range(3)]
         return read_look(replies, self._client, self._partition, self._manifest.epoch, self._shard)
