@@ -35,7 +35,7 @@ def looked_ahead(blocks: Iterator[T], nbytes: Callable[[T], int]) -> Iterator[tu
         yield block, True
 
 
-class Look:
+class ReadaheadSink:
     """An EntrySink that asks the disk for what an entry refers to, and has no opinion of it: whoever reads it has."""
 
     def __init__(self, spec: Spec, segments: SegmentReader) -> None:

@@ -33,7 +33,7 @@ from penstock_consumer.pipeline.meter import Meter
 from penstock_consumer.pipeline.prefetch import Prefetch
 from penstock_consumer.receiving.line import Line
 from penstock_consumer.receiving.receive import Received, Receiver, check_identity, read_by_id
-from penstock_consumer.replaying.lookahead import Look, looked_ahead
+from penstock_consumer.replaying.lookahead import ReadaheadSink, looked_ahead
 from penstock_consumer.replaying.passes import PREFETCH_BYTES, Passes, permuted
 from penstock_consumer.replaying.retained import Retained
 
@@ -117,7 +117,7 @@ class Replay(Passes):
         segments = reader_of(self.stream, gives_views=self._views)
         receiver = Receiver(self.spec, assembler, where, 0, received.append, segments)
         records = permuted((found for found in self._retained.records() if found[1].entry_id), shuffle)
-        look = None if segments is None or segments.lies_in_memory else Look(self.spec, segments)
+        look = None if segments is None or segments.lies_in_memory else ReadaheadSink(self.spec, segments)
         ahead = _Ahead(line, self.stream, self.epoch, records, AHEAD if segments is None else AHEAD_HEADERS, look)
         while True:
             while not queue.wait_for_room(ahead.nbytes if segments is None else ahead.next_nbytes, 0.2):
@@ -169,7 +169,7 @@ class _Ahead:
         epoch: int,
         records: Iterator[tuple[int, Record]],
         most: int,
-        look: Look | None,
+        look: ReadaheadSink | None,
     ) -> None:
         self._line, self._stream, self._epoch, self._most, self._look = line, stream, epoch, most, look
         self._due: Iterator[tuple[tuple[int, Record], bool]] = (
