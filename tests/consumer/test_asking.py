@@ -14,14 +14,16 @@ from penstock_consumer.shared.asking import (
     SHORTEST_MS,
     TAKEN_AT_ONCE,
     Asking,
-    Request,
+    FetchRequest,
 )
 
 BUDGET = 64 << 20
 STREAM = 1 << 30
 
 
-def given(asking: Asking, entries: int, waited_s: float = 0.0, nbytes: int = 250_000, now_s: float = 0.0) -> Request:
+def given(
+    asking: Asking, entries: int, waited_s: float = 0.0, nbytes: int = 250_000, now_s: float = 0.0
+) -> FetchRequest:
     """The reader sends one request of what it is told to send, and is answered."""
     request = asking.next_requests(0, is_ended=False)[-1]
     for _ in range(entries):
@@ -38,7 +40,7 @@ def one_each(seconds: float, partitions: int = 1, stream_bytes: int = STREAM) ->
     return asking
 
 
-def waits(requests: list[Request]) -> list[int | None]:
+def waits(requests: list[FetchRequest]) -> list[int | None]:
     """How long each may wait."""
     return [request.block_ms for request in requests]
 

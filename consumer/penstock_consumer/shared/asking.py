@@ -32,7 +32,7 @@ BUDGET_SHARE = 8
 are to go on meanwhile."""
 
 
-class Request(NamedTuple):
+class FetchRequest(NamedTuple):
     """One read of one partition."""
 
     partition: int
@@ -91,7 +91,7 @@ class Asking:
         """An entry of so many bytes."""
         self._entry_bytes += (nbytes - self._entry_bytes) * (0.2 if self._entry_bytes else 1.0)
 
-    def answered(self, request: Request, entries: int, waited_s: float, now_s: float) -> None:
+    def answered(self, request: FetchRequest, entries: int, waited_s: float, now_s: float) -> None:
         """One request brought so many entries now, and was waited for so long."""
         self._waited_s += waited_s
         if not entries:
@@ -123,7 +123,7 @@ class Asking:
         owed_bytes = members * TAKEN_AT_ONCE * self._entry_bytes
         return self._empty == self._in_vain <= RESTS_IN_VAIN and owed_bytes <= self._stream_bytes / BUDGET_SHARE
 
-    def next_requests(self, under_way: int, *, is_ended: bool) -> list[Request]:
+    def next_requests(self, under_way: int, *, is_ended: bool) -> list[FetchRequest]:
         """What to send now, one partition after the other; of an epoch that ``is_ended`` nothing is waited for.
 
         An idle reader sends one request, or with several partitions a sweep over them, and waits for all its answers;
@@ -140,7 +140,7 @@ class Asking:
         for _ in range(most - under_way):
             is_last = (is_slow and size == 1) or self._turn % round_of == round_of - 1
             block_ms = None if is_ended or self._has_rested else self._patience_ms(is_last=is_last)
-            requests.append(Request(self._turn % size, count, block_ms))
+            requests.append(FetchRequest(self._turn % size, count, block_ms))
             self._turn += 1
         self._has_rested = False
         return requests

@@ -29,7 +29,7 @@ from penstock_consumer.receiving.receive import Received, Receiver, read_by_id
 from penstock_consumer.receiving.stale import cause_of, is_settled
 from penstock_consumer.settling.holds import why_no_room
 from penstock_consumer.shared.arrivals import Arrivals
-from penstock_consumer.shared.asking import Asking, Request
+from penstock_consumer.shared.asking import Asking, FetchRequest
 from penstock_consumer.shared.burials import Burials, suspicion
 from penstock_consumer.shared.keeper import Claimed, Keeper
 from penstock_consumer.shared.others import holders, living
@@ -71,7 +71,7 @@ class EpochReader:
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
         self._line = Line(place.client, queue, notify)
         self._asking = Asking(len(self._partitions), queue.budget_bytes, place.stream.budget_bytes)
-        self._asked, self._resting = deque[Request](), Resting(place.client, place.stream.keys)
+        self._asked, self._resting = deque[FetchRequest](), Resting(place.client, place.stream.keys)
         self._arrivals, queue.when_less = Arrivals(place.client), arena.trim
 
     def run(self) -> None:
