@@ -35,8 +35,8 @@ from penstock_consumer.receiving.line import Line
 _META = META.encode()
 
 
-class Place(Protocol):
-    """What the receiver must know of where it reads."""
+class ReadScope(Protocol):
+    """The part of an epoch that a receiver reads, and the samples that it wants of each entry."""
 
     def check(self, header: Header) -> None:
         """Raises BadEntry unless the header's identity lies inside the manifest."""
@@ -102,7 +102,7 @@ class Receiver:
         self,
         spec: Spec,
         assembler: Assembler,
-        place: Place,
+        place: ReadScope,
         partition: int,
         report: Callable[[Received], None],
         segments: SegmentReader | None = None,
