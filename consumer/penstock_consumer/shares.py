@@ -113,8 +113,8 @@ def _silent(_: str) -> None:
 # --- in the process that trains ---------------------------------------------------------------------------------------
 
 
-class Carried(Protocol):
-    """What is known of a batch that another process has read."""
+class RemoteBatch(Protocol):
+    """A batch that another process has read, as far as this process knows it."""
 
     epoch: int
     position: int
@@ -180,7 +180,7 @@ class Shares:
             timeout_s=loader._timeout_s,
         )  # fmt: skip
 
-    def take(self, part: Part, carried: Carried) -> Batch:
+    def take(self, part: Part, carried: RemoteBatch) -> Batch:
         """A batch that was read elsewhere goes to the framework, as if it had been read here."""
         self._reading.raise_error()
         lease = Lease(0, part.epoch, 0, b"", carried.size)
