@@ -27,7 +27,7 @@ from penstock_producer.sources.names import forget, register
 from penstock_producer.sources.transform import BLOCK_SAMPLES
 
 
-class Production:
+class BackgroundProduction:
     """A running production, with its `progress`. Leaving a ``with`` block stops it."""
 
     def __init__(self, loop: Loop, tokens: list[str]) -> None:
@@ -122,7 +122,7 @@ def produce(
     worker_memory_bytes: int | None = None,
     wait: bool = False,
     notify: Notify = to_stderr,
-) -> Production:
+) -> BackgroundProduction:
     """Let worker processes produce epochs of an object with a length and items, of batches or of an iterable.
 
     Objects and functions may be local to this process, such as closures in a notebook.
@@ -190,7 +190,7 @@ def produce(
         for token in tokens:
             forget(token)
         raise
-    production = Production(loop, tokens)
+    production = BackgroundProduction(loop, tokens)
     if wait:
         production.wait()
     return production
