@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock_consumer.pipeline.batch import Batch
-from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
+from penstock_consumer.pipeline.prefetch import Prefetch, QueueStopped
 
 
 def batch(nbytes: int) -> Batch:
@@ -78,6 +78,6 @@ def test_a_reader_nobody_needs_any_more_is_stopped_at_once() -> None:
     queue = Prefetch(1)
     queue.put(batch(10))
     threading.Timer(0.05, queue.stop).start()
-    with pytest.raises(Stopped):
+    with pytest.raises(QueueStopped):
         queue.wait_for_room(0, 30)
     assert queue.is_stopped

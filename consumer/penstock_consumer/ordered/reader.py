@@ -37,7 +37,7 @@ from penstock_consumer.ordered.ranks import OrderedPlace
 from penstock_consumer.ordered.walk import Walk, shards_in_order
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
-from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
+from penstock_consumer.pipeline.prefetch import Prefetch, QueueStopped
 from penstock_consumer.receiving.line import Line
 from penstock_consumer.receiving.newer import too_old
 from penstock_consumer.receiving.receive import Received, Receiver, read_by_id
@@ -133,7 +133,7 @@ class OrderedReader:
         try:
             self._read()
             self.queue.end()
-        except Stopped:
+        except QueueStopped:
             self.queue.end()
         except EpochNotFound as error:
             self._end_released(error)
@@ -212,7 +212,7 @@ class OrderedReader:
         return step >= self.steps.count(total) or done >= hi - lo  # a smaller last batch, of 'keep'
 
     def _await_more(self) -> None:
-        self.queue.wait_for_room(0, 0)  # raises Stopped
+        self.queue.wait_for_room(0, 0)  # raises QueueStopped
         # one that lies there for ever, of no step of this rank or of a shard not known yet, must not drown the word
         self.queue.meter.to("producers")
         self._is_dry = False

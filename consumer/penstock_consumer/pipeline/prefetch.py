@@ -16,7 +16,7 @@ from penstock_consumer.pipeline.causes import Spent, attribute
 from penstock_consumer.pipeline.meter import Meter
 
 
-class Stopped(Exception):
+class QueueStopped(Exception):
     """Raised in the reader's thread when nobody will take what it brings."""
 
 
@@ -56,14 +56,14 @@ class Prefetch:
             self._changed.notify_all()
 
     def wait_for_room(self, pending_bytes: int, timeout_s: float) -> bool:
-        """Whether more may be read: less than the limit is waiting, or nothing at all. Raises Stopped."""
+        """Whether more may be read: less than the limit is waiting, or nothing at all. Raises QueueStopped."""
         with self._changed:
             if not self._has_room(pending_bytes):
                 self._allowance.refused()
                 if timeout_s > 0:
                     self._rest(pending_bytes, timeout_s)
             if self._stopped:
-                raise Stopped
+                raise QueueStopped
             is_less, self._is_less = self._is_less, False
             has_room = self._has_room(pending_bytes)
         if is_less:
@@ -71,11 +71,11 @@ class Prefetch:
         return has_room
 
     def wait_until_empty(self, timeout_s: float) -> bool:
-        """Whether everything that was put in was taken. Raises Stopped."""
+        """Whether everything that was put in was taken. Raises QueueStopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or not self._batches, timeout_s)
             if self._stopped:
-                raise Stopped
+                raise QueueStopped
             return not self._batches
 
     @property

@@ -19,7 +19,7 @@ from penstock_consumer.membership.session import AT_ONCE_S
 from penstock_consumer.pipeline.again import Outlet, Shuffle
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler, Batch
-from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
+from penstock_consumer.pipeline.prefetch import Prefetch, QueueStopped
 from penstock_consumer.pipeline.stage import Setting
 
 PREFETCH_BYTES = 64 << 20
@@ -64,7 +64,7 @@ class Passes:
         raise NotImplementedError
 
     def _read(self, queue: Prefetch, shuffle: Shuffle | None, arena: Arena) -> None:
-        """One pass, in a thread of its own, its batches in memory of ``arena``; raises Stopped, or what ends it."""
+        """One pass, in a thread of its own, its batches in memory of ``arena``; raises QueueStopped or what ends it."""
         raise NotImplementedError
 
     def _check(self) -> None:
@@ -120,7 +120,7 @@ class Passes:
         queue.when_less = arena.trim
         try:
             self._read(queue, shuffle, arena)
-        except Stopped:
+        except QueueStopped:
             self._end(queue, arena)
         except BaseException as error:
             self._end(queue, arena, error)

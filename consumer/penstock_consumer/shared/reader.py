@@ -22,7 +22,7 @@ from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
-from penstock_consumer.pipeline.prefetch import Prefetch, Stopped
+from penstock_consumer.pipeline.prefetch import Prefetch, QueueStopped
 from penstock_consumer.receiving.line import Line
 from penstock_consumer.receiving.newer import is_newer, refuse_newer
 from penstock_consumer.receiving.receive import Received, Receiver, read_by_id
@@ -79,9 +79,9 @@ class EpochReader:
         try:
             self._read()
             self.queue.end()
-        except (Stopped, errors.UnsupportedVersion, errors.TooManyDeadLetters) as error:
+        except (QueueStopped, errors.UnsupportedVersion, errors.TooManyDeadLetters) as error:
             self._drain()
-            self.queue.end(None if isinstance(error, Stopped) else error)
+            self.queue.end(None if isinstance(error, QueueStopped) else error)
         except EpochNotFound as error:
             self._end_released(error)
         except SegmentsUnseen as error:
@@ -269,7 +269,7 @@ class EpochReader:
         try:
             while self._asked:
                 self._take_answer()
-        except (PenstockError, Stopped):
+        except (PenstockError, QueueStopped):
             self._asked.clear()
 
     def _has_claims(self, *, suspect: bool = False) -> bool:
@@ -364,7 +364,7 @@ class EpochReader:
             if self._has_claims():
                 return False
             if self.queue.is_stopped:
-                raise Stopped
+                raise QueueStopped
             if self._has_claims(suspect=True):  # handed next when it is fetched: a death is then its own
                 if self.queue.wait_until_empty(0.2):
                     self._fetch_claims(suspect=True)
