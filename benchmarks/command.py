@@ -7,7 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,13 +20,16 @@ def penstock(*arguments: object, codes: tuple[int, ...] = (0,)) -> str:
 
     Raises RuntimeError if it ends with another exit code than ``codes``.
     """
-    said = io.StringIO()
-    with patch.object(sys, "argv", ["penstock", *map(str, arguments)]), redirect_stdout(said):
+    said, noticed = io.StringIO(), io.StringIO()
+    with patch.object(sys, "argv", ["penstock", *map(str, arguments)]), redirect_stdout(said), redirect_stderr(noticed):
         try:
             runpy.run_module("penstock", run_name="__main__")
         except SystemExit as ended:
             if (ended.code or 0) not in codes:
-                raise RuntimeError(f"penstock {' '.join(map(str, arguments))} ended with {ended.code}") from None
+                words = noticed.getvalue().strip().splitlines()[-1:]
+                raise RuntimeError(
+                    f"penstock {' '.join(map(str, arguments))} ended with {ended.code}: {words}"
+                ) from None
     return said.getvalue()
 
 
