@@ -26,7 +26,7 @@ from penstock_common.stream.commands import Refused
 from penstock_common.waiting import Notify
 from penstock_producer.jobs.fill import FillStopped
 from penstock_producer.jobs.task import LIMITS, ShardTask, UnreadableField, checked, readable_meta, shown
-from penstock_producer.jobs.task_runner import SourceChanged, TaskResult, TaskRunner
+from penstock_producer.jobs.task_runner import JobReport, SourceChanged, TaskRunner
 from penstock_producer.jobs.watchdog import CrashRecord, WorkerDeath, sign, suspect
 
 FUNCTION = "penstock_producer.working.jobs.produce_shard"
@@ -97,18 +97,16 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
         _met.append(str(job.id))
         return Retry(max=ENDLESS)
     _met.clear()
-    made = TaskResult()
-    note = _JobNote(job)
-    runner.suspects = CrashRecord.of(job.meta, str(job.id), key)
+    report = _JobNote(job, runner, task, key)
     try:
-        runner.produce(task, made, note.waits, lambda: note.keep(made), _YieldCheck(job, runner, task), note.is_at)
+        runner.produce(task, report)
     except BudgetFull as error:
         if runner.is_stopping:
             raise FillStopped from None  # back to the front: it did not give up its turn
-        note.waits(str(error))
+        report.waits(str(error))
         bring_forward(_queue_of(job), runner.earlier_jobs(task))
         return Retry(max=ENDLESS)
-    return {"good": made.good, "bad": made.bad}
+    return {"good": report.good, "bad": report.bad}
 
 
 def should_rest() -> bool:
@@ -120,21 +118,6 @@ def should_rest() -> bool:
         return False
     _met.clear()
     return True
-
-
-class _YieldCheck:
-    """Asked while a job waits for room: whether an earlier shard lies in the queue, which nobody then works at."""
-
-    def __init__(self, job: Job, runner: TaskRunner, task: ShardTask) -> None:
-        self._job, self._runner, self._task = job, runner, task
-        self._looked_s = time.monotonic()
-
-    def __call__(self) -> bool:
-        now = time.monotonic()
-        if now - self._looked_s < PASS_ON_S:
-            return False
-        self._looked_s = now
-        return not set(self._runner.earlier_jobs(self._task)).isdisjoint(_queue_of(self._job).get_job_ids())
 
 
 def bring_forward(queue: Queue, job_ids: Sequence[str]) -> None:
@@ -156,14 +139,16 @@ def _queue_of(job: Job) -> ShardQueue:
     return open_queue(job.connection, job.origin)
 
 
-class _JobNote:
+class _JobNote(JobReport):
     """A writer of a job's meta, which the dispatcher reads: who did the job, how many bytes, and what it waits for.
 
     It also notes how far the shard was when a run last showed that it gets on.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, runner: TaskRunner, task: ShardTask, key: bytes) -> None:
+        super().__init__(CrashRecord.of(job.meta, str(job.id), key))
+        self._job, self._runner, self._task = job, runner, task
+        self._looked_s = time.monotonic()
         self._is_told = False
         """This run has shown that it gets on."""
         self._began_at: int | None = None
@@ -187,10 +172,19 @@ class _JobNote:
         self._job.retries_left = RETRIES
         _save_meta(self._job)
 
-    def keep(self, made: TaskResult) -> None:
-        self._job.meta["bytes"] = made.nbytes
+    def is_committed(self, nbytes: int) -> None:
+        super().is_committed(nbytes)
+        self._job.meta["bytes"] = nbytes
         self._job.meta.pop("waits", None)
         _save_meta(self._job)
+
+    def should_yield(self) -> bool:
+        """Return whether an earlier shard lies in the queue, which nobody then works at."""
+        now = time.monotonic()
+        if now - self._looked_s < PASS_ON_S:
+            return False
+        self._looked_s = now
+        return not set(self._runner.earlier_jobs(self._task)).isdisjoint(_queue_of(self._job).get_job_ids())
 
 
 class ShardJob(Job):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from penstock_common.errors import (
@@ -72,14 +71,38 @@ def connect_patiently(url: str, notify: Notify) -> Client:
             outage.bear(error)
 
 
-@dataclass
-class TaskResult:
-    """The result of one run of a job. It is filled in as the run goes on, so that it holds also when it ends early."""
+class JobReport:
+    """The report of one run of a job: what it made, how far it is, and what it waits for.
 
-    good: int = 0
-    bad: int = 0
-    nbytes: int = 0
-    """Of the whole shard, whoever made it; known at its end."""
+    A `TaskRunner` fills it in as it goes, so that it holds also when the run ends early. A queue inherits from it what
+    it keeps of a job, and decides whether the job makes place for another.
+    """
+
+    def __init__(self, suspects: Mapping[int, CrashRecord] | None = None) -> None:
+        self.suspects: Mapping[int, CrashRecord] = suspects or {}
+        """Place in the shard -> what the sample there did to workers that made it in earlier runs."""
+        self.good = self.bad = 0
+        self.nbytes = 0
+        """Of the whole shard, whoever made it; known at its end."""
+
+    def waits(self, text: str) -> None:
+        """Say what the run waits for."""
+        to_stderr(text)
+
+    def is_at(self, committed: int) -> None:
+        """Note, before each sample, how many samples of the shard are committed."""
+
+    def made(self, good: int, bad: int) -> None:
+        """Note at the run's end how many samples it made, and how many it could not make."""
+        self.good, self.bad = good, bad
+
+    def is_committed(self, nbytes: int) -> None:
+        """Note that all samples are committed, of so many bytes. The shard is completed after that."""
+        self.nbytes = nbytes
+
+    def should_yield(self) -> bool:
+        """Return True to end a wait for room."""
+        return False
 
 
 class TaskRunner:
@@ -98,52 +121,39 @@ class TaskRunner:
         self._source: tuple[str, AnySource] | None = None
         self._order: tuple[object, AnySource, EpochOrder] | None = None
         """The epoch's that was worked at last: sorting a million samples takes a tenth of a second."""
-        self._notify: Notify = to_stderr
-        self._is_at: Callable[[int], None] = lambda committed: None
+        self._report = JobReport()
         self._current = current or CurrentSample()
-        self.suspects: Mapping[int, CrashRecord] = {}
-        """Of the task that is done next: what its samples did to workers that made them before."""
 
     @property
     def is_stopping(self) -> bool:
         """Whether this process was told to end."""
         return self._should_stop()
 
-    def produce(
-        self,
-        task: ShardTask,
-        made: TaskResult,
-        notify: Notify,
-        before_finish: Callable[[], None],
-        should_yield: Callable[[], bool] = lambda: False,
-        is_at: Callable[[int], None] = lambda committed: None,
-    ) -> None:
-        """Writes what is missing of the task's shard. ``before_finish`` is called when all is committed.
+    def produce(self, task: ShardTask, report: JobReport) -> None:
+        """Write what is missing of the task's shard, and tell the report.
 
-        ``should_yield`` is asked while it waits for room, and may end that wait. ``is_at`` is told before each sample
-        how many are committed.
         Nothing is to be done where trainers have read the epoch and it was released: then this job's last worker died,
         or was slow, between completing the shard and saying so.
         Raises TaskOutdated, SourceChanged, TooManyBad, SpecMismatch, BudgetFull, FillStopped and what the writer
         raises.
         """
-        self._notify, self._is_at = notify, is_at
+        self._report = report
         try:
             self._current.open()
             writer, manifest = self._planned(task)
             if manifest is None:
                 return
-            writer.should_stop = lambda: self._should_stop() or should_yield()
+            writer.should_stop = lambda: self._should_stop() or self._should_yield()
             source = self._open_source(task)
             watch = FailureLimit(
                 self._should_stop, task.on_error, task.max_bad, manifest.samples, task.spec_is_declared,
-                current=self._current, suspects=self.suspects, sample_limit_s=task.sample_limit_s,
+                current=self._current, suspects=report.suspects, sample_limit_s=task.sample_limit_s,
             )  # fmt: skip
             run = self._run_items if source.unit == "item" else self._run_sized
             try:
-                run(writer, manifest, task, source, watch, made, before_finish)  # type: ignore[arg-type]
+                run(writer, manifest, task, source, watch)  # type: ignore[arg-type]
             finally:
-                made.good, made.bad = watch.good, watch.bad
+                report.made(watch.good, watch.bad)
         except (TooManyBad, SampleError, TaskOutdated, SourceChanged, BudgetFull):
             raise
         except BaseException:
@@ -198,7 +208,13 @@ class TaskRunner:
         return writer, manifest
 
     def _tell(self, text: str) -> None:
-        self._notify(text)
+        self._report.waits(text)
+
+    def _at(self, committed: int) -> None:
+        self._report.is_at(committed)
+
+    def _should_yield(self) -> bool:
+        return self._report.should_yield()
 
     def _open_source(self, task: ShardTask) -> AnySource:
         key = json.dumps(task.source, sort_keys=True)
@@ -235,8 +251,6 @@ class TaskRunner:
         task: ShardTask,
         source: Any,
         watch: FailureLimit,
-        made: TaskResult,
-        before_finish: Callable[[], None],
     ) -> None:
         if manifest.state in (PRODUCED, ABANDONED) or task.shard in manifest.done:
             return
@@ -247,10 +261,10 @@ class TaskRunner:
         shard = writer.open_shard(manifest, task.shard)
         is_all_ours = shard.position == 0
         try:
-            self._is_at(shard.committed)
+            self._at(shard.committed)
 
             def looked() -> bool:
-                self._is_at(shard.committed)
+                self._at(shard.committed)
                 return self._should_stop()
 
             watch.should_stop = looked
@@ -263,8 +277,9 @@ class TaskRunner:
             shard.settle()
             # what others finished is committed: the last shard's job sees every bad sample before it ends the epoch
             watch.require_few(_bad_samples(writer, manifest), manifest.samples)
-            made.nbytes = shard.bytes_written if is_all_ours else _committed_bytes(writer, manifest, task.shard)
-            before_finish()
+            self._report.is_committed(
+                shard.bytes_written if is_all_ours else _committed_bytes(writer, manifest, task.shard)
+            )
             shard.close()
         except FillStopped:
             shard.settle()  # keeps what was made; the worker cuts this short if there is no room
@@ -279,8 +294,6 @@ class TaskRunner:
         task: ShardTask,
         source: IterSource,
         watch: FailureLimit,
-        made: TaskResult,
-        before_finish: Callable[[], None],
     ) -> None:
         if manifest.state in (PRODUCED, ABANDONED):
             return
@@ -295,14 +308,15 @@ class TaskRunner:
         current = self._begun(writer, manifest, len(done))
         filler.begin_at(done, current)
         skip = sum(done) + (current.position if current else 0)
-        self._is_at(skip)
+        self._at(skip)
         if skip:
             self._tell(f"{skip} samples are committed; the iterator begins anew and as many are left out")
         try:
             filler.fill(EpochSeed(task.seed, task.epoch), skip)
             watch.require_few(_bad_samples(writer, manifest), skip + watch.good + watch.bad)
-            made.nbytes = sum(_committed_bytes(writer, manifest, shard) for shard in range(len(filler.sizes) + 1))
-            before_finish()
+            self._report.is_committed(
+                sum(_committed_bytes(writer, manifest, shard) for shard in range(len(filler.sizes) + 1))
+            )
             filler.close()
             size_epoch(writer.client, writer.stream, manifest, filler.sizes)
         except FillStopped:
@@ -356,49 +370,41 @@ class MeteredTaskRunner(TaskRunner):
         self.pace = Pace(BUSY)
         self._stream: Stream | None = None
         """The one it last worked for."""
+        self._seen: int | None = None
+        """The samples of the shard that were committed at the last look; None before the first one of a run."""
+        self._counted = 0
+        """The samples of this run that the pace has counted."""
         self._ending = threading.Event()
         self._teller: threading.Thread | None = None
 
-    def produce(
-        self,
-        task: ShardTask,
-        made: TaskResult,
-        notify: Notify,
-        before_finish: Callable[[], None],
-        should_yield: Callable[[], bool] = lambda: False,
-        is_at: Callable[[int], None] = lambda committed: None,
-    ) -> None:
+    def produce(self, task: ShardTask, report: JobReport) -> None:
         """See `TaskRunner.produce`."""
-        began: int | None = None
-        """What was committed when this run began."""
-        seen = 0
-        """And at the last sample."""
-
-        def at(committed: int) -> None:
-            nonlocal began, seen
-            if committed == seen and began is not None and self.pace.kind == BUSY:
-                return  # as before nearly every sample
-            self.pace.enter(BUSY)
-            if began is None:
-                began = seen = committed
-                self._begin_telling()
-            elif committed > seen:
-                self.pace.count(committed - seen)
-                seen = committed
-            is_at(committed)
-
-        def asked_in_vain() -> bool:  # asked while it waits for room, and only then
-            self.pace.enter(ROOM)
-            return should_yield()
-
+        self._seen, self._counted = None, 0
         self.pace.enter(BUSY)
         try:
-            super().produce(task, made, notify, before_finish, asked_in_vain, at)
+            super().produce(task, report)
         finally:
-            counted = seen - (began or 0)
-            if (rest := made.good + made.bad - counted) > 0:
+            if (rest := report.good + report.bad - self._counted) > 0:
                 self.pace.enter(BUSY)
                 self.pace.count(rest)
+
+    def _at(self, committed: int) -> None:
+        if committed == self._seen and self.pace.kind == BUSY:
+            return  # as before nearly every sample
+        self.pace.enter(BUSY)
+        if self._seen is None:
+            self._seen = committed
+            self._begin_telling()
+        elif committed > self._seen:
+            self.pace.count(committed - self._seen)
+            self._counted += committed - self._seen
+            self._seen = committed
+        super()._at(committed)
+
+    def _should_yield(self) -> bool:
+        """Asked while the run waits for room, and only then."""
+        self.pace.enter(ROOM)
+        return super()._should_yield()
 
     def rest(self) -> None:
         """There is no job."""
