@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
 from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.replaying.passes import Passes
 from penstock_consumer.state import State
 
 PREFETCH = 2
@@ -44,6 +45,7 @@ def _whole(names: tuple[str, ...], values: Iterable[Any]) -> Batch:
 jax.tree_util.register_pytree_with_keys(Batch, _flat, _whole)
 
 
+@overload
 def dataset(
     loader: Loader | Mixture,
     *,
@@ -53,7 +55,32 @@ def dataset(
     prefetch: int = PREFETCH,
     remainder: Literal["keep", "pad", "drop"] | None = None,
     map: Callable[[Batch], Mapping[str, Any]] | None = None,
-) -> Dataset:
+) -> Dataset: ...
+
+
+@overload
+def dataset(
+    loader: Passes,
+    *,
+    select: Select = None,
+    nested: bool = False,
+    sharding: Sharding | Mapping[str, Sharding] = None,
+    prefetch: int = PREFETCH,
+    remainder: Literal["keep", "pad", "drop"] | None = None,
+    map: Callable[[Batch], Mapping[str, Any]] | None = None,
+) -> ReplayArrays: ...
+
+
+def dataset(
+    loader: Loader | Mixture | Passes,
+    *,
+    select: Select = None,
+    nested: bool = False,
+    sharding: Sharding | Mapping[str, Sharding] = None,
+    prefetch: int = PREFETCH,
+    remainder: Literal["keep", "pad", "drop"] | None = None,
+    map: Callable[[Batch], Mapping[str, Any]] | None = None,
+) -> Dataset | ReplayArrays:
     """The loader's batches on JAX's devices: each iteration is the group's next epoch, or the rest of a broken-off one.
 
     Elements are dicts ``name -> [n, *shape]``; ``select=("x", "y")`` makes them tuples, ``select="x"`` bare arrays;
@@ -69,16 +96,20 @@ def dataset(
     fills it with its own first rows, 'drop' counts it as read. The default is 'pad' where ``sharding`` cuts batches
     into pieces, and 'keep' otherwise. A ``sharding`` over several processes needs ``Loader(order='canonical')``, this
     process's rank giving its part of each global array. Raises ValueError for what cannot be.
+
+    Of a ``penstock.Replay`` or ``penstock.Files`` each iteration is the whole epoch, and nothing is acknowledged.
     """
+    if isinstance(loader, Passes):
+        return ReplayArrays(loader, select, nested, sharding, prefetch, remainder, map)
     return Dataset(loader, select, nested, sharding, prefetch, remainder, map)
 
 
-class Dataset:
-    """What `dataset` returns; iterate it."""
+class Placing:
+    """Batches of a source as arrays on JAX's devices."""
 
     def __init__(
         self,
-        loader: Loader | Mixture,
+        loader: Loader | Mixture | Passes,
         select: Select,
         nested: bool,
         sharding: Sharding | Mapping[str, Sharding],
@@ -90,7 +121,6 @@ class Dataset:
             raise ValueError(
                 f"prefetch={prefetch}, remainder={remainder!r}: expected 0 or more batches, and 'keep', 'pad' or 'drop'"
             )
-        self._feed = Feed.of(loader)
         self._loader, self._select, self._nested, self._prefetch, self._map = loader, select, nested, prefetch, map
         if map is None:
             refuse_ragged(loader.spec, chosen(loader.spec.names, select), "JAX")
@@ -103,46 +133,6 @@ class Dataset:
 
     def __bool__(self) -> bool:
         return True
-
-    def __iter__(self) -> Iterator[Any]:
-        for _ in self._feed.passes(is_ordered=True, is_drained=True):
-            yield from self._one_pass()
-
-    def state_dict(self) -> State:
-        """The loader's: the position of what was given to the loop, not of what lies ready on the device."""
-        return self._loader.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The loader's; the next iteration goes on there, one that is under way ends. Raises StateMismatch."""
-        self._loader.load_state_dict(state)
-        self._feed.break_off()
-
-    # --- one pass ---
-
-    def _one_pass(self) -> Iterator[Any]:
-        mine, source = self._feed.running, self._feed.batches()
-        ahead: deque[tuple[Any, int]] = deque()
-        while self._feed.running is mine:
-            self._fill(source, ahead)
-            if not ahead:
-                return
-            element, token = ahead.popleft()
-            self._feed.arrive([token])
-            yield element
-            del element  # the memory is free as soon as the loop lets go of it
-            if self._feed.running is mine:
-                self._feed.settle()  # before waiting: a writer may wait for just this room
-
-    def _fill(self, source: Iterator[tuple[Batch, int]], ahead: deque[tuple[Any, int]]) -> None:
-        """Waits for a batch only if there is none; puts on the device what can be had without waiting."""
-        while len(ahead) <= self._prefetch and (not ahead or self._loader.is_ready):
-            batch, token = next(source, (None, 0))
-            if batch is None:
-                return
-            element = self._element(batch)
-            batch.clear()  # JAX holds what it reads from
-            if element is not None:
-                ahead.append((element, token))
 
     def _element(self, batch: Batch) -> Any:
         """One batch on the devices; None if it is dropped."""
@@ -190,7 +180,75 @@ class Dataset:
         return any(isinstance(one, jax.sharding.Sharding) and not one.is_fully_replicated for one in given)
 
 
-def _refuse_unequal_steps(loader: Loader | Mixture) -> None:
+class Dataset(Placing):
+    """What `dataset` returns; iterate it."""
+
+    def __init__(self, loader: Loader | Mixture, *settings: Any) -> None:
+        super().__init__(loader, *settings)
+        self._fed, self._feed = loader, Feed.of(loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in self._feed.passes(is_ordered=True, is_drained=True):
+            yield from self._one_pass()
+
+    def state_dict(self) -> State:
+        """The loader's: the position of what was given to the loop, not of what lies ready on the device."""
+        return self._fed.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The loader's; the next iteration goes on there, one that is under way ends. Raises StateMismatch."""
+        self._fed.load_state_dict(state)
+        self._feed.break_off()
+
+    # --- one pass ---
+
+    def _one_pass(self) -> Iterator[Any]:
+        mine, source = self._feed.running, self._feed.batches()
+        ahead: deque[tuple[Any, int]] = deque()
+        while self._feed.running is mine:
+            self._fill(source, ahead)
+            if not ahead:
+                return
+            element, token = ahead.popleft()
+            self._feed.arrive([token])
+            yield element
+            del element  # the memory is free as soon as the loop lets go of it
+            if self._feed.running is mine:
+                self._feed.settle()  # before waiting: a writer may wait for just this room
+
+    def _fill(self, source: Iterator[tuple[Batch, int]], ahead: deque[tuple[Any, int]]) -> None:
+        """Waits for a batch only if there is none; puts on the device what can be had without waiting."""
+        while len(ahead) <= self._prefetch and (not ahead or self._fed.is_ready):
+            batch, token = next(source, (None, 0))
+            if batch is None:
+                return
+            element = self._element(batch)
+            batch.clear()  # JAX holds what it reads from
+            if element is not None:
+                ahead.append((element, token))
+
+
+class ReplayArrays(Placing):
+    """What `dataset` returns of a replay: each iteration is the whole epoch, and nothing is acknowledged."""
+
+    def __iter__(self) -> Iterator[Any]:
+        ahead: deque[Any] = deque()
+        for batch in self._loader:
+            element = self._element(batch)
+            if element is not None:
+                ahead.append(element)
+            if len(ahead) > self._prefetch:
+                yield ahead.popleft()
+        while ahead:
+            yield ahead.popleft()
+
+
+def _refuse_unequal_steps(loader: Loader | Mixture | Passes) -> None:
+    if isinstance(loader, Passes):
+        raise ValueError(
+            "this sharding spans several processes, and a replay gives each of them the same rows: give each process's "
+            "arrays a sharding of its own devices, or read by a group with order='canonical'"
+        )
     try:
         len(loader)
     except TypeError as error:

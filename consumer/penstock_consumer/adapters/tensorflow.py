@@ -9,7 +9,7 @@ import functools
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +21,7 @@ from penstock_consumer.adapters.tensorflow_tensors import RaggedAs, assembled, f
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
 from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.replaying.passes import Passes
 from penstock_consumer.state import State
 
 _SAME_BATCHES = ("skip", "shuffle", "prefetch", "repeat", "cache", "with_options", "batch", "ragged_batch", "shard")
@@ -33,9 +34,21 @@ _REMAKING = (
 """What comes out cannot be told from what went in; all of it has come out when the pass ends."""
 
 
+@overload
 def dataset(
     loader: Loader | Mixture, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "ragged"
-) -> FedDataset:
+) -> FedDataset: ...
+
+
+@overload
+def dataset(
+    loader: Passes, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "ragged"
+) -> tf.data.Dataset: ...
+
+
+def dataset(
+    loader: Loader | Mixture | Passes, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "ragged"
+) -> tf.data.Dataset:
     """The loader's batches: each pass over the dataset is the group's next epoch, or the rest of a broken-off one.
 
     Elements are dicts ``name -> [n, *shape]``; ``select=("x", "y")`` makes them tuples, as ``fit`` wants, and
@@ -54,18 +67,32 @@ def dataset(
     - ``unbatch``, ``rebatch``, ``interleave``, ``concatenate`` and their like: at the end of the pass.
     - ``zip``, ``sample_from_datasets``, ``assert_cardinality`` hide the step: see `acknowledging`. A ``tf.function``
       that loops takes ``iter(ds)``. ``save``, and ``tf.distribute`` with ``fit``, are refused.
+
+    Of a ``penstock.Replay`` or ``penstock.Files`` it is a plain dataset: each pass is the whole epoch, its length is
+    known, nothing is acknowledged, and every transformation may follow.
     """
     if ragged not in ("ragged", "padded"):
         raise ValueError(f"ragged is {ragged!r}, expected 'ragged' or 'padded'")
-    feed = Feed.of(loader)
-    rows = loader.rows
+    rows = None if isinstance(loader, Passes) else loader.rows
     tensors = [loader.spec[name] for name in chosen(loader.spec.names, select)]
-    _no_alarm_at_the_end()
     is_flat = any(is_composite(tensor, ragged) for tensor in tensors)
     form: Callable[[dict[str, Any]], Any] = dict if is_flat else functools.partial(_form, select, nested)
 
     def flat(batch: Batch) -> Any:
         return form({tensor.name: flat_value(tensor, batch[tensor.name], ragged) for tensor in tensors})
+
+    spec = form({tensor.name: flat_spec(tensor, rows, ragged) for tensor in tensors})
+
+    def assemble(element: Any) -> Any:
+        values = {tensor.name: assembled(tensor, element[tensor.name], rows) for tensor in tensors}
+        return _form(select, nested, values)
+
+    if isinstance(loader, Passes):
+        replayed = tf.data.Dataset.from_generator(lambda: map(flat, loader), output_signature=spec)
+        replayed = replayed.apply(tf.data.experimental.assert_cardinality(len(loader)))
+        return replayed.map(assemble) if is_flat else replayed
+    _no_alarm_at_the_end()
+    feed = Feed.of(loader)
 
     def ahead() -> Iterator[tuple[Any, int]]:
         for batch, token in feed.batches():
@@ -75,16 +102,10 @@ def dataset(
         for batch in feed.asked():
             yield flat(batch)
 
-    spec = form({tensor.name: flat_spec(tensor, rows, ragged) for tensor in tensors})
     source = tf.data.Dataset.from_generator(ahead, output_signature=(spec, tf.TensorSpec((), tf.int64)))
     untouched = None if is_flat else tf.data.Dataset.from_generator(asked, output_signature=spec)
     if is_flat:  # with a map on the way, which tf.data may run ahead
-
-        def assemble(element: Any, token: Any) -> tuple[Any, Any]:
-            values = {tensor.name: assembled(tensor, element[tensor.name], rows) for tensor in tensors}
-            return _form(select, nested, values), token
-
-        source = source.map(assemble)
+        source = source.map(lambda element, token: (assemble(element), token))
     return FedDataset(source, feed, is_ordered=True, is_drained=True, steps=_all, untouched=untouched)
 
 

@@ -1,5 +1,7 @@
 """A loader as a PyTorch IterableDataset of batches, acknowledged from the training process and its step.
 
+A replay is one, too, with nothing to acknowledge.
+
 How arrays become tensors, and reach a device, is ``torch_tensors``'; what worker processes read is ``shares``'.
 """
 
@@ -10,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from inspect import getattr_static
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -22,6 +24,7 @@ from penstock_consumer.adapters.torch_tensors import RaggedAs, mapped, nbytes_of
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
 from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.replaying.passes import Passes
 from penstock_consumer.shares import Part, Shares, has_ranks, is_last, read_share, runs_on
 from penstock_consumer.state import State
 
@@ -33,15 +36,31 @@ BATCHED = (
     "a DataLoader would make batches of what are batches already, and nothing could say which of them the step is done "
     "with: use DataLoader(dataset, batch_size=None)"
 )
+REPLAYED = (
+    "a replay gives each process all of its batches, so worker processes would repeat them: use num_workers=0, which "
+    "is the fast way, since batches arrive decoded and a thread reads ahead"
+)
 FINISHED = "_iterator_finished"
 """StatefulDataLoader's word, in its state, for a pass whose loop has seen the end."""
 Token = tuple[int, int]
 """The feed's token of a batch, and its epoch."""
 
 
+@overload
 def dataset(
     loader: Loader | Mixture, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "list"
-) -> Dataset:
+) -> Dataset: ...
+
+
+@overload
+def dataset(
+    loader: Passes, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "list"
+) -> ReplayDataset: ...
+
+
+def dataset(
+    loader: Loader | Mixture | Passes, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "list"
+) -> Dataset | ReplayDataset:
     """The loader's batches as tensors: each iteration is the group's next epoch, or the rest of a broken-off one.
 
     Iterate it as it is, or through ``DataLoader(ds, batch_size=None)`` or torchdata's StatefulDataLoader: elements are
@@ -53,7 +72,12 @@ def dataset(
 
     ``acknowledge='on_next'`` means here: a batch is acknowledged when the loop asks for the next one. With
     ``num_workers`` above 0, only for ``order='canonical'``, iterate `acknowledging` of the DataLoader.
+
+    Of a ``penstock.Replay`` or ``penstock.Files`` each iteration is the whole epoch, as a validation wants it. Nothing
+    is acknowledged, and ``num_workers`` must be 0.
     """
+    if isinstance(loader, Passes):
+        return ReplayDataset(loader, select, nested, ragged)
     return (SizedDataset if has_ranks(loader) else Dataset)(loader, select, nested, ragged)
 
 
@@ -77,12 +101,9 @@ class Dataset(IterableDataset):
 
     def __init__(self, loader: Loader | Mixture, select: Select, nested: bool, ragged: RaggedAs) -> None:
         """Raises ValueError for tensors that are not there, and for a loader that acknowledges by hand."""
-        if ragged not in ("list", "padded"):
-            raise ValueError(f"ragged is {ragged!r}, expected 'list' or 'padded'")
-        chosen(loader.spec.names, select)
+        self._element = _element_of(loader, select, nested, ragged)
         self.loader, self.feed = loader, Feed.of(loader)
         """Only of the training process: a copy in a worker process leaves them alone."""
-        self._select, self._nested, self._ragged = select, nested, ragged
         self.waiting: deque[Token] = deque()
         """Pulled, and not said to have arrived."""
         self.is_led = False
@@ -105,11 +126,6 @@ class Dataset(IterableDataset):
             raise ValueError(BATCHED)
         worker = get_worker_info()
         return self._pass() if worker is None else self._share(worker.id, worker.num_workers)
-
-    def _element(self, batch: Batch) -> Any:
-        names = chosen(tuple(batch), self._select)
-        values = {name: value_of(batch[name], self._ragged) for name in names}
-        return shaped(values, self._select, is_nested=self._nested)
 
     # --- in the training process ---
 
@@ -215,6 +231,57 @@ class SizedDataset(Dataset):
         return len(self.loader)
 
 
+class ReplayDataset(IterableDataset):
+    """What `dataset` returns of a replay: each iteration is the whole epoch, and nothing is acknowledged."""
+
+    def __init__(self, replay: Passes, select: Select, nested: bool, ragged: RaggedAs) -> None:
+        """Raises ValueError for tensors that are not there."""
+        self._element = _element_of(replay, select, nested, ragged)
+        self._replay: Passes | None = replay
+        self._steps = len(replay)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        """Batches in an iteration."""
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:
+        """One pass. Raises ValueError in a DataLoader that would make batches of batches, or has worker processes."""
+        if _makes_batches(sys._getframe(1).f_locals.get("self")):
+            raise ValueError(BATCHED)
+        if self._replay is None or get_worker_info() is not None:
+            raise ValueError(REPLAYED)
+        return map(self._element, self._replay)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker process that is not forked, which refuses to read."""
+        return {**self.__dict__, "_replay": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """What a batch becomes: chosen tensors, in the form that was asked for."""
+
+    select: Select
+    nested: bool
+    ragged: RaggedAs
+
+    def __call__(self, batch: Batch) -> Any:
+        """One batch's."""
+        names = chosen(tuple(batch), self.select)
+        values = {name: value_of(batch[name], self.ragged) for name in names}
+        return shaped(values, self.select, is_nested=self.nested)
+
+
+def _element_of(loader: Loader | Mixture | Passes, select: Select, nested: bool, ragged: RaggedAs) -> Element:
+    if ragged not in ("list", "padded"):
+        raise ValueError(f"ragged is {ragged!r}, expected 'list' or 'padded'")
+    chosen(loader.spec.names, select)
+    return Element(select, nested, ragged)
+
+
 # --- saying what arrives ----------------------------------------------------------------------------------------------
 
 
@@ -236,6 +303,8 @@ class Acknowledging:
     def __init__(self, batches: Any) -> None:
         batches = batches.batches if isinstance(batches, Acknowledging) else batches
         found = batches if isinstance(batches, Dataset) else getattr(batches, "dataset", None)
+        if is_replayed(batches):
+            raise TypeError("a replay's batches are not acknowledged: iterate the dataset, or its DataLoader, as it is")
         if not isinstance(found, Dataset):
             raise TypeError(
                 f"got a {type(batches).__name__}, expected what penstock.torch.dataset returned, or a DataLoader of it"
@@ -361,6 +430,11 @@ class Acknowledging:
         where = {"epoch": epoch + 1, "position": 0} if has_ended else {"epoch": epoch, "position": position}
         self.dataset.loader.load_state_dict({**states[0]["of"], **where})
         return (None, 0) if has_ended else (shares.part(epoch, start), position)
+
+
+def is_replayed(batches: Any) -> bool:
+    """Return whether these are a replay's batches, or a DataLoader of them."""
+    return isinstance(batches, ReplayDataset) or isinstance(getattr(batches, "dataset", None), ReplayDataset)
 
 
 def _makes_batches(asking: object) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from penstock_consumer.adapters.torch import Acknowledging, Token, acknowledging
+from penstock_consumer.adapters.torch import Acknowledging, Token, acknowledging, is_replayed
 from penstock_consumer.adapters.torch_tensors import mapped
 
 AHEAD = 2
@@ -20,14 +20,16 @@ Sent = tuple[Any, Any]
 """An element on the device, and the event after its copy."""
 
 
-def prefetch_to_device(batches: Any, device: Any) -> OnDevice:
+def prefetch_to_device(batches: Any, device: Any) -> OnDevice | ReplayOnDevice:
     """The same batches on ``device``; on CUDA, copied from pinned memory on a side stream while the step before runs.
 
     ``batches`` as for `acknowledging`, which this is as well; on other devices than CUDA a batch is moved there without
-    a stream, and on the CPU it stays as it is. Nothing waits for a batch only to have it early.
+    a stream, and on the CPU it stays as it is. Nothing waits for a batch only to have it early. Of a replay's batches,
+    which nothing acknowledges, the next one is always sent ahead.
     """
-    source, to = acknowledging(batches), torch.device(device)
-    return OnDevice(source, SideStream(to) if to.type == "cuda" else _Plain(to))
+    to = torch.device(device)
+    side: Side = SideStream(to) if to.type == "cuda" else _Plain(to)
+    return ReplayOnDevice(batches, side) if is_replayed(batches) else OnDevice(acknowledging(batches), side)
 
 
 class _Plain:
@@ -84,6 +86,28 @@ class OnDevice:
                 return  # another pass took over
             dataset.feed.settle()
         dataset.finish()
+
+
+class ReplayOnDevice:
+    """Batches of a replay, sent ahead of the step."""
+
+    def __init__(self, batches: Any, side: Side) -> None:
+        self._batches, self._side = batches, side
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        sent: deque[Any] = deque()
+        for element in self._batches:
+            sent.append(self._side.send(element))
+            if len(sent) == AHEAD:
+                yield self._side.hand(sent.popleft())
+        while sent:
+            yield self._side.hand(sent.popleft())
 
 
 class Side(Protocol):

@@ -118,7 +118,7 @@ def test_shapes_are_static_where_all_batches_are_alike_and_ragged_tensors_may_be
         for batch in ragged:
             assert batch["t"].row_lengths().numpy().tolist() == [number % 5 for number in batch["y"].numpy()]
         with pytest.raises(ValueError, match="'padded'"):
-            dataset(loader, ragged="list")  # type: ignore[arg-type]
+            dataset(loader, ragged="list")  # type: ignore[call-overload]
         padded = dataset(loader, select=("t", "y"), ragged="padded")
         assert padded.element_spec[0] == tf.TensorSpec((BATCH, None), tf.int32)
         for rows, y in padded:

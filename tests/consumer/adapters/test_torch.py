@@ -235,6 +235,6 @@ def test_mistakes_are_named(any_url: str) -> None:
         with pytest.raises(ValueError, match="the stream has x, y"):
             dataset(loader, select="z")
         with pytest.raises(ValueError, match="'padded'"):
-            dataset(loader, ragged="nested")  # type: ignore[arg-type]
+            dataset(loader, ragged="nested")  # type: ignore[call-overload]
         with pytest.raises(ValueError, match=r"num_workers=0.*order='canonical'"):
             acknowledging(DataLoader(batches, batch_size=None, num_workers=1))
