@@ -190,6 +190,48 @@ def test_a_sample_that_does_not_fit_is_answered_by_a_spec_to_paste(
     assert len(read_epoch(any_url, "other")) == 20
 
 
+@pytest.mark.parametrize("spec", [None, '{"x": ["float32", [3, null, null]], "y/boxes": ["float32", [null, 4]]}'])
+def test_the_line_to_paste_for_boxes_fits_every_image(
+    any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spec: str | None
+) -> None:
+    """Whoever leaves the spec out, or half of it, pastes one: areas and labels are as many as boxes."""
+    name = "boxes_of_none" if spec is None else "boxes_of_half"
+    (tmp_path / f"{name}.py").write_text(
+        "import numpy as np\n"
+        "def item(n):\n"
+        "    boxes = np.full((5 + n % 3, 4), n, np.float32)\n"
+        "    about = {'boxes': boxes, 'labels': np.arange(len(boxes)), 'image_id': n, 'area': boxes[:, 0]}\n"
+        "    return np.full((3, 8 + n, 9), n, np.float32), about\n"
+        "data = [item(n) for n in range(12)]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = ["produce", "dataset", f"{name}:data", "--workers", "1", "--url", any_url]
+    assert command_line.main([*command, *(["--spec", spec] if spec else [])]) == 1
+    advised = re.findall(r"fill another stream \(--stream NAME\) with (--spec '.*?')", capsys.readouterr().err)
+    assert command_line.main([*command, "--stream", "other", *shlex.split(advised[-1])]) == 0
+    assert len(read_epoch(any_url, "other")) == 12
+
+
+def test_parts_of_a_split_are_made_of_one_dataset(
+    any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two names of the same samples divide differently: most of the validation set would be trained on."""
+    (tmp_path / "parted.py").write_text("augmented = plain = [{'y': n} for n in range(60)]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    parts = ["--split", "train:0.8,val:0.2", "--workers", "1", "--url", any_url]
+    assert command_line.main(["produce", "dataset", "parted:augmented", *parts, "--only", "train"]) == 0
+    assert command_line.main(["produce", "dataset", "parted:plain", *parts, "--only", "val"]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "'train.train' is a part of parted:augmented, 'train.val' would be one of parted:plain" in told
+    assert "make all parts of parted:augmented, with --transform" in told
+    assert command_line.main(["produce", "dataset", "parted:augmented", *parts, "--only", "val"]) == 0
+    sides = [{int(s["y"]) for s in read_epoch(any_url, f"train.{part}").values()} for part in ("train", "val")]
+    assert sorted([*sides[0], *sides[1]]) == list(range(60))
+    assert command_line.main(["produce", "dataset", "parted:plain", *parts, "--stream", "other"]) == 0
+
+
 def test_ctrl_c_stops_it_and_the_same_command_goes_on(any_url: str, tmp_path: Path) -> None:
     """Long productions are interrupted; nothing that is committed is made again."""
     (tmp_path / "slow.py").write_text(

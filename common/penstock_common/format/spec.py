@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -203,8 +203,15 @@ class Spec:
         return f"--spec {shlex.quote(json.dumps(self.as_json()))}"
 
     def widened(self, sample: Mapping[str, Any]) -> Spec:
-        """Return the sample's spec, in which a size that differs from this spec's is free."""
-        return Spec(tuple(_widened(self[t.name], t) if t.name in self.names else t for t in Spec.infer(sample)))
+        """Return the sample's spec, in which a size that differs from this spec's is free.
+
+        A tensor that this spec lacks is free where its size is that of a free size: areas are as many as boxes.
+        """
+        found = Spec.infer(sample).tensors
+        known = {t.name: _widened(self[t.name], t) for t in found if t.name in self.names}
+        sizes = ((t.shape, known[t.name].shape) for t in found if t.name in known)
+        free = {size for shape, kept in sizes for size, is_kept in zip(shape, kept, strict=True) if is_kept is None}
+        return Spec(tuple(known.get(t.name) or _freed(t, free) for t in found))
 
     def check_names(self, sample: Mapping[str, Any]) -> None:
         """Raise SpecMismatch unless the sample has exactly this spec's tensors."""
@@ -222,6 +229,10 @@ def _widened(known: TensorSpec, found: TensorSpec) -> TensorSpec:
         return found
     sizes = zip(known.shape, found.shape, strict=True)
     return TensorSpec(known.name, known.dtype, tuple(one if one == other else None for one, other in sizes))
+
+
+def _freed(found: TensorSpec, free: Set[int | None]) -> TensorSpec:
+    return TensorSpec(found.name, found.dtype, tuple(None if size in free else size for size in found.shape))
 
 
 def _inferred(name: str, value: Any) -> TensorSpec:

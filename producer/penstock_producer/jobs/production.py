@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from penstock_common.errors import PenstockError, ServerUnavailable, SourceError
+from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import (
@@ -30,6 +31,8 @@ from penstock_common.stream.streams import (
     await_event,
     is_released,
     last_event,
+    list_streams,
+    load_stream,
     read_counters,
     require_there,
     set_plan,
@@ -133,6 +136,9 @@ class Production:
         self._source = open_source(plan.source)
         if others := passed_over(self._source.info):
             self._notify(others)
+        if "split" in self._source.info and "name" in self._source.info:
+            with connect(options.url) as client:
+                refuse_another_name(client, plan.stream, self._source.info)
         self._config = pin(plan.source, self._source).model_dump(mode="json")
         self._fingerprint = plan_fingerprint(self._source.fingerprint, plan.shuffle, plan.block_transform)
         self._tasted = seen_through(self._source, plan.block_transform)
@@ -433,6 +439,28 @@ class Production:
             manifest = self._find(epoch)
             if manifest is not None:
                 self._dispatcher.requeue_lost((t for t in tasks if t.shard not in manifest.done), known)
+
+
+def refuse_another_name(client: Client, stream: str, info: Mapping[str, Any]) -> None:
+    """Raises SourceError where another part of this split was made of a dataset of another name.
+
+    A sample's part goes by its name, ``module:attribute[12]``, so two names divide differently and share samples.
+    """
+    part, name = info["split"], info["name"]
+    base = stream.removesuffix(part)
+    for other in list_streams(client) if base.endswith(".") else []:
+        if other == stream or not other.startswith(base):
+            continue
+        try:
+            made = load_stream(client, other).info
+        except PenstockError:  # damaged, or deleted meanwhile
+            continue
+        if made.get("split") == other.removeprefix(base) and made.get("name", name) != name:
+            raise SourceError(
+                f"{other!r} is a part of {made['name']}, {stream!r} would be one of {name}: a sample's part goes by "
+                f"its dataset's name, so the two would share samples; make all parts of {made['name']}, with "
+                f"--transform for the one to augment, or give each --stream without --split"
+            )
 
 
 def refuse_path(dataset: object) -> None:
