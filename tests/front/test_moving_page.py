@@ -1,0 +1,204 @@
+"""The page on moving as its readers use it: its modules are written, its commands run, its snippets trained with."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import penstock
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.link.commands import Client
+from tests.contracts.feed import produce
+from tests.producer.reading import read_epoch
+
+torch = pytest.importorskip("torch")
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "moving.md").read_text()
+MODULES = dict(re.findall(r"^```python (\w+\.py)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+COMMANDS = re.findall(r"^```sh\npenstock (.*?)\n```", PAGE, re.MULTILINE)
+SNIPPETS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+DETECTION = """
+import torch
+
+class Boxes(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        count = 1 + index % 3
+        boxes = torch.arange(count * 4).reshape(count, 4).float() + index
+        return torch.full((3, 8 + index, 9), index).float(), {
+            "boxes": boxes, "labels": torch.arange(count) + 1, "image_id": index,
+            "area": boxes.prod(1), "iscrowd": torch.zeros(count, dtype=torch.int64),
+        }
+
+boxes = Boxes()
+"""
+PIPELINE = """
+import tensorflow as tf
+files = tf.data.Dataset.from_tensor_slices((tf.range(40), tf.range(40) % 3))
+pipeline = files.shuffle(40).map(lambda x, y: (tf.cast(x, tf.float32) / 2, y))
+"""
+TEXTS = """
+import torch
+
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 512
+    def __getitem__(self, index):
+        return torch.full((1 + 7 * index % 40,), 1 + index % 9), index % 2
+
+data = Texts()
+"""
+
+
+def test_the_page_has_what_is_run_here() -> None:
+    """A snippet that is not found would pass in silence."""
+    assert sorted(MODULES) == ["mydata.py", "train.py"]
+    assert [command.split()[0] for command in COMMANDS] == ["run", "produce", "produce"]
+    assert len(SNIPPETS) == 5
+
+
+def penstock_says(command: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """The command as a shell runs it: workers forked from these tests would hold their frameworks' threads."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", *shlex.split(command), *more],
+        check=False, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, any_url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the reader works, on a server of the reader's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PENSTOCK_URL", any_url)
+    for name, code in {**MODULES, "detection.py": DETECTION, "texts.py": TEXTS, "pipeline.py": PIPELINE}.items():
+        (tmp_path / name).write_text(code)
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    return tmp_path
+
+
+def test_the_torch_training_runs_and_validates_on_all_of_its_held_out_photos(folder: Path) -> None:
+    """The one command that a mover copies first: three epochs, the same validation set after each."""
+    for number in range(60):
+        stripes = np.zeros((40, 36, 3), np.uint8)
+        stripes[:: 1 if number % 2 else 4, :: 4 if number % 2 else 1] = 250
+        path = folder / "photos" / ("bars" if number % 2 else "rows") / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(stripes).save(path)
+    done = penstock_says(COMMANDS[0])
+    assert done.returncode == 0, done.stderr
+    right = re.findall(r"^epoch (\d): (\d+) of 12$", done.stdout, re.MULTILINE)
+    assert [int(epoch) for epoch, _ in right] == [0, 1, 2]
+    assert "produced 3 epochs of 'train': 144 samples, 0 bad" in done.stderr
+    assert done.stderr.count("val replay of epoch 0: 12 samples") == 3
+
+
+def test_keras_validates_on_the_replay(folder: Path, any_url: str) -> None:
+    """Each of three epochs ends with the whole validation set."""
+    keras = pytest.importorskip("keras")
+    import penstock.tensorflow
+
+    produce(any_url, "val", 40)
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    train = penstock.tensorflow.dataset(penstock.Replay("val", epoch=0, batch_size=10), select=("x", "y"))
+    steps: list[int] = []
+    counting = keras.callbacks.LambdaCallback()
+    counting.on_test_batch_end = lambda batch, logs=None: steps.append(batch)
+    fit = model.fit
+    model.fit = lambda *given, **named: fit(*given, **named, callbacks=[counting], verbose=0)
+    exec(SNIPPETS[0], {"penstock": penstock, "model": model, "train": train})
+    assert steps == [0, 1, 2] * 3
+
+
+def test_a_tf_data_pipeline_is_read_as_it_is(folder: Path, any_url: str) -> None:
+    """The table says so: nobody rewrites a pipeline only to try."""
+    pytest.importorskip("tensorflow")
+    done = penstock_says("produce generator pipeline:pipeline --epochs 2")
+    assert done.returncode == 0, done.stderr
+    for epoch in range(2):
+        samples = list(read_epoch(any_url, "train", epoch).values())
+        assert sorted((float(sample["x"]), int(sample["y"])) for sample in samples) == [
+            (n / 2, n % 3) for n in range(40)
+        ]
+
+
+def test_a_map_cuts_a_batch_for_each_device_of_pmap(folder: Path, any_url: str) -> None:
+    """Older JAX code wants a leading dimension of devices; a batch that is not full would not divide."""
+    pytest.importorskip("jax")
+    import penstock.jax
+
+    produce(any_url, "train", 45)
+    with penstock.Loader("train", group="pmap", batch_size=10, remainder="drop") as loader:
+        cut = penstock.jax.dataset(loader, map=lambda batch: {"x": batch["x"].reshape(2, -1, 4)})
+        assert [batch["x"].shape for batch in cut] == [(2, 5, 4)] * 4
+
+
+def test_boxes_reach_a_model_as_a_dict_for_each_image(folder: Path, any_client: Client) -> None:
+    """Models of torchvision refuse any other form; what comes is what the dataset had, field by field."""
+    done = penstock_says(COMMANDS[1])
+    assert done.returncode == 0, done.stderr
+    import penstock.torch
+
+    boxes = importlib.import_module("detection").boxes
+
+    seen: list[int] = []
+
+    def detect(images: Any, targets: Any) -> None:
+        for image, target in zip(images, targets, strict=True):
+            wanted_image, wanted = boxes[int(target["image_id"])]
+            assert torch.equal(image, wanted_image)
+            assert target.keys() == wanted.keys()
+            assert all(torch.equal(torch.as_tensor(wanted[name]), target[name]) for name in wanted)
+            seen.append(int(target["image_id"]))
+
+    exec(SNIPPETS[1], {"penstock": penstock, "detect": detect})
+    assert sorted(seen) == list(range(12))
+    assert audit_stream(any_client, "boxes").delivered == {"rcnn": 12}
+
+
+def test_buckets_give_every_text_with_little_padding(folder: Path, any_client: Client) -> None:
+    """That is what a bucketing sampler is for."""
+    done = penstock_says(COMMANDS[2])
+    assert done.returncode == 0, done.stderr
+    import penstock.torch
+
+    rows = full = used = 0
+
+    def step(tokens: Any, y: Any) -> None:
+        nonlocal rows, full, used
+        assert len(tokens) == len(y) == 32
+        rows, full, used = rows + len(y), full + tokens.numel(), used + int((tokens > 0).sum())
+
+    pad = torch.nn.utils.rnn.pad_sequence
+    exec(SNIPPETS[2], {"penstock": penstock, "random": random, "pad_sequence": pad, "step": step})
+    assert rows == 512
+    assert used > 0.8 * full
+    assert audit_stream(any_client, "texts").delivered == {"gru": 512}
+
+
+def test_a_learner_gets_what_actors_write(folder: Path) -> None:
+    """Without epochs: the learner ends when it has had enough."""
+    names: dict[str, Any] = {"penstock": penstock, "np": np}
+    seen: list[int] = []
+    names["step"] = lambda observation, reward: seen.append(len(reward))
+    exec(SNIPPETS[3], names)
+    exec(SNIPPETS[4], names)
+    for number in range(2):
+        names["act"](number, 100)
+    names["learn"](5)
+    assert len(seen) == 5
+    assert sum(seen) > 100
