@@ -18,7 +18,7 @@ from PIL import Image
 
 import penstock
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.link.commands import Client
+from penstock_common.stream.commands import Client
 from tests.contracts.feed import produce
 from tests.producer.reading import read_epoch
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.commands import Client
 from penstock_common.stream.client import connect
+from penstock_common.stream.commands import Client
 from penstock_consumer.replaying.exporting import export_stream
 from penstock_consumer.replaying.files import Files
 from penstock_consumer.replaying.passes import Passes
