@@ -169,7 +169,7 @@ class Placing:
         return {name: jax.device_put(array, shardings[name]) for name, array in arrays.items()}
 
     def _checked_cuts(self) -> bool:
-        """Whether a sharding cuts batches. Raises ValueError where it can be known that it cannot."""
+        """Return whether a sharding cuts batches. Raises ValueError where it can be known that it cannot."""
         given = self._sharding.values() if isinstance(self._sharding, Mapping) else [self._sharding]
         if any(_spans_processes(sharding) for sharding in given):
             _refuse_unequal_steps(self._loader)
@@ -229,7 +229,7 @@ class Dataset(Placing):
 
 
 class ReplayArrays(Placing):
-    """What `dataset` returns of a replay: each iteration is the whole epoch, and nothing is acknowledged."""
+    """A replay on JAX's devices: each iteration is the whole epoch, and nothing is acknowledged."""
 
     def __iter__(self) -> Iterator[Any]:
         ahead: deque[Any] = deque()

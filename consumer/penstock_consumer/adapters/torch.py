@@ -232,7 +232,7 @@ class SizedDataset(Dataset):
 
 
 class ReplayDataset(IterableDataset):
-    """What `dataset` returns of a replay: each iteration is the whole epoch, and nothing is acknowledged."""
+    """A replay as an IterableDataset: each iteration is the whole epoch, and nothing is acknowledged."""
 
     def __init__(self, replay: Passes, select: Select, nested: bool, ragged: RaggedAs) -> None:
         """Raises ValueError for tensors that are not there."""
@@ -262,7 +262,7 @@ class ReplayDataset(IterableDataset):
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """What a batch becomes: chosen tensors, in the form that was asked for."""
+    """A batch's chosen tensors, in the form that was asked for."""
 
     select: Select
     nested: bool
