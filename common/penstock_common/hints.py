@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from numbers import Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,8 +26,30 @@ HABITS: Sequence[tuple[str, str, str]] = (
     ("collate_fn", "group", "write loader.view().collate(function)"),
     ("fast", "url", "there is one way to the server, the fast one; leave it out"),
     ("transform", "group", "write loader.view().map(function), or have the producer do it (`--transform`)"),
+    ("device", "group", 'penstock.torch.prefetch_to_device(dataset, "cuda") copies batches; leave it out'),
+    ("fit", "view", "it gives batches: write model.fit(penstock.tensorflow.dataset(loader, select=('x', 'y')))"),
+    ("host", "url", "write url='redis://host:6379'"),
+    ("port", "url", "write url='redis://host:6379'"),
+    ("password", "url", "write url='redis://:password@host:6379'"),
+    ("map", "view", "write loader.view().map(function)"),
+    ("select", "view", "write loader.view().select('x', 'y')"),
+    ("take", "view", "write loader.view().take(3)"),
+    ("dataset", "view", "it reads a stream: loader.spec says its tensors, loader.samples the samples of an epoch"),
+    ("batch", "view", "batches are of the batch_size it was made with"),
+    ("sampler", "view", "producers shuffle each epoch, and each iteration is the next one; leave it out"),
+    ("set_epoch", "view", "each iteration is the next epoch, shuffled by its producer; leave it out"),
+    ("reset", "view", "each iteration is the next epoch; penstock.Replay(stream, epoch=0, ...) reads one again"),
+    ("ack", "acknowledge", "write loader.acknowledge(batch), with Loader(..., acknowledge='manual')"),
+    ("to", "view", 'write penstock.torch.prefetch_to_device(penstock.torch.dataset(loader), "cuda")'),
+    ("add", "write", "its verb is write({'x': ..., 'y': ...})"),
+    ("append", "write", "its verb is write({'x': ..., 'y': ...})"),
+    ("put", "write", "its verb is write({'x': ..., 'y': ...})"),
+    ("send", "write", "its verb is write({'x': ..., 'y': ...})"),
+    ("finish", "write", "write close(), or leave its `with` block"),
+    ("end", "write", "write close(), or leave its `with` block"),
+    ("commit", "write", "write flush()"),
 )
-"""(Argument of another library, argument by which a call is known that this is true of, what to do instead)."""
+"""(Argument or attribute of another library, name by which a call or an object that it is true of is known, advice)."""
 
 NEEDED: Mapping[str, str] = {
     "stream": "the stream's name, 'train' for example",
@@ -36,6 +58,9 @@ NEEDED: Mapping[str, str] = {
     "epoch": "the number of a retained epoch, epoch=0 for example (`penstock inspect` lists them)",
     "path": "the folder that `penstock export` made",
     "dataset": "an object with a length and items, or arrays",
+    "loaders": "each with its weight, {'a': (loader_a, 0.7), 'b': (loader_b, 0.3)} for example",
+    "loader": "a loader, penstock.Loader('train', group='resnet', batch_size=64) for example",
+    "batch": "the batch that was trained on, as the loop had it",
 }
 """Required argument -> what belongs there."""
 
@@ -60,6 +85,8 @@ def unknown_tensor(name: object, names: Iterable[str]) -> str:
     """Return what to say of a tensor that a batch or a spec does not have."""
     known = list(names)
     hint = did_you_mean(name, known)
+    if name == "y":
+        hint = "; images have y where sub-folders are their classes, or with --labels"
     if not isinstance(name, str):
         hint = "; tensors are found by name, rows within a tensor: batch[name][0], or loader.view().samples()"
     return f"no tensor {name!r} here; there are: {', '.join(known)}{hint}"
@@ -115,6 +142,29 @@ def an(value: object) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
+class Answering:
+    """Base of what a program has in hand: an attribute that is not there ends in a line that says what to write."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        kind = type(self).__name__
+        if name.startswith("_"):  # asked for by Python and its tools, not by people
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+        known = [one for one in dir(type(self)) if not one.startswith("_")]
+        raise AttributeError(f"{an(self)} has no attribute {name!r}{_instead(name, known, 'has')}")
+
+
+class Passing(Answering):
+    """Base of what gives batches to a loop, and is neither a sequence nor an iterator."""
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(
+            f"{an(self)} has no items by number: write `for batch in loader`, or next(iter(loader)) for one batch"
+        )
+
+    def __next__(self) -> NoReturn:
+        raise TypeError(f"{an(self)} is no iterator: write batches = iter(loader) once, then next(batches)")
+
+
 def explained(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a public call so that arguments it does not take end in a TypeError that says what to write.
 
@@ -147,6 +197,9 @@ def _mistake(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
     call = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     if is_method:
         del parameters["self"]
+    if list(parameters) == ["sample"] and (names := [name for name in kwargs if name != "sample"] or args[2:]):
+        pairs = ", ".join(f"{name!r}: ..." for name in (names if kwargs else ("x", "y")))
+        return f"{call}() takes a sample as one dict of tensors by name, as in {call}({{{pairs}}})"
     for name in kwargs:
         if name not in parameters:
             return f"{call}() has no argument {name!r}{_instead(name, parameters)}"
@@ -155,16 +208,18 @@ def _mistake(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
     needed = [p.name for p in parameters.values() if p.default is p.empty]
     example = f"{call}({', '.join(name if name in by_place else f'{name}=...' for name in needed or parameters)})"
     if len(given) > len(by_place):
-        return f"{call}() takes {', '.join(by_place) or 'nothing'} by place and the rest by name: write {example}"
+        is_all = len(by_place) == len(needed) == 1
+        what = f"; {needed[0]}: {NEEDED[needed[0]]}" if is_all and needed[0] in NEEDED else ""
+        return f"{call}() takes {', '.join(by_place) or 'nothing'} by place and the rest by name: write {example}{what}"
     for name in needed:
         if name not in kwargs and name not in by_place[: len(given)]:
             return f"{call}() needs {name}: {NEEDED.get(name, 'see its help')}; write {example}"
     return ""
 
 
-def _instead(name: str, parameters: Iterable[str]) -> str:
+def _instead(name: str, parameters: Iterable[str], verb: str = "takes") -> str:
     known = list(parameters)
     for habit, scope, advice in HABITS:
         if habit == name and scope in known:
             return f": {advice}"
-    return did_you_mean(name, known) or f"; it takes {', '.join(known)}"
+    return did_you_mean(name, known) or f"; it {verb} {', '.join(known)}"

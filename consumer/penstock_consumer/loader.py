@@ -5,15 +5,16 @@ This is the training loop's side. How entries are received and leases kept is ``
 
 from __future__ import annotations
 
+import os
 import secrets
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from penstock_common.errors import GroupFinished, PenstockError
 from penstock_common.format.spec import Spec
-from penstock_common.hints import callable_of, explained, seconds, whole
+from penstock_common.hints import Passing, an, callable_of, explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
@@ -43,7 +44,7 @@ STARTUP_S = 60.0
 POLL_S = 0.5
 
 
-class Loader(Verbs):
+class Loader(Verbs, Passing):
     """Batches of a stream for one member of a group: ``for batch in loader`` is the group's next epoch.
 
     Every group sees every sample; the members of a group share them. A batch is a dict of arrays ``[n, *shape]``,
@@ -108,9 +109,9 @@ class Loader(Verbs):
         if start not in ("resume", "earliest") and (type(start) is not int or start < 0):
             raise ValueError(f"start is {start!r}, expected 'resume', 'earliest' or an epoch's number")
         settings = Settings.from_environment()
+        self.name = checked_name("stream", stream)
         is_awaited = stream in settings.awaited
         self._startup_s = None if is_awaited else STARTUP_S
-        self.name = checked_name("stream", stream)
         self.group = checked_name("group", group)
         self.member = rank_member(rank) if ranked else checked_name("member", member or default_member())
         self.batch_size = batch_size
@@ -172,7 +173,8 @@ class Loader(Verbs):
         if self._options.order is None:
             raise TypeError(
                 "the members of a group share its batches, so their number is not known: loader.samples counts the "
-                'samples of the epoch, and a Loader with order="canonical" has a length'
+                'samples of the epoch, and a Loader with order="canonical" has a length; a DataLoader takes '
+                "penstock.torch.dataset(loader)"
             )
         reading = self._joined()
         assert isinstance(reading, OrderedReading)
@@ -184,6 +186,17 @@ class Loader(Verbs):
         if self._steps is None:
             raise TypeError("the epoch has no size yet, so the number of its batches is not known")
         return self._steps
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises AttributeError for what would change nothing: a loader stays what it was made as."""
+        if not name.startswith("_") and "_closing" in self.__dict__:
+            raise AttributeError(
+                f"a Loader stays what it was made as, and {name} changes nothing now: make another one"
+            )
+        super().__setattr__(name, value)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{an(self)} cannot go to another process: make one there, with the same group")
 
     def __bool__(self) -> bool:
         """Return True: ``if loader:`` asks whether there is one, not how many batches it has."""
@@ -225,6 +238,7 @@ class Loader(Verbs):
     def _batches(self) -> Iterator[Batch]:
         if not self._closing.alive:
             raise PenstockError(f"this loader of {self.name!r} is closed: make another, or read inside its `with`")
+        self._require_own()
         reading = self._joined()
         self._settlement.asked_for_next()
         is_empty = True
@@ -240,6 +254,7 @@ class Loader(Verbs):
                 is_empty = False
                 self._settlement.hand(batch)
                 yield batch
+                self._require_own()
                 self._settlement.asked_for_next()
                 if reading.run is None:  # a state was loaded meanwhile
                     return
@@ -248,6 +263,14 @@ class Loader(Verbs):
             self.end_tally(epoch, is_feed=runs_on)
             if not runs_on and not is_empty and reading.cursor >= epoch:  # below it: something handed back is still due
                 return
+
+    def _require_own(self) -> None:
+        """Raises PenstockError in a process that was forked from the loader's: its threads did not come along."""
+        if self._session.pid != os.getpid():
+            raise PenstockError(
+                f"this loader of {self.name!r} was made by process {self._session.pid}, and a fork copied it: make a "
+                "penstock.Loader in each process, with the same group to share its batches"
+            )
 
     # --- acknowledging ---
 
@@ -261,6 +284,7 @@ class Loader(Verbs):
         """Who says what was trained on, for a framework that reads ahead."""
         return self._settlement.adapter
 
+    @explained
     def acknowledge(self, batch: Batch) -> None:
         """Settles a batch: it was trained on and is never handed out again to this group. Twice is the same as once."""
         self._settlement.acknowledge(batch)

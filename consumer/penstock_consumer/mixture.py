@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock_common.errors import SpecMismatch, StateMismatch
 from penstock_common.format.spec import Spec
+from penstock_common.hints import explained
 from penstock_consumer.counting.stats import Stats, mixed
 from penstock_consumer.counting.tally import Tally
 from penstock_consumer.loader import Loader
@@ -24,6 +25,7 @@ from penstock_consumer.view import View
 VERSION = 1
 
 
+@explained
 def mix(
     loaders: Mapping[str, tuple[Loader, float]], *, seed: int = 0, ends: Literal["last", "first"] = "last"
 ) -> Mixture:
@@ -59,7 +61,10 @@ class Mixture:
 
     def __init__(self, loaders: Mapping[str, tuple[Loader, float]], seed: int, ends: str) -> None:
         if not _is_mixable(loaders) or ends not in ("last", "first"):
-            raise ValueError("mix() takes {name: (loader, weight above 0), ...} and ends='last' or 'first'")
+            raise ValueError(
+                "mix() takes {name: (loader, weight above 0), ...} and ends='last' or 'first': "
+                "write mix({'a': (loader_a, 0.7), 'b': (loader_b, 0.3)})"
+            )
         self._loaders = {name: loader for name, (loader, _) in loaders.items()}
         self._weights = {name: weight for name, (_, weight) in loaders.items()}
         self._seed, self._ends = seed, ends

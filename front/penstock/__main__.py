@@ -14,6 +14,13 @@ from penstock.cli import COMMANDS, Parser, WrongUsage, load_command
 from penstock.cli.console import Console
 from penstock_common.errors import PenstockError
 
+_OTHER_NAMES = {"train": "run", "start": "run", "list": "inspect", "ls": "inspect", "status": "inspect"} | {
+    "rm": "delete",
+    "remove": "delete",
+    "watch": "monitor",
+}
+"""What newcomers call a command -> its name."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: the process's own) and return its exit code."""
@@ -52,7 +59,12 @@ def _dispatch(argv: list[str], console: Console) -> int:
         return 0
     if name:
         asked = f"--{name}"
-        guess = [asked] if asked in ("--help", "--version") else difflib.get_close_matches(name, [*COMMANDS, "-V"], 1)
+        if asked in ("--help", "--version"):
+            guess = [asked]
+        else:
+            guess = (
+                [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, [*COMMANDS, "-V"], 1)
+            )
         hint = f"did you mean {guess[0]!r}?" if guess else "see penstock --help"
         console.notice(f"penstock: unknown command {name!r}; {hint}")
     else:

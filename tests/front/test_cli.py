@@ -264,7 +264,10 @@ def test_wrong_usage_is_explained_and_exits_with_2(
         (["inspect", "a", "b"], "penstock inspect: unknown argument 'b'; see penstock inspect --help\n"),
         (
             ["groups", "drop", "train"],
-            "penstock groups drop: the following arguments are required: name; see penstock groups drop --help\n",
+            (
+                "penstock groups drop: the following arguments are required: name: "
+                "type `penstock groups drop train resnet`; see penstock groups drop --help\n"
+            ),
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Thirty wrong command lines of a newcomer: each is answered by what was found, and by what to do."""
+"""Fifty wrong command lines of a newcomer: each is answered by what was found, and by what to do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,24 @@ ANSWERS = {
     "epochs train": (2, "type `penstock epochs list train`"),
     "bad lsit train": (2, "type `penstock bad list train`"),
     "run images photos python train.py": (2, "goes after --, as in `penstock run images photos -- python train.py`"),
+    "run": (2, "required: SOURCE: type `penstock run images photos/ --resize 224x224`"),
+    "train photos": (2, "unknown command 'train'; did you mean 'run'?"),
+    "groups list": (2, "required: stream: type `penstock groups list train`"),
+    "groups drop train": (2, "required: name: type `penstock groups drop train resnet`"),
+    "health trainer train": (2, "required: --group: type `penstock health trainer train --group resnet`"),
+    "produce images photos --resize 64 64": (2, "unknown argument '64' (--resize takes one value, HxW)"),
+    "produce images photos --flip true": (2, "unknown argument 'true' (--flip takes no value)"),
+    "produce images photos/0.png photos/1.png": (2, "unknown argument 'photos/1.png' (DIR is one: folder, or file end"),
+    "produce images photos -- python train.py": (2, "(`penstock run` starts a training command; this one"),
+    "worker 4": (2, "unknown argument '4' (only options are taken)"),
+    "worker --workers 4": (2, "unknown argument '--workers' (did you mean --processes?)"),
+    "produce dataset mydata.py": (2, "'mydata.py' is not an import name; write module:attribute, like mydata:NAME"),
+    "produce dataset mydata.data": (2, "like mydata:data"),
+    "produce dataset mydata:data(3)": (2, "is a call, expected an import name: write mydata:data, which is called"),
+    "server --maxmemory 2": (2, "'2' is too little to hold a stream: give 64mb or more, as in 2gb"),
     # what is read
+    "produce dataset mydata:number": (1, "mydata:number is an int; expected an object with len() and items by index ("),
+    "produce keras mydata:Rows": (1, "what gives single samples is read by the source kind dataset"),
     "produce images phtos": (1, "no image folder at phtos: found nothing there; give a folder or a .zip"),
     "produce images text": (1, "no images in text: found 1 x .txt; images are files ending in .jpg"),
     "produce images photos/0.png": (1, "found a file that is no .zip there; give a folder"),
@@ -38,7 +55,7 @@ ANSWERS = {
     "produce images photos --labels missing.csv": (1, "labels file missing.csv: No such file or directory"),
     "produce images photos --transform augment:flip": (1, "no module 'augment' on the import path or in "),
     "produce dataset mydata:dta": (1, "mydata has no 'dta'; did you mean data?"),
-    "produce dataset mydata:zzz": (1, "mydata has no 'zzz'; it has data"),
+    "produce dataset mydata:zzz": (1, "mydata has no 'zzz'; it has Rows, data, number"),
     "produce dataset photos/": (2, "type `penstock produce images photos/`"),
     "produce arrays a.npy": (1, "a.npy is not a readable .npy: it does not begin as numpy.save writes it"),
     # the server
@@ -57,6 +74,20 @@ ANSWERS = {
     "import photos train": (1, "is no export: it has no export.json; `penstock export STREAM DIR` makes one"),
     "export train /dev/null/out": (1, "/dev/null/out cannot be exported to: Not a directory"),
 }
+
+
+MYDATA = """
+data = [1, 2, 3]
+number = 5
+
+
+class Rows:
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return {"x": [0.0, 1.0], "y": index}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +129,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Image.new("RGB", (8, 8)).save(here / "photos" / "0.png")
     for name in ("text/a.txt", "a.zip", "a.npy"):
         (here / name).write_text("words")
-    (here / "mydata.py").write_text("data = [1, 2, 3]\n")
+    (here / "mydata.py").write_text(MYDATA)
     return here
 
 
@@ -121,3 +152,29 @@ def test_a_wrong_line_is_answered_by_what_was_found_and_what_to_do(
     told = [each for each in err.splitlines() if each.startswith("penstock")]
     assert (out, len(told)) == ("", 1)
     assert words in told[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        (
+            "train.py --lr 1",
+            "a Python file is started by Python: write -- python train.py --lr 1",
+        ),
+        (
+            "pyhton train.py",
+            "No such file or directory: after -- comes a command as you would type",
+        ),
+    ],
+)
+def test_a_training_command_that_cannot_start_is_explained(
+    command: str, answer: str, server: EmbeddedServer, folder: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """No such file, of a file that lies there, helps nobody."""
+    monkeypatch.chdir(folder)
+    (folder / "train.py").write_text("import penstock\n")
+    monkeypatch.setenv("PENSTOCK_URL", server.url)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert main(["run", "images", "photos", "--", *command.split()]) == 1
+    assert answer in capsys.readouterr().err

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import operator
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,13 +27,18 @@ from penstock_common.errors import (
     StreamConflict,
     StreamNotFound,
 )
+from penstock_common.format.ragged import Ragged
 from penstock_common.format.spec import Spec
 from penstock_common.stream.keys import BadName
 from penstock_consumer.pipeline.batch import Batch
 from tests.contracts.feed import SPEC, produce, sample
+from tests.contracts.source import in_fork
 
 X = np.zeros(4, np.float32)
 BATCH = Batch({"x": np.zeros((8, 4), np.float32), "y": np.arange(8)})
+
+
+RAGGED = Ragged(np.zeros(3), np.array([[1], [2]]))
 
 
 def loader(*stream: Any, **changed: Any) -> Any:
@@ -73,7 +81,11 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: replay(fast=True), TypeError, "Replay() has no argument 'fast': there is one way to the server, the fast"),
     (lambda: writer(fast=None), TypeError, "Writer() has no argument 'fast': there is one way to the server, the fast"),
     (lambda: writer(maxlen=5), TypeError, "Writer() has no argument 'maxlen'; it takes stream, url, spec, partitions"),
+    (lambda: loader(host="localhost"), TypeError, "no argument 'host': write url='redis://host:6379'"),
+    (lambda: loader(device="cuda"), TypeError, "no argument 'device': penstock.torch.prefetch_to_device(dataset"),
     # arguments that lack, or are given by place
+    (lambda: penstock.mix(1, 2), TypeError, "{'a': (loader_a, 0.7), 'b': (loader_b, 0.3)}"),  # type: ignore[call-arg, arg-type]
+    (lambda: penstock.produce([1], [2]), TypeError, "write produce(dataset); dataset: an object with a length"),  # type: ignore[call-arg, arg-type]
     (lambda: penstock.Loader("train", batch_size=8), TypeError, "needs group: a name for this training"),  # type: ignore[call-arg]
     (lambda: penstock.Loader("train", "g", 8), TypeError, "write Loader(stream, group=..., batch_size=...)"),  # type: ignore[call-arg]
     # wrong types and values
@@ -90,6 +102,7 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: loader(order="random"), ValueError, "order is 'random', expected 'canonical' or None"),
     (lambda: loader(rank=1, world_size=2), ValueError, "rank and world_size belong to order='canonical'"),
     (lambda: loader(group=None), BadName, "group name None: use 1 to 100 letters"),
+    (lambda: loader(["a", "b"]), BadName, "stream name ['a', 'b']: use 1 to 100 letters"),
     (lambda: loader("my photos"), BadName, "stream name 'my photos': use 1 to 100 letters"),
     (lambda: writer(budget_bytes="1gb"), TypeError, "budget_bytes is '1gb', a str; expected a whole number"),
     (lambda: replay(epoch="0"), TypeError, "epoch is '0', a str; expected a whole number: write epoch=0"),
@@ -105,9 +118,12 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: loader(url=6379), ServerUnavailable, "6379 is no Redis URL: write redis://host:6379/0"),
     # batches, files, mixtures
     (lambda: BATCH["image"], KeyError, "no tensor 'image' here; there are: x, y"),
+    (lambda: Batch({"x": X})["y"], KeyError, "there are: x; images have y where sub-folders are their classes"),
     (lambda: BATCH["X"], KeyError, "no tensor 'X' here; there are: x, y; did you mean 'x'?"),
     (lambda: BATCH[0], KeyError, "tensors are found by name, rows within a tensor: batch[name][0]"),  # type: ignore[index]
     (lambda: BATCH[:4], KeyError, "tensors are found by name"),  # type: ignore[index]
+    (lambda: BATCH.image, AttributeError, "no attribute 'image', and no tensor 'image' here; there are: x, y"),
+    (lambda: RAGGED.shape, AttributeError, "ragged.padded() for one array; --resize or a transform makes images alike"),
     (lambda: BATCH.x, AttributeError, "its tensors are items, batch['x']"),
     (lambda: unpacked(BATCH), TypeError, "`for x, y in loader.view().select('x', 'y')` gives tuples"),
     (lambda: penstock.mix([1]), ValueError, "mix() takes {name: (loader, weight above 0), ...}"),  # type: ignore[arg-type]
@@ -179,6 +195,10 @@ class Session(NamedTuple):
         """Another loader."""
         return penstock.Loader("train", **{"group": "h", "batch_size": 8, "url": self.url, "timeout_s": 5, **changed})
 
+    def replay(self) -> Any:
+        """The kept epoch once more."""
+        return penstock.Replay("train", epoch=0, batch_size=8, url=self.url)
+
     def closed(self) -> None:
         """Reads from a loader that was closed."""
         with self.again(notify=lambda _: None) as other:
@@ -191,6 +211,25 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
     (lambda s: s.again(create=False), GroupNotFound, "no group 'h'; groups there: g"),
     (lambda s: penstock.Replay("tain", epoch=0, batch_size=8, url=s.url), StreamNotFound, "did you mean 'train'?"),
     (lambda s: list(s.loader.view().select("z")), ValueError, "select='z': the stream has x, y"),
+    # what other libraries' objects do
+    (lambda s: s.loader[0], TypeError, "a Loader has no items by number: write `for batch in loader`, or next(iter("),
+    (lambda s: next(s.loader), TypeError, "a Loader is no iterator: write batches = iter(loader) once, then next(bat"),
+    (lambda s: s.loader.map(len), AttributeError, "no attribute 'map': write loader.view().map(function)"),
+    (lambda s: s.loader.ack(s.batch), AttributeError, "no attribute 'ack': write loader.acknowledge(batch), with Load"),
+    (lambda s: s.loader.chekpointed(), AttributeError, "no attribute 'chekpointed'; did you mean 'checkpointed'?"),
+    (lambda s: s.loader.zzz, AttributeError, "a Loader has no attribute 'zzz'; it has acknowledge, adapter"),
+    (lambda s: setattr(s.loader, "batch_size", 4), AttributeError, "batch_size changes nothing now: make another one"),
+    (lambda s: pickle.dumps(s.loader), TypeError, "a Loader cannot go to another process: make one there"),
+    (lambda s: s.loader.acknowledge(), TypeError, "acknowledge() needs batch: the batch that was trained on"),
+    (lambda s: next(s.replay()), TypeError, "a Replay is no iterator"),
+    (lambda s: s.replay()[0], TypeError, "a Replay has no items by number"),
+    (lambda s: s.writer().write(x=X, y=1), TypeError, "as one dict of tensors by name, as in write({'x': ..., 'y': "),
+    (
+        lambda s: s.writer().write(X, 1),
+        TypeError,
+        "write() takes a sample as one dict of tensors by name, as in write(",
+    ),
+    (lambda s: s.writer().add({"x": X}), AttributeError, "a Writer has no attribute 'add': its verb is write({'x'"),
     # samples
     (
         lambda s: s.writes([1, 2, 3]),
@@ -280,3 +319,98 @@ def test_what_one_has_in_hand_says_what_it_is_in_one_line(any_url: str) -> None:
         assert repr(old) == f"<Writer of 'train' {at}: x: float32[4], y: int64>"
         assert repr(epoch) == "<EpochWriter of epoch 1 of 'train': of any size>"
         assert repr(old.epoch(7, sizes=[3, 2])) == "<EpochWriter of epoch 7 of 'train': 5 samples in 2 shards>"
+
+
+def test_a_sample_that_names_other_tensors_is_answered_by_one_error(any_url: str) -> None:
+    """A KeyError of our own above it would be read first."""
+    session = Session(any_url, None, None, "other")
+    with pytest.raises(SpecMismatch) as caught:
+        session.writes({"image": X, "label": 1})
+    assert caught.value.__suppress_context__
+
+
+def test_what_was_written_and_never_sent_is_told_when_the_program_ends(any_url: str) -> None:
+    """Without a `with` nobody sends a block's rest, and the stream would lack it in silence."""
+    lines = """
+import sys, penstock
+def main():
+    epoch = penstock.Writer("one", url=sys.argv[1]).epoch()
+    epoch.write({"y": 1})
+main()
+writer = penstock.Writer("two", url=sys.argv[1])
+writer.write({"y": 1})
+writer.write({"y": 2})
+closed = penstock.Writer("three", url=sys.argv[1])
+closed.write({"y": 1})
+closed.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", lines, any_url], capture_output=True, text=True, check=True, timeout=60
+    )
+    told = [line for line in done.stderr.splitlines() if "spec" not in line]
+    assert [line[:46] for line in told] == [
+        "penstock: 1 sample of 'one' may be lost, becau",
+        "penstock: 2 samples of 'two' may be lost, beca",
+    ]
+    assert "write in `with penstock.Writer(...) as writer`" in told[0]
+
+
+def test_a_writer_that_is_written_to_beside_its_empty_epoch_says_so(any_url: str) -> None:
+    """`writer.write` in place of `epoch.write` fills the feed, and the epoch ends empty."""
+    told: list[str] = []
+    with penstock.Writer("train", url=any_url, spec=SPEC, notify=told.append) as writer:
+        with writer.epoch() as epoch:
+            epoch.write(sample(0))
+            writer.write(sample(1))
+        assert told == []
+        writer.flush()
+    with penstock.Writer("train", url=any_url, notify=told.append) as writer, writer.epoch() as epoch:
+        writer.write(sample(2))
+        writer.write(sample(3))
+    assert [line for line in told if "stays empty" in line] == told
+    assert len(told) == 1
+    assert "call the write() of what writer.epoch() returned" in told[0]
+
+
+def test_a_loader_by_hand_says_what_was_never_acknowledged(any_url: str) -> None:
+    """Who forgets it reads all of it again, and wonders why."""
+    produce(any_url, "train", 40)
+    told: list[str] = []
+    wanted: Any = {"group": "g", "batch_size": 8, "url": any_url, "notify": told.append, "acknowledge": "manual"}
+    with penstock.Loader("train", **wanted) as by_hand:
+        for number, batch in enumerate(by_hand):
+            if number < 2:
+                by_hand.acknowledge(batch)
+    assert "24 samples were handed out and not acknowledged" in told[-1]
+    with penstock.Loader("train", **wanted) as by_hand:
+        for batch in by_hand:
+            by_hand.acknowledge(batch)
+    assert "not acknowledged" not in told[-1]
+
+
+def as_text(attempt: Callable[[], object]) -> Callable[[], str]:
+    """For `in_fork`."""
+    return lambda: repr(attempt())
+
+
+def test_a_forked_process_is_told_to_make_its_own_loader_and_writer(any_url: str) -> None:
+    """Its copies have no threads and share a connection: they hung, lost samples, or wrote the parent's anew."""
+    produce(any_url, "train", 40)
+    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as mine:
+        batches = iter(mine)
+        next(batches)
+        readings: list[Callable[[], object]] = [lambda: next(batches), lambda: next(iter(mine))]
+        for reading in readings:
+            assert "make a penstock.Loader in each process" in in_fork(as_text(reading))
+        assert len(list(batches)) == 4
+    with penstock.Writer("other", url=any_url, spec=SPEC) as writer, writer.epoch() as epoch:
+        begun: list[Callable[[], object]] = [lambda: writer.write(sample(9)), lambda: epoch.write(sample(9))]
+        for attempt in begun:
+            assert "make a penstock.Writer in each process" in in_fork(as_text(attempt))
+        epoch.write(sample(0))
+        batch = {name: np.stack([value]) for name, value in sample(9).items()}
+        for attempt in [*begun, lambda: epoch.write_batch(batch), epoch.flush, epoch.close]:
+            assert "make a penstock.Writer in each process" in in_fork(as_text(attempt))
+        epoch.write(sample(1))
+    with penstock.Replay("other", epoch=0, batch_size=8, url=any_url) as kept:
+        assert [len(each["y"]) for each in kept] == [2]

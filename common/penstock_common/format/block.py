@@ -303,7 +303,10 @@ class BlockBuilder:
     def _flat(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a sample with nested dicts as the spec names its tensors. Raises SpecMismatch where it does not."""
         flat = flattened(sample)
-        self._spec.check_names(flat)
+        try:
+            self._spec.check_names(flat)
+        except SpecMismatch as error:
+            raise error from None  # that a name was looked for in vain says nothing more
         return flat
 
     def _assign(self, name: str, row: int, value: Any) -> None:

@@ -6,7 +6,7 @@ Where sizes are bounded, an empty dimension counts as 1: numpy multiplies the ot
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,12 @@ class Ragged(Sequence[Any]):
 
     def __len__(self) -> int:
         return len(self.shapes)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"a Ragged has no attribute {name!r}, because its samples may differ in size: write ragged[0] for one, "
+            "ragged.padded() for one array; --resize or a transform makes images alike"
+        )
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):

@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock_common.errors import PenstockError
+from penstock_common.hints import an
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
 from penstock_consumer.pipeline.batch import Batch
@@ -21,6 +22,15 @@ UNSEEN = (
     "share (docs/tensorflow.md), and elsewhere, as for zip or sample_from_datasets, loop over "
     "penstock.tensorflow.acknowledging(made, ds)"
 )
+
+
+def require_loader(loader: object) -> None:
+    """Raise TypeError for what else a newcomer gives to an adapter: a stream's name, a batch, a view."""
+    if not isinstance(loader, Loader | Mixture):
+        raise TypeError(
+            f"dataset() got {an(loader)}, expected a loader: write "
+            "dataset(penstock.Loader('train', group='resnet', batch_size=64))"
+        )
 
 
 @dataclass(eq=False)
@@ -61,6 +71,7 @@ class Feed:
     @classmethod
     def of(cls, loader: Loader | Mixture) -> Feed:
         """The feed of a loader, which from now on acknowledges for it."""
+        require_loader(loader)
         if isinstance(loader.adapter, cls):
             return loader.adapter
         feed = cls(loader)

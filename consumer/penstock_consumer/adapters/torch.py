@@ -12,14 +12,15 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from inspect import getattr_static
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock_common.errors import PenstockError
+from penstock_common.hints import explained
 from penstock_consumer.adapters.selection import Select, chosen, shaped
-from penstock_consumer.adapters.settling import Feed
+from penstock_consumer.adapters.settling import Feed, require_loader
 from penstock_consumer.adapters.torch_tensors import RaggedAs, mapped, nbytes_of, value_of
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
@@ -58,6 +59,7 @@ def dataset(
 ) -> ReplayDataset: ...
 
 
+@explained
 def dataset(
     loader: Loader | Mixture | Passes, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "list"
 ) -> Dataset | ReplayDataset:
@@ -78,6 +80,7 @@ def dataset(
     """
     if isinstance(loader, Passes):
         return ReplayDataset(loader, select, nested, ragged)
+    require_loader(loader)
     return (SizedDataset if has_ranks(loader) else Dataset)(loader, select, nested, ragged)
 
 
@@ -126,6 +129,9 @@ class Dataset(IterableDataset):
             raise ValueError(BATCHED)
         worker = get_worker_info()
         return self._pass() if worker is None else self._share(worker.id, worker.num_workers)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError("a stream has no items by number: iterate the dataset, or read kept samples by penstock.Replay")
 
     # --- in the training process ---
 

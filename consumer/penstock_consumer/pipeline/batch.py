@@ -101,8 +101,9 @@ class Batch(dict[str, Any]):
             raise KeyError(unknown_tensor(name, self.keys())) from None
 
     def __getattr__(self, name: str) -> NoReturn:
-        hint = f": its tensors are items, batch[{name!r}]" if name in self else ""
-        raise AttributeError(f"a batch has no attribute {name!r}{hint}")
+        if name in self:
+            raise AttributeError(f"a batch has no attribute {name!r}: its tensors are items, batch[{name!r}]")
+        raise AttributeError(f"a batch has no attribute {name!r}, and {unknown_tensor(name, self.keys())}")
 
     def __iter__(self) -> Iterator[str]:
         """Tensor names. Raises TypeError for ``x, y = batch``, which would give two names instead of two arrays."""

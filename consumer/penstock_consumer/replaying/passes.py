@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from penstock_common.format.spec import Spec
-from penstock_common.hints import callable_of, whole
+from penstock_common.hints import Passing, callable_of, whole
 from penstock_common.threads import join
 from penstock_common.waiting import Notify
 from penstock_consumer.counting.stats import Stats
@@ -27,7 +27,7 @@ POLL_S = 0.5
 T = TypeVar("T")
 
 
-class Passes:
+class Passes(Passing):
     """Batches of one epoch; an iteration is a pass over it. ``len()`` is known.
 
     Without ``shuffle`` every pass has the canonical order. With it, pass n has an order that this seed and n decide:

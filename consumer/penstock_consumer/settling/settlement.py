@@ -179,6 +179,11 @@ class Settlement:
         self.flush()
         if self.policy == "on_checkpoint" and (left := self._handed.waiting).batches:
             self._notify(f"{left.samples} samples were trained on since the last checkpoint: they are handed out again")
+        elif self.policy == "manual" and (left := self._handed.waiting).batches:
+            self._notify(
+                f"{left.samples} samples were handed out and not acknowledged: they are handed out again; "
+                "loader.acknowledge(batch) settles a batch"
+            )
 
     def _settle(self, batches: list[Batch]) -> None:
         if self.reading is None:  # nothing was handed out yet

@@ -122,6 +122,25 @@ class Actions(Choices):
         return f"{words[0]!r} is no action; there are {', '.join(self.choices)}: type `{shlex.join(line)}`"
 
 
+_OTHER_NAMES = {"--workers": ("processes",), "--num-workers": ("workers", "processes"), "--size": ("resize",)}
+"""What an option is called elsewhere -> what it may be called here."""
+_EXAMPLES = {
+    "stream": "train",
+    "group": "resnet",
+    "name": "resnet",
+    "number": "0",
+    "SOURCE": "images photos/ --resize 224x224",
+}
+
+
+def _metavar(action: argparse.Action) -> str:
+    return str(action.metavar or action.dest)
+
+
+def _example(action: argparse.Action) -> str:
+    return _EXAMPLES.get(_metavar(action), _EXAMPLES.get(action.dest, _metavar(action)))
+
+
 class Parser(argparse.ArgumentParser):
     """Wrong usage is one line, as every error is; an option that is not there gets the nearest one's name."""
 
@@ -139,6 +158,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends with 2; the pages of options are one --help away."""
+        if message.startswith("the following arguments are required: "):
+            lacking = [action for action in self._actions if action.required]
+            line = " ".join(w for a in lacking for w in [*a.option_strings[:1], _example(a)])
+            message = f"{message}: type `{self.prog} {line}`"
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -151,9 +174,27 @@ class Parser(argparse.ArgumentParser):
         if rest:
             word = rest[0].partition("=")[0]
             options = {option.lstrip("-"): option for option in self._option_string_actions if option.startswith("--")}
-            guess = difflib.get_close_matches(word.lstrip("-"), options, 1) if word.startswith("-") else []
-            self.error(f"unknown argument {rest[0]!r}" + (f" (did you mean {options[guess[0]]}?)" if guess else ""))
+            meant = [name for name in _OTHER_NAMES.get(word, ()) if name in options]
+            guess = meant or difflib.get_close_matches(word.lstrip("-"), options, 1) if word.startswith("-") else []
+            hint = f"did you mean {options[guess[0]]}?" if guess else self._why_too_many(rest[0], list(args or ()))
+            self.error(f"unknown argument {rest[0]!r}" + (f" ({hint})" if hint else ""))
         return found, rest
+
+    def _why_too_many(self, word: str, given: Sequence[str]) -> str:
+        """Return why an argument that is no option has no place; '' if nothing can be said."""
+        if "--" in given:
+            return "`penstock run` starts a training command; this one starts none"
+        if word.startswith("-") or word not in given:
+            return ""
+        at = len(given) - 1 - given[::-1].index(word)
+        for before, takes in ((given[at - 1 : at], "no value"), (given[at - 2 : at - 1], "one value")):
+            action = self._option_string_actions.get("".join(before))
+            if action is not None and action.nargs == (0 if takes == "no value" else None):
+                return f"{before[0]} takes {takes}" + ("" if takes == "no value" else f", {_metavar(action)}")
+        places = [action for action in self._get_positional_actions() if action.nargs is None]
+        return ", ".join(f"{_metavar(a)} is one: {a.help}" if a.help else _metavar(a) for a in places) or (
+            "" if self._get_positional_actions() else "only options are taken"
+        )
 
 
 class Command(Protocol):

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -164,7 +165,11 @@ class _Trainer:
         try:
             return subprocess.Popen(command, env=child_environment(environment))
         except OSError as error:
-            raise PenstockError(f"cannot start {self._name!r}: {error.strerror}") from None
+            if self._name.endswith(".py") and Path(self._name).is_file():
+                why = f"a Python file is started by Python: write -- python {shlex.join(command)}"
+            else:
+                why = f"{error.strerror}: after -- comes a command as you would type it without Penstock"
+            raise PenstockError(f"cannot start {self._name!r}: {why}") from None
 
     def wait(self) -> int:
         """Return its exit code as a shell has it."""

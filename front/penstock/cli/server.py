@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("--port", type=PORT, help=f"0 takes a free one (default: {DEFAULT_PORT})")
     parser.add_argument(
-        "--maxmemory", type=byte_size, metavar="SIZE", help="0 for no limit (default: half of this host's)"
+        "--maxmemory", type=_memory_size, metavar="SIZE", help="0 for no limit (default: half of this host's)"
     )
     parser.add_argument("--aof", metavar="DIR", help="keep an append-only file there; streams survive a restart")
     parser.add_argument("--executable", metavar="PATH", help="a redis-server or valkey-server (default: found on PATH)")
@@ -37,6 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "The server asks for a random password. Your own programs on this host find its URL in a file that only you\n"
         "can read, unless PENSTOCK_URL names another. --aof DIR keeps the password in DIR, so it stays the same."
     )
+
+
+def _memory_size(text: str) -> int:
+    """An argparse type: 0, or memory that holds a stream beside what is kept free."""
+    from penstock_common.stream.servers.suitability import LEAST_BUDGET_BYTES, usable_bytes
+
+    size = byte_size(text)
+    if size and usable_bytes(size) < LEAST_BUDGET_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is too little to hold a stream: give 64mb or more, as in 2gb")
+    return size
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

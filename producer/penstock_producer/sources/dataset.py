@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.format.spec import SpecLike
+from penstock_common.hints import an
 from penstock_producer.sources.files import fingerprint
 from penstock_producer.sources.items import TUPLE_NAMES, as_sample
 from penstock_producer.sources.names import blame
@@ -101,7 +102,7 @@ def _length(dataset: Any, name: str) -> int:
     if not hasattr(type(dataset), "__getitem__") or not hasattr(type(dataset), "__len__"):
         hint = "; an iterable is read with kind generator" if hasattr(type(dataset), "__iter__") else ""
         raise SourceError(
-            f"{name} is a {type(dataset).__name__}; expected an object with len() and items by index{hint}"
+            f"{name} is {an(dataset)}; expected an object with len() and items by index (__len__, __getitem__){hint}"
         )
     try:
         length = len(dataset)

@@ -57,7 +57,9 @@ class KerasSource:
         try:
             return row_count(self._batch(item), self.key(item))
         except SampleError as error:
-            raise SourceError(f"cannot learn the batch size: {error}") from error
+            raise SourceError(
+                f"cannot learn the batch size: {error}; what gives single samples is read by the source kind dataset"
+            ) from error
 
     @cached_property
     def fingerprint(self) -> str:

@@ -26,12 +26,26 @@ def split_name(name: str) -> tuple[str, str]:
         SourceError: the name has another form.
     """
     module_name, colon, attribute = name.partition(":")
+    if "(" in name:
+        called = name.partition("(")[0]
+        raise SourceError(
+            f"{name!r} is a call, expected an import name: write {called}, which is called without arguments; "
+            "a function in the module may give it some"
+        )
     if not colon or not module_name or not attribute:
-        raise SourceError(f"{name!r} is not an import name; write module:attribute, like augment:flip")
+        raise SourceError(f"{name!r} is not an import name; write module:attribute, like {_like(name)}")
     if module_name.endswith(".py") or "/" in module_name:
         wanted = Path(module_name).with_suffix("").as_posix().replace("/", ".")
         raise SourceError(f"{name!r} names a file; write the module instead: {wanted}:{attribute}")
     return module_name, attribute
+
+
+def _like(name: str) -> str:
+    """Return what a name without a colon was probably meant to be."""
+    module, dot, attribute = name.rpartition(".")
+    if ":" in name or not dot or not module:
+        return "augment:flip"
+    return f"{module}:NAME" if attribute == "py" else f"{module}:{attribute}"
 
 
 def resolve(name: str) -> Any:

@@ -176,11 +176,17 @@ def _factory_of(found: Any, name: str) -> Factory:
     if isinstance(found, Iterator):
         return _once(found, name)
     if hasattr(type(found), "__iter__") or hasattr(type(found), "__getitem__"):
-        iterable: Iterable[Any] = found
-        return lambda: iterable
+        return lambda: _walked(found, name)
     if callable(found):
-        return found  # type: ignore[no-any-return]
+        return lambda: _walked(found(), name)
     raise SourceError(f"{name} is a {type(found).__name__}; expected an iterable, or a function giving one")
+
+
+def _walked(found: Any, name: str) -> Iterable[Any]:
+    """Refuse what Python would walk by its numbers until one is not there: a torch-like Dataset seldom has an end."""
+    if not hasattr(type(found), "__iter__") and hasattr(type(found), "__len__"):
+        raise SourceError(f"{name} has a length and items, but is no iterable: read it with the source kind dataset")
+    return found  # type: ignore[no-any-return]
 
 
 def _once(iterator: Iterator[Any], name: str) -> Factory:

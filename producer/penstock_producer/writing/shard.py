@@ -5,7 +5,10 @@ Appending is the committer's. A shard that was begun before goes on at `position
 
 from __future__ import annotations
 
+import atexit
+import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -51,11 +54,15 @@ class ShardWriter:
         finish: Callable[[int], None],
         clock: Callable[[], float] = time.monotonic,
         take_another: Callable[[], Slot] | None = None,
+        lost: Callable[[int], None] = lambda _: None,
     ) -> None:
         """``most``: of samples, where no ``size`` is planned.
 
         ``take_another`` takes a new shard where this one turns out to be another writer's; None: then it is an error.
+        ``lost`` is told how many samples were written and not committed when the program is done with a shard that it
+        neither closed nor gave up.
         """
+        self._is_ended = True  # until it is made
         self._committer = committer
         self.spec = spec
         self._block_bytes = block_bytes
@@ -82,6 +89,8 @@ class ShardWriter:
         """Samples that are being made in place."""
         self.bytes_written = 0
         """Payload bytes handed to the committer by this writer."""
+        self._lost, self._owner, self._is_ended = lost, os.getpid(), False
+        _OPEN.add(self)
 
     @property
     def position(self) -> int:
@@ -186,6 +195,7 @@ class ShardWriter:
 
         What it raises takes nothing away: the samples are sent again by the next flush.
         """
+        require_own(self._owner)
         if self.position > self._first:
             block = self._builder.finish(self._first, list(self._bad))
             bad, self._bad, self._first = self._bad, {}, block.end
@@ -252,10 +262,12 @@ class ShardWriter:
             )
         self._finish(self.position)
         self._committer.finish()
-        self._is_closed, self._limit, self._builder.left = True, self.position, 0
+        self._is_ended = self._is_closed = True
+        self._limit, self._builder.left = self.position, 0
 
     def close_as_committed(self) -> None:
         """Declares the shard complete with what is committed, for a writer that ends by an error; the rest is lost."""
+        self._is_ended = True
         self._committer.settle()
         self._committer.require_whole(self._committer.position)
         self._finish(self._committer.position)
@@ -263,10 +275,12 @@ class ShardWriter:
 
     def abort(self) -> None:
         """Gives the connection back without completing the shard; what was committed stands."""
+        self._is_ended = True
         self._committer.close()
 
     def _make_way(self, count: int) -> None:
         """What a flush could not send goes first: a block's arrays are used again two blocks later."""
+        require_own(self._owner)
         if self.position + count > self._limit or self._reserved:
             self._refuse_more()
         if self._uncommitted:
@@ -286,3 +300,45 @@ class ShardWriter:
             self.close()
         else:
             self.abort()
+
+    def tell_lost(self) -> None:
+        """Says once what was written to a shard that nobody will close any more."""
+        if not self._is_ended and self._owner == os.getpid():
+            self._is_ended = True
+            if (count := self.position - self.committed) > 0:
+                self._lost(count)
+
+    def __del__(self) -> None:
+        self.tell_lost()
+
+
+_OPEN: weakref.WeakSet[ShardWriter] = weakref.WeakSet()
+
+
+def require_own(owner: int) -> None:
+    """Raise PenstockError unless this process is ``owner``: two processes on one connection would tear the stream."""
+    if os.getpid() != owner:
+        raise PenstockError(
+            f"this writer was made by process {owner}, and a fork copied it: make a penstock.Writer in each process"
+        )
+
+
+class _Copied(ShardWriter):
+    """A forked process has this copy of a shard. Only its whole blocks would meet `require_own` by themselves."""
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        require_own(self._owner)
+
+
+def _hold_back() -> None:
+    for shard in _OPEN:
+        shard.__class__ = _Copied
+
+
+def _tell_lost() -> None:
+    for shard in list(_OPEN):
+        shard.tell_lost()
+
+
+os.register_at_fork(after_in_child=_hold_back)
+atexit.register(_tell_lost)

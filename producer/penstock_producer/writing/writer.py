@@ -5,6 +5,7 @@ Packing is ``shard``'s, appending ``commit``'s.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import Any
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ShardMismatch, SpecMismatch
 from penstock_common.format.spec import Spec, SpecLike, flattened
-from penstock_common.hints import an, callable_of, explained, seconds, whole
+from penstock_common.hints import Answering, an, callable_of, explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
@@ -37,7 +38,7 @@ from penstock_producer.writing.commit import Committer
 from penstock_producer.writing.lane import prepare_folder, require_capacity
 from penstock_producer.writing.lasting import Lasting
 from penstock_producer.writing.reserve import Reservation
-from penstock_producer.writing.shard import ShardWriter, Slot
+from penstock_producer.writing.shard import ShardWriter, Slot, require_own
 
 SHARD_SAMPLES = 1 << 20
 """A shard's limit; with one partition an unplanned epoch needs no more shards than this."""
@@ -49,7 +50,7 @@ SEAL_CHECK = 64
 """Samples of a feed, or a block if that is more, between looks whether another writer sealed the epoch."""
 
 
-class Writer:
+class Writer(Answering):
     """Writes samples to a stream: ``with writer.epoch() as epoch: epoch.write(sample)``, or ``write`` for a feed.
 
     Arrays may be reused as soon as a write returns. Not to be shared between threads. Raises ServerUnsuitable or
@@ -112,6 +113,9 @@ class Writer:
         """Asked while a shard opened from now on waits for room: true ends the wait with BudgetFull."""
         self._lasting = Lasting(self._client, self.stream, notify)
         self._is_closed = False
+        self._owner = os.getpid()
+        self._begun: Callable[[], EpochWriter | None] = lambda: None
+        """The epoch that was opened last."""
         self._feed: ShardWriter | None = None
         self._feed_epoch = self._ended_bytes = 0
         self._feed_count = 0
@@ -143,10 +147,13 @@ class Writer:
         number = None if number is None else whole("number", number, None)
         sizes = None if sizes is None else _checked_sizes(sizes)
         manifest = open_epoch(self._client, self.stream, number, seed=seed, sizes=sizes, fingerprint=fingerprint)
-        return EpochWriter(self, manifest, owns=number is None)
+        epoch = EpochWriter(self, manifest, owns=number is None)
+        self._begun = weakref.ref(epoch)
+        return epoch
 
     # --- the endless feed ---
 
+    @explained
     def write(self, sample: Mapping[str, Any]) -> None:
         """Adds a sample to the stream's endless feed (see `EpochWriter.write`), exactly once in this writer's life."""
         feed = self._feed
@@ -186,6 +193,7 @@ class Writer:
             self._end_feed()
         if self._feed is None:
             self._require_open()
+            self._tell_mistaken()
             self.require_spec(sample)
             self._feed = self._shard_writer(self._take_slot(), None, SHARD_SAMPLES, take_another=self._take_another)
             self._stretch_bytes = self.stream.partition_budget * FEED_SHARE
@@ -226,7 +234,24 @@ class Writer:
             self._ended_bytes += self._feed.bytes_written
             self._feed = None
 
+    def _tell_mistaken(self) -> None:
+        """Says that the epoch which is open stays empty: who writes to the writer there means the epoch."""
+        epoch = self._begun()
+        if epoch is not None and epoch.is_untouched:
+            self._notify(
+                f"writer.write() goes to the endless feed of {self.stream.name!r}, and epoch {epoch.number}, which is "
+                "open, stays empty: to write into it call the write() of what writer.epoch() returned"
+            )
+
+    def _tell_lost(self, count: int) -> None:
+        self._notify(
+            f"{count} sample{'s' if count > 1 else ''} of {self.stream.name!r} may be lost, because nothing closed "
+            "the writer: write in `with penstock.Writer(...) as writer`, an epoch in `with writer.epoch() as epoch`, "
+            "or call close()"
+        )
+
     def _require_open(self) -> None:
+        require_own(self._owner)
         if self._is_closed:
             raise PenstockError(f"this writer of {self.stream.name!r} is closed: make another, or write in its `with`")
 
@@ -247,6 +272,7 @@ class Writer:
     def open_shard(self, manifest: Manifest, shard: int, most: int = SHARD_SAMPLES) -> ShardWriter:
         """The writer of one shard, at its progress; the stream must have a spec. ``most``: unless a size is planned."""
         shard = whole("shard", shard, 0)
+        self._require_open()
         if manifest.sizes is not None and shard >= len(manifest.sizes):
             raise ShardMismatch(f"epoch {manifest.epoch} is planned in {len(manifest.sizes)} shards, found {shard}")
         size = None if manifest.sizes is None else manifest.shard_size(shard)
@@ -276,7 +302,7 @@ class Writer:
         block_bytes = min(self.stream.block_bytes, largest_block(self.stream.partition_budget))
         return ShardWriter(
             slot.committer, self.stream.spec, block_bytes=block_bytes, shard=slot.shard, size=size, most=most,
-            finish=slot.finish, take_another=take_another,
+            finish=slot.finish, take_another=take_another, lost=self._tell_lost,
         )  # fmt: skip
 
     @property
@@ -340,7 +366,7 @@ MAX_STEP = 1 << 16
 """Samples of a feed that may come at once between two looks at its length."""
 
 
-class EpochWriter:
+class EpochWriter(Answering):
     """One epoch being written. Leaving the ``with`` block well closes its manifest; an error abandons it."""
 
     def __init__(self, writer: Writer, manifest: Manifest, *, owns: bool) -> None:
@@ -355,6 +381,11 @@ class EpochWriter:
         sizes = self._manifest.sizes
         plan = "of any size" if sizes is None else f"{sum(sizes)} samples in {len(sizes)} shards"
         return f"<EpochWriter of epoch {self.number} of {self._writer.stream.name!r}: {plan}>"
+
+    @property
+    def is_untouched(self) -> bool:
+        """True while it takes samples, is not planned in shards, and was given none."""
+        return not (self._is_closed or self._sizes or self._manifest.sizes) and self._current is None
 
     @property
     def number(self) -> int:
@@ -374,6 +405,7 @@ class EpochWriter:
             self._writer.require_spec(like)
         return self._writer.open_shard(self._manifest, shard)
 
+    @explained
     def write(self, sample: Mapping[str, Any]) -> None:
         """Adds a sample: name -> array, scalar or bytes, as the spec says. Raises SpecMismatch and writes nothing.
 

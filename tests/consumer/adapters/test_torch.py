@@ -232,6 +232,14 @@ def test_mistakes_are_named(any_url: str) -> None:
             acknowledging(DataLoader(batches))
         with pytest.raises(TypeError, match=r"penstock\.torch\.dataset"):
             acknowledging([1, 2])
+        with pytest.raises(TypeError, match=r"a DataLoader takes penstock\.torch\.dataset\(loader\)"):
+            next(iter(DataLoader(loader, batch_size=None)))
+        with pytest.raises(TypeError, match=r"got a str, expected a loader: write dataset\(penstock\.Loader\("):
+            dataset("train")  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match=r"no argument 'batch_size'; it takes loader, select"):
+            dataset(loader, batch_size=8)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="a stream has no items by number: iterate the dataset"):
+            batches[0]
         with pytest.raises(ValueError, match="the stream has x, y"):
             dataset(loader, select="z")
         with pytest.raises(ValueError, match="'padded'"):

@@ -41,6 +41,12 @@ def square(number, rng):
     if number == 2:
         raise ValueError("odd two")
     return number * number, int(rng.integers(100))
+class Rows:
+    def __len__(self):
+        return 3
+    def __getitem__(self, number):
+        return number
+rows = Rows()
 """
 
 
@@ -160,6 +166,14 @@ def test_a_batch_whose_tensors_disagree_is_a_bad_item(batch: Any) -> None:
     bad, good = passed(source)
     assert "[0]: tensors disagree on the number of samples: " in bad
     assert good["x"].shape == (4,)
+
+
+@pytest.mark.parametrize("attribute", ["Rows", "rows"])
+def test_what_has_a_length_and_items_and_no_iterator_is_refused(name: str, attribute: str) -> None:
+    """Python would walk it by numbers until an IndexError, which few datasets raise: an epoch without end."""
+    source = open_items(GeneratorConfig(name=f"{name}:{attribute}"))
+    with pytest.raises(SourceError, match="but is no iterable: read it with the source kind dataset"):
+        list(source)
 
 
 def test_an_iterator_is_walked_once(name: str) -> None:

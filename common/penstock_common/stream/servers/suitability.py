@@ -146,6 +146,7 @@ def admit_stream(
     others = _budget_of_others(client, name)
     if budget_bytes is None and stored is None:
         budget_bytes = _share(memory.limit_bytes, others)
+        _require_room(name, budget_bytes, others, memory.limit_bytes)
         if budget_bytes < DEFAULT_BUDGET_BYTES:
             notify(
                 f"stream {name!r} takes a budget of {readable_bytes(budget_bytes)}, half of what the other streams "
@@ -182,13 +183,14 @@ def _require_room(name: str, budget_bytes: int, others: int, limit: int) -> None
     room = usable_bytes(limit)
     if budget_bytes + others > room:
         left = room - others
-        advice = (
-            f"give a budget of at most {readable_bytes(left)}, or raise maxmemory" if left > 0 else "raise maxmemory"
-        )
+        ways = [f"give a budget of at most {readable_bytes(left)}"] if left > 0 else []
+        ways.append("raise maxmemory")
+        if others:
+            ways.append("remove a stream that nobody needs (`penstock inspect` lists them, `penstock delete NAME`)")
         raise BudgetRefused(
             f"stream {name!r} has a budget of {readable_bytes(budget_bytes)}, the other streams "
             f"{readable_bytes(others)}; the server's maxmemory {readable_bytes(limit)} leaves room for "
-            f"{readable_bytes(max(room, 0))} in all: {advice}"
+            f"{readable_bytes(max(room, 0))} in all: {', or '.join(ways)}"
         )
 
 
