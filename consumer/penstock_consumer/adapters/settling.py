@@ -71,7 +71,6 @@ class Feed:
     @classmethod
     def of(cls, loader: Loader | Mixture) -> Feed:
         """The feed of a loader, which from now on acknowledges for it."""
-        require_loader(loader)
         if isinstance(loader.adapter, cls):
             return loader.adapter
         feed = cls(loader)

@@ -91,7 +91,7 @@ def test_a_save_is_on_disk_under_its_name_before_it_is_acknowledged(
     monkeypatch.setattr(os, "fsync", watched)
     with loader_of(any_url, acknowledge="on_checkpoint") as loader:
         settle = loader.checkpointed
-        monkeypatch.setattr(loader, "checkpointed", settle_what_is_whole)
+        monkeypatch.setitem(vars(loader), "checkpointed", settle_what_is_whole)
         model = small_model()
         model.fit(dataset(loader, select=("x", "y")), epochs=2, verbose=0, callbacks=[ModelCheckpoint(loader, path)])
         assert len(set(told)) == 2
