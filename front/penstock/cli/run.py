@@ -9,6 +9,8 @@ import shlex
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -20,6 +22,7 @@ from penstock_common.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
+    from penstock_common.stream.servers.embedded import EmbeddedServer
 
 NAME = "run"
 HELP = "start server, workers and a training command together"
@@ -73,19 +76,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Return the command's own exit code, or 1 if the production failed and the command was ended for it.
 
-    The command starts as soon as there is a server, and imports its framework while the source is checked and the
-    production prepared.
+    The options are checked while a server of our own starts. The command starts once both are done, and imports its
+    framework while the production is prepared.
     """
     end_by_signals()
     _require_producer()
-    streams = streams_of(args)
     try:
-        with _server(args, console) as here, _Trainer(console, args.command, here, streams) as trainer:
-            try:
-                plans = plans_of(here)
-            except PenstockError:  # which says by itself what is wrong
-                trainer.end()
-                raise
+        with ExitStack() as stack:
+            with ThreadPoolExecutor(1) as beside:  # its thread has ended before workers are forked
+                checked = beside.submit(streams_of, args)
+                server, here = stack.enter_context(_server(args))
+            streams = checked.result()  # raises for a source that means nothing, before the command is started
+            if server is not None:
+                console.notice(f"{server.name} {server.version} at {server.address}, for this run only")
+            trainer = stack.enter_context(_Trainer(console, args.command, here, streams))
+            plans = plans_of(here)
             from penstock_producer.jobs.production import SplitProduction
 
             with SplitProduction(
@@ -114,21 +119,20 @@ def _making(args: argparse.Namespace) -> str:
 
 
 @contextlib.contextmanager
-def _server(args: argparse.Namespace, console: Console) -> Iterator[argparse.Namespace]:
-    """Yield the options with the server that --url or PENSTOCK_URL names, else with one of our own."""
+def _server(args: argparse.Namespace) -> Iterator[tuple[EmbeddedServer | None, argparse.Namespace]]:
+    """Yield a server of our own, unless --url or PENSTOCK_URL names one, and the options with its URL."""
     from penstock_common.settings import Settings
     from penstock_common.stream.servers.embedded import EmbeddedServer
 
     settings = Settings.from_environment()
     if url := args.url or settings.named_url:
         queue_url = args.queue_url or settings.named_queue_url or url
-        yield argparse.Namespace(**{**vars(args), "url": url, "queue_url": queue_url})
+        yield None, argparse.Namespace(**{**vars(args), "url": url, "queue_url": queue_url})
         return
     with EmbeddedServer() as server:
-        console.notice(f"{server.name} {server.version} at {server.address}, for this run only")
         try:
             queue_url = args.queue_url or server.url
-            yield argparse.Namespace(**{**vars(args), "url": server.url, "queue_url": queue_url})
+            yield server, argparse.Namespace(**{**vars(args), "url": server.url, "queue_url": queue_url})
         finally:
             _remove_segments(server.url)
 

@@ -197,8 +197,8 @@ def plans_of(args: argparse.Namespace) -> dict[str, ProductionPlan]:
 
 
 def streams_of(args: argparse.Namespace) -> list[str]:
-    """Return the names of the streams that the options ask for, without a look at the source."""
-    return [_stream(args, part) for part in parts_of(args)]
+    """Return the names of the streams that the options ask for. Raises SourceError for a source that means nothing."""
+    return [_stream(args, part) for part in chosen(args, _source(args))]
 
 
 def _stream(args: argparse.Namespace, part: str) -> str:
