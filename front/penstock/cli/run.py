@@ -5,24 +5,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import os
 import shlex
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.cli import Parser
 from penstock.cli.ending import end_by_signals
-from penstock.cli.sources import add_sources, options_of, plans_of, streams_of, workers_of
+from penstock.cli.sources import add_sources, check_source, options_of, plans_of, streams_of, workers_of
 from penstock_common.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.servers.embedded import EmbeddedServer
 
 NAME = "run"
 HELP = "start server, workers and a training command together"
@@ -76,23 +74,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Return the command's own exit code, or 1 if the production failed and the command was ended for it.
 
-    The options are checked while a server of our own starts. The command starts once both are done, and imports its
-    framework while the production is prepared.
+    Another process checks the options while a server of our own starts. The command starts once both are done, and
+    imports its framework while the production is prepared.
     """
     end_by_signals()
     _require_producer()
+    streams, checking = streams_of(args), _begin_check(args)
     try:
-        with ExitStack() as stack:
-            with ThreadPoolExecutor(1) as beside:  # its thread has ended before workers are forked
-                checked = beside.submit(streams_of, args)
-                server, here = stack.enter_context(_server(args))
-            streams = checked.result()  # raises for a source that means nothing, before the command is started
-            if server is not None:
-                console.notice(f"{server.name} {server.version} at {server.address}, for this run only")
-            trainer = stack.enter_context(_Trainer(console, args.command, here, streams))
-            plans = plans_of(here)
+        with _server(args, console, checking) as here, _Trainer(console, args.command, here, streams) as trainer:
             from penstock_producer.jobs.production import SplitProduction
 
+            plans = plans_of(here)
             with SplitProduction(
                 plans, options_of(here), workers=workers_of(here), notify=console.notice
             ) as production:
@@ -112,6 +104,29 @@ def _require_producer() -> None:
         importlib.import_module("penstock_producer.jobs.worker")
 
 
+def _begin_check(args: argparse.Namespace) -> int:
+    """Start a process that checks what the command line says of the source, and return its pid.
+
+    The check imports pydantic for a tenth of a second, which would delay the command's start. Nothing of it is needed
+    here until the command runs.
+    """
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            check_source(args)
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
+
+
+def _end_check(args: argparse.Namespace, checking: int) -> None:
+    """Wait for the check, and raise the error that it met."""
+    if os.waitpid(checking, 0)[1]:
+        check_source(args)
+
+
 def _making(args: argparse.Namespace) -> str:
     if getattr(args, "endless", False):
         return "making a feed without end"
@@ -119,20 +134,26 @@ def _making(args: argparse.Namespace) -> str:
 
 
 @contextlib.contextmanager
-def _server(args: argparse.Namespace) -> Iterator[tuple[EmbeddedServer | None, argparse.Namespace]]:
-    """Yield a server of our own, unless --url or PENSTOCK_URL names one, and the options with its URL."""
+def _server(args: argparse.Namespace, console: Console, checking: int) -> Iterator[argparse.Namespace]:
+    """Yield the options with the server that --url or PENSTOCK_URL names, else with one of our own.
+
+    Raises the error of wrong options once the process ``checking`` has ended.
+    """
     from penstock_common.settings import Settings
     from penstock_common.stream.servers.embedded import EmbeddedServer
 
     settings = Settings.from_environment()
     if url := args.url or settings.named_url:
         queue_url = args.queue_url or settings.named_queue_url or url
-        yield None, argparse.Namespace(**{**vars(args), "url": url, "queue_url": queue_url})
+        _end_check(args, checking)
+        yield argparse.Namespace(**{**vars(args), "url": url, "queue_url": queue_url})
         return
     with EmbeddedServer() as server:
+        _end_check(args, checking)
+        console.notice(f"{server.name} {server.version} at {server.address}, for this run only")
         try:
             queue_url = args.queue_url or server.url
-            yield server, argparse.Namespace(**{**vars(args), "url": server.url, "queue_url": queue_url})
+            yield argparse.Namespace(**{**vars(args), "url": server.url, "queue_url": queue_url})
         finally:
             _remove_segments(server.url)
 

@@ -196,9 +196,14 @@ def plans_of(args: argparse.Namespace) -> dict[str, ProductionPlan]:
         return {part: _plan(args, part, source) for part, source in chosen(args, _source(args)).items()}
 
 
+def check_source(args: argparse.Namespace) -> None:
+    """Raise SourceError for a source that means nothing, by what the command line says of it alone."""
+    chosen(args, _source(args))
+
+
 def streams_of(args: argparse.Namespace) -> list[str]:
-    """Return the names of the streams that the options ask for. Raises SourceError for a source that means nothing."""
-    return [_stream(args, part) for part in chosen(args, _source(args))]
+    """Return the names of the streams that the options ask for, without a look at the source."""
+    return [_stream(args, part) for part in parts_of(args)]
 
 
 def _stream(args: argparse.Namespace, part: str) -> str:
