@@ -153,6 +153,28 @@ class Answering:
         raise AttributeError(f"{an(self)} has no attribute {name!r}{_instead(name, known, 'has')}")
 
 
+class Mistaken:
+    """An attribute that other libraries have and this class has not: asked for, it says what to write.
+
+    For classes whose methods run once a sample. A ``__getattr__`` as in `Answering` would slow down every access to an
+    attribute of theirs.
+    """
+
+    def __init__(self, name: str, advice: str) -> None:
+        self._name, self._advice = name, advice
+
+    def __get__(self, owner: object, kind: type) -> NoReturn:
+        raise AttributeError(f"{an(owner)} has no attribute {self._name!r}{self._advice}")
+
+
+def answering(kind: type[R]) -> type[R]:
+    """Decorate a class so that the attributes of `HABITS` that it lacks are `Mistaken` ones."""
+    for name, scope, advice in HABITS:
+        if scope in vars(kind) and not hasattr(kind, name):
+            setattr(kind, name, Mistaken(name, f": {advice}"))
+    return kind
+
+
 class Passing(Answering):
     """Base of what gives batches to a loop, and is neither a sequence nor an iterator."""
 

@@ -6,13 +6,14 @@ Where sizes are bounded, an empty dimension counts as 1: numpy multiplies the ot
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import TooLarge
 from penstock_common.format.limits import MAX_ENTRY_BYTES
+from penstock_common.hints import Mistaken
 
 
 class Ragged(Sequence[Any]):
@@ -54,11 +55,11 @@ class Ragged(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.shapes)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"a Ragged has no attribute {name!r}, because its samples may differ in size: write ragged[0] for one, "
-            "ragged.padded() for one array; --resize or a transform makes images alike"
-        )
+    shape = Mistaken(
+        "shape",
+        ", because its samples may differ in size: write ragged[0] for one, ragged.padded() for one array; --resize or "
+        "a transform makes images alike",
+    )
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):

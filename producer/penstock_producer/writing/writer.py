@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ShardMismatch, SpecMismatch
 from penstock_common.format.spec import Spec, SpecLike, flattened
-from penstock_common.hints import Answering, an, callable_of, explained, seconds, whole
+from penstock_common.hints import an, answering, callable_of, explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
@@ -50,7 +50,8 @@ SEAL_CHECK = 64
 """Samples of a feed, or a block if that is more, between looks whether another writer sealed the epoch."""
 
 
-class Writer(Answering):
+@answering
+class Writer:
     """Writes samples to a stream: ``with writer.epoch() as epoch: epoch.write(sample)``, or ``write`` for a feed.
 
     Arrays may be reused as soon as a write returns. Not to be shared between threads. Raises ServerUnsuitable or
@@ -366,7 +367,8 @@ MAX_STEP = 1 << 16
 """Samples of a feed that may come at once between two looks at its length."""
 
 
-class EpochWriter(Answering):
+@answering
+class EpochWriter:
     """One epoch being written. Leaving the ``with`` block well closes its manifest; an error abandons it."""
 
     def __init__(self, writer: Writer, manifest: Manifest, *, owns: bool) -> None:
