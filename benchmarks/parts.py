@@ -73,7 +73,7 @@ def _in_turns(data: Any, writer: Any) -> dict[str, list[float]]:
 
 
 def _sides(data: Any, writer: Any, epoch: Any) -> dict[str, Callable[[list[int], int], None]]:
-    from penstock_common.format.wire import encode
+    from penstock_common.wire.codec import encode
     from penstock_producer.jobs.fill import EpochSeed, FailureLimit, fill_samples
     from penstock_producer.sources.dataset import DatasetSource
     from penstock_producer.writing.shard import ShardWriter

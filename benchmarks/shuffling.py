@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock import EmbeddedServer, Loader, Writer
-from penstock_common.format.spec import Spec
+from penstock_common.wire.spec import Spec
 from penstock_consumer.pipeline.again import Shuffle
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease, Span

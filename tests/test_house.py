@@ -214,7 +214,7 @@ def test_only_one_module_spells_keys() -> None:
 TRESPASSES = {
     "front/penstock/trespass.py": "import redis.client, rq.job, torch.nn, PIL.Image",
     "front/penstock/bench/trespass.py": "import penstock.cli",
-    "common/penstock_common/format/trespass.py": "import os.path, time, penstock_common.stream",
+    "common/penstock_common/wire/trespass.py": "import os.path, time, penstock_common.stream",
     "common/penstock_common/stream/groups/trespass.py": "import penstock_common.stream.losses",
     "consumer/penstock_consumer/pipeline/trespass.py": "import penstock_common.stream, penstock_producer",
     "consumer/penstock_consumer/receiving/trespass.py": "import penstock_consumer.loader",

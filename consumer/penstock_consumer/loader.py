@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import Any, Literal, NoReturn
 
 from penstock_common.errors import GroupFinished, PenstockError
-from penstock_common.format.spec import Spec
 from penstock_common.hints import Passing, an, callable_of, explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
@@ -25,6 +24,7 @@ from penstock_common.stream.keys import checked_name
 from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.streams import Stream, await_event, find_stream, last_event, load_stream
 from penstock_common.waiting import OUTAGE_S, Notify, Wait, to_stderr
+from penstock_common.wire.spec import Spec
 from penstock_consumer.counting.stats import Stats
 from penstock_consumer.counting.tally import Tally
 from penstock_consumer.membership.arrival import EVENT_MS, await_stream

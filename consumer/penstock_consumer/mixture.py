@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock_common.errors import SpecMismatch, StateMismatch
-from penstock_common.format.spec import Spec
 from penstock_common.hints import explained
+from penstock_common.wire.spec import Spec
 from penstock_consumer.counting.stats import Stats, mixed
 from penstock_consumer.counting.tally import Tally
 from penstock_consumer.loader import Loader

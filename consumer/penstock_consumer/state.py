@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock_common.errors import StateMismatch
-from penstock_common.format.spec import Spec
+from penstock_common.wire.spec import Spec
 
 VERSION = 1
 

@@ -13,11 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock_common.errors import BadEntry, BadExport, EpochAbandoned, ShardMismatch, StreamConflict
-from penstock_common.format.block import Block
-from penstock_common.format.export import EpochNote
-from penstock_common.format.limits import MAX_HOLES
-from penstock_common.format.spec import META
-from penstock_common.format.wire import decode
 from penstock_common.segments.exports import ExportFolder
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.segments.scanning import ScannedRecord
@@ -30,6 +25,11 @@ from penstock_common.stream.payloads import entry_digest
 from penstock_common.stream.servers.suitability import default_budget
 from penstock_common.stream.streams import find_stream
 from penstock_common.waiting import Notify, to_stderr
+from penstock_common.wire.block import Block
+from penstock_common.wire.codec import decode
+from penstock_common.wire.export import EpochNote
+from penstock_common.wire.limits import MAX_HOLES
+from penstock_common.wire.spec import META
 from penstock_producer.writing.shard import ShardWriter
 from penstock_producer.writing.writer import Writer
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_common.format.block import Column
-from penstock_common.format.ragged import Ragged
-from penstock_common.format.spec import Spec
 from penstock_common.stream.groups.ledger import runs
+from penstock_common.wire.block import Column
+from penstock_common.wire.ragged import Ragged
+from penstock_common.wire.spec import Spec
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import UNKNOWN, Assembler, Batch, Lease, Span
 from penstock_consumer.shared.holdings import Holdings, plan_acknowledgement

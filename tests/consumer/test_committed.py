@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from penstock.__main__ import main
-from penstock_common.format.block import BlockBuilder
-from penstock_common.format.header import Header
-from penstock_common.format.wire import encode
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.removal.release import release_epoch
+from penstock_common.wire.block import BlockBuilder
+from penstock_common.wire.codec import encode
+from penstock_common.wire.header import Header
 from penstock_consumer.shared import committed
 from penstock_consumer.shared.committed import Committed
 from tests.contracts.feed import (

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from penstock_common.errors import UnsupportedVersion
-from penstock_common.format import header, wire
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import list_pending
 from penstock_common.stream.groups.ledger import dead_letters
 from penstock_common.stream.keys import RELEASED
+from penstock_common.wire import codec, header
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.writing import commit
 from penstock_producer.writing.writer import Writer
@@ -28,7 +28,7 @@ FOUND = {"v2": "wire format v2, this process knows v1", "compression": "'compres
 
 def write(url: str, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> None:
     """Samples 0-9 as they are written now, 10-19 by a writer of the future, 20-29 as now; an entry each."""
-    encode = wire.encode
+    encode = codec.encode
 
     def later(*args: Any, **options: Any) -> Any:
         (name, meta), *payload = encode(*args, **options)

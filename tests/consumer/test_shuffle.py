@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from benchmarks.shuffling import interleaved, measured, windowed
-from penstock_common.format.spec import Spec
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
+from penstock_common.wire.spec import Spec
 from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease, Span

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import StateMismatch
-from penstock_common.format.spec import SpecLike
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
+from penstock_common.wire.spec import SpecLike
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture, mix
 from penstock_producer.writing.writer import Writer

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_common.format.spec import Spec
+from penstock_common.wire.spec import Spec
 from penstock_producer.jobs.fill import EpochSeed, FailureLimit, FillStopped, ItemFiller
 from penstock_producer.sources.config import SourceConfig, parse_config
 from penstock_producer.sources.open import open_source

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock_common.format.spec import Spec
+from penstock_common.wire.spec import Spec
 from penstock_producer.sources.config import SourceConfig, parse_config
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import BatchSource, Source

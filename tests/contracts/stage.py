@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_common.format.ragged import Ragged
-from penstock_common.format.spec import Spec
+from penstock_common.wire.ragged import Ragged
+from penstock_common.wire.spec import Spec
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch, Lease, Span
 from penstock_consumer.pipeline.chain import Staged

@@ -307,7 +307,7 @@ def test_tensors_of_every_kind_can_be_looked_at(told: Told, any_url: str, tmp_pa
 
 def penstock_spec(value: Any) -> tuple[str, tuple[int, ...]]:
     """The spec of a value."""
-    from penstock_common.format.spec import Spec
+    from penstock_common.wire.spec import Spec
 
     tensor = Spec.infer({"x": value})["x"]
     return tensor.dtype, tuple(dim or 0 for dim in tensor.shape)

@@ -19,7 +19,7 @@ from penstock.sheet.blocks import COLOURS_256, NO_COLOUR, TRUE_COLOUR, lines_of,
 from penstock.sheet.draw import Tile, bars, contact_sheet, decode, save
 from penstock.sheet.pictures import LOST, fitted, picture_of
 from penstock_common.errors import PenstockError
-from penstock_common.format.dtypes import NAMES, numpy_dtype
+from penstock_common.wire.dtypes import NAMES, numpy_dtype
 
 DTYPES = st.sampled_from([numpy_dtype(name) for name in NAMES if name not in ("bfloat16", "bytes")])
 

@@ -27,9 +27,9 @@ from penstock_common.errors import (
     StreamConflict,
     StreamNotFound,
 )
-from penstock_common.format.ragged import Ragged
-from penstock_common.format.spec import Spec
 from penstock_common.stream.keys import BadName
+from penstock_common.wire.ragged import Ragged
+from penstock_common.wire.spec import Spec
 from penstock_consumer.pipeline.batch import Batch
 from tests.contracts.feed import SPEC, produce, sample
 from tests.contracts.source import in_fork

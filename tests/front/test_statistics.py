@@ -16,8 +16,8 @@ from penstock.stat.draws import Draw
 from penstock.stat.moments import Moments
 from penstock.stat.report import QUANTILES, as_json, paste_lines
 from penstock.stat.summary import MOST_DISTINCT, TensorSummary
-from penstock_common.format.block import BlockBuilder
-from penstock_common.format.spec import Spec
+from penstock_common.wire.block import BlockBuilder
+from penstock_common.wire.spec import Spec
 
 NUMBERS = st.floats(width=32) | st.sampled_from([float("nan"), float("inf"), -float("inf"), 1e8])
 
@@ -101,7 +101,7 @@ DTYPES = ["bool", "uint8", "int8", "int16", "int64", "uint64", "float16", "bfloa
 
 def made(dtype: str, count: int, shape: tuple[int, ...]) -> list[NDArray[Any]]:
     """Samples over much of what the dtype can hold."""
-    from penstock_common.format.dtypes import numpy_dtype
+    from penstock_common.wire.dtypes import numpy_dtype
 
     rng = np.random.default_rng(5)
     low, high = {"bool": (0, 2), "int8": (-128, 128)}.get(dtype, (0, 200))

@@ -12,18 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, UnsupportedVersion
-from penstock_common.format.block import Block
-from penstock_common.format.header import Header
-from penstock_common.format.ragged import Ragged
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import decode, encode, ragged_rows
 from penstock_common.server.channel import SKIP
 from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.streams import Stream, find_stream
+from penstock_common.wire.block import Block
+from penstock_common.wire.codec import decode, encode, ragged_rows
+from penstock_common.wire.header import Header
+from penstock_common.wire.ragged import Ragged
+from penstock_common.wire.spec import Spec
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Assembler
 from penstock_consumer.receiving.receive import Received, Receiver, check_identity
-from tests.common.format import independent
+from tests.common.wire import independent
 from tests.fuzz.entries import SETTLED, SMALL_BATCHES, SPECS, Entry, Fields, unpacked
 from tests.fuzz.making import made_entry
 from tests.golden.good_cases import STREAM

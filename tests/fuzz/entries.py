@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import digest_of
+from penstock_common.wire.codec import digest_of
+from penstock_common.wire.spec import Spec
 
 Fields = list[tuple[bytes, bytes]]
 

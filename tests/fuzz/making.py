@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock_common.format.block import BlockBuilder
-from penstock_common.format.dtypes import BOOL, BYTES, item_size, numpy_dtype
-from penstock_common.format.spec import TensorSpec
-from penstock_common.format.wire import encode
+from penstock_common.wire.block import BlockBuilder
+from penstock_common.wire.codec import encode
+from penstock_common.wire.dtypes import BOOL, BYTES, item_size, numpy_dtype
+from penstock_common.wire.spec import TensorSpec
 from tests.fuzz.entries import RIGHT_DIGEST, SPECS, Entry, names_of
 from tests.golden.good_cases import STREAM
 

@@ -13,9 +13,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.format.block import BlockBuilder
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import digest_of, encode
+from penstock_common.wire.block import BlockBuilder
+from penstock_common.wire.codec import digest_of, encode
+from penstock_common.wire.spec import Spec
 
 STREAM = "5f1c0a9be2d4"
 Case = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock_common.format.wire import digest_of
+from penstock_common.wire.codec import digest_of
 from tests.golden.good_cases import made
 
 Case = dict[str, Any]

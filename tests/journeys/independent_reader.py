@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from tests.common.format import independent
+from tests.common.wire import independent
 
 Identity = tuple[int, int]
 """(shard, offset)."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import xxhash
 
-from tests.common.format import independent
+from tests.common.wire import independent
 
 Identity = tuple[int, int]
 """(shard, offset)."""

@@ -19,7 +19,6 @@ import pytest
 import penstock
 from penstock.__main__ import main
 from penstock_common.errors import BadExport, EpochIncomplete, EpochNotFound, StreamConflict
-from penstock_common.format.block import Block
 from penstock_common.segments.exports import PART, ExportFolder, ExportWriter
 from penstock_common.segments.scanning import scan
 from penstock_common.stream.client import connect
@@ -29,6 +28,7 @@ from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.payloads import entry_digest
 from penstock_common.stream.streams import find_stream, load_stream
+from penstock_common.wire.block import Block
 from penstock_consumer.loader import Loader
 from penstock_consumer.replaying.exporting import export_stream
 from penstock_consumer.replaying.replay import Replay

@@ -14,9 +14,9 @@ import redis
 
 import penstock
 from penstock.__main__ import main
-from penstock_common.format.dtypes import numpy_dtype
-from tests.common.format import independent
-from tests.common.format.independent import Tensor
+from penstock_common.wire.dtypes import numpy_dtype
+from tests.common.wire import independent
+from tests.common.wire.independent import Tensor
 from tests.journeys import independent_reader, independent_segments
 from tests.journeys.independent_reader import Identity
 

@@ -27,9 +27,6 @@ from penstock_common.errors import (
     StreamDeleted,
     WaitTimeout,
 )
-from penstock_common.format.block import BlockBuilder
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import encode
 from penstock_common.segments.folder import SegmentFolder
 from penstock_common.stream.client import connect
 from penstock_common.stream.entries import commit_commands
@@ -38,6 +35,9 @@ from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.registry import registered_segments, seal_segments
 from penstock_common.stream.removal.deletion import delete_stream
+from penstock_common.wire.block import BlockBuilder
+from penstock_common.wire.codec import encode
+from penstock_common.wire.spec import Spec
 from penstock_consumer.replaying.replay import Replay
 from penstock_consumer.settling.holds import why_no_room
 from penstock_producer.keeping.recycling import recycle

@@ -6,11 +6,11 @@ from typing import Any
 
 import redis
 
-from penstock_common.format.wire import decode
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.streams import load_stream
+from penstock_common.wire.codec import decode
 
 
 def read_epoch(url: str, stream_name: str = "train", epoch: int = 0) -> dict[tuple[int, int], dict[str, Any]]:

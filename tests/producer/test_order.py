@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_common.format.limits import MAX_SHARD_SAMPLES
+from penstock_common.wire.limits import MAX_SHARD_SAMPLES
 from penstock_producer.jobs.plan import (
     EpochOrder,
     cut,

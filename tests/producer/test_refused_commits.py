@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import BudgetFull
-from penstock_common.format.block import Block, BlockBuilder
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import encode
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import commit_commands, has_unread, read_commit
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import Manifest, abandon_epoch, load_manifest
 from penstock_common.stream.streams import Stream
+from penstock_common.wire.block import Block, BlockBuilder
+from penstock_common.wire.codec import encode
+from penstock_common.wire.spec import Spec
 from tests.contracts.feed import SPEC, loader_of, numbers, sample, stored, writer_of
 
 WRONG = 9999

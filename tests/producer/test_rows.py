@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock_common.errors import SpecMismatch
-from penstock_common.format.block import Block, BlockBuilder, NoneLeft, Place
-from penstock_common.format.spec import Spec
+from penstock_common.wire.block import Block, BlockBuilder, NoneLeft, Place
+from penstock_common.wire.spec import Spec
 from penstock_producer.writing.rows import RowBuilder, builder_of
 
 SPEC = Spec.of({"x": ("float32", (2, 3))})

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from penstock_common.format.block import BlockBuilder
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import encode
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import commit_commands, index_records, read_commit
 from penstock_common.stream.manifest import load_manifest
+from penstock_common.wire.block import BlockBuilder
+from penstock_common.wire.codec import encode
+from penstock_common.wire.spec import Spec
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, produce, sample, stored, writer_of
 
 QUIET: dict[str, Any] = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES}

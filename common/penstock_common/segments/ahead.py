@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from penstock_common.format.ref import PAGE
+from penstock_common.wire.header import PAGE
 
 ASK_BYTES = 1 << 20
 """Asked for in one call: of more a kernel takes only as much as the disk reads at once, and forgets the rest."""

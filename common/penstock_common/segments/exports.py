@@ -14,7 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock_common.errors import BadExport, SegmentGone
-from penstock_common.format.export import (
+from penstock_common.segments.folder import MODE, OpenSegment, new_token, open_segment
+from penstock_common.segments.writing import write_all
+from penstock_common.wire.codec import Fields
+from penstock_common.wire.export import (
     CONTENTS,
     MAX_CONTENTS_BYTES,
     Contents,
@@ -22,11 +25,8 @@ from penstock_common.format.export import (
     dump_contents,
     parse_contents,
 )
-from penstock_common.format.ref import ALIGN, NAME, Ref, ref_bytes, with_ref
-from penstock_common.format.segment import SegmentInfo, pack_info, pack_record, parse_info, place_record
-from penstock_common.format.wire import Fields
-from penstock_common.segments.folder import MODE, OpenSegment, new_token, open_segment
-from penstock_common.segments.writing import write_all
+from penstock_common.wire.header import ALIGN, NAME, Ref, ref_bytes, with_ref
+from penstock_common.wire.segment import SegmentInfo, pack_info, pack_record, parse_info, place_record
 
 PART = ".part"
 EXPORT_BYTES = 1 << 30

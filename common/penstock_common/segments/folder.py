@@ -19,9 +19,9 @@ from pathlib import Path
 from stat import S_IMODE, S_ISGID, S_ISREG
 
 from penstock_common.errors import BadSegment, PenstockError, SegmentGone, SegmentsUnseen
-from penstock_common.format.ref import NAME
-from penstock_common.format.segment import SegmentInfo, info_bytes, pack_info, parse_info
 from penstock_common.segments.trust import Step, User, walk, why_not_read, why_not_write
+from penstock_common.wire.header import NAME
+from penstock_common.wire.segment import SegmentInfo, info_bytes, pack_info, parse_info
 
 MARK = "stream"
 """A file that holds the stream's id: whoever sees it sees the segments."""

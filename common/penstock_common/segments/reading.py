@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import PenstockError, SegmentGone
-from penstock_common.format.limits import MAX_HEADER_BYTES
-from penstock_common.format.ref import Ref
 from penstock_common.segments.ahead import Ahead
 from penstock_common.segments.folder import OpenSegment, unreadable
 from penstock_common.segments.mapping import Maps, lies_in_memory
+from penstock_common.wire.header import Ref
+from penstock_common.wire.limits import MAX_HEADER_BYTES
 
 OPEN_FILES = 32
 """Kept open; an open file that is not locked keeps nobody from using it again."""

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock_common.errors import BadEntry, BadSegment
-from penstock_common.format.header import Header, parse_header
-from penstock_common.format.ref import PAGE
-from penstock_common.format.segment import RECORD_BYTES, parse_info, parse_record
 from penstock_common.segments.folder import OpenSegment
+from penstock_common.wire.header import PAGE, Header, parse_header
+from penstock_common.wire.segment import RECORD_BYTES, parse_info, parse_record
 
 
 @dataclass(frozen=True, slots=True)

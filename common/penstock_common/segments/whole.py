@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock_common.errors import BadExport, BadSegment
-from penstock_common.format.export import EpochNote, FileNote
 from penstock_common.segments.exports import ExportFolder
 from penstock_common.segments.scanning import ScannedRecord, scan
+from penstock_common.wire.export import EpochNote, FileNote
 
 
 def whole_epoch(folder: ExportFolder, note: EpochNote) -> Iterator[ScannedRecord]:

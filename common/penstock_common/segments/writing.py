@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.format.ref import ALIGN, PAGE, Ref, aligned, ref_bytes, with_ref
-from penstock_common.format.segment import SegmentInfo, pack_record, place_record
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import Fields
 from penstock_common.segments.folder import OpenSegment, SegmentFolder, new_token
 from penstock_common.segments.mapping import maps_of
+from penstock_common.wire.codec import Fields
+from penstock_common.wire.header import ALIGN, PAGE, Ref, aligned, ref_bytes, with_ref
+from penstock_common.wire.segment import SegmentInfo, pack_record, place_record
+from penstock_common.wire.spec import Spec
 
 _BLANK = bytes(ALIGN)
 

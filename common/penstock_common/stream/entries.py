@@ -14,9 +14,6 @@ from typing import Any, cast
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from penstock_common.errors import PenstockError
-from penstock_common.format.block import Block
-from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
-from penstock_common.format.wire import Fields
 from penstock_common.server.channel import Command, Reply
 from penstock_common.server.error_translation import translate_reply
 from penstock_common.stream.commands import Client, is_script_error, readable, run_script
@@ -25,6 +22,9 @@ from penstock_common.stream.keys import LAST, RELEASED, PartitionKeys
 from penstock_common.stream.lua.entries import CLAIM, COMMIT, TRIM
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
+from penstock_common.wire.block import Block
+from penstock_common.wire.codec import Fields
+from penstock_common.wire.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 
 _COMMIT = COMMIT.encode()
 """Sent in full: a digest the server forgot would fail inside EXEC, after the XADD, and leave an unindexed entry."""

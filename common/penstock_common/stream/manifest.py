@@ -15,7 +15,6 @@ from itertools import accumulate
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import DamagedKey, EpochAbandoned, EpochNotFound, StreamConflict
-from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 from penstock_common.printable import printable
 from penstock_common.stream.commands import (
     Arg,
@@ -40,6 +39,7 @@ from penstock_common.stream.lua.epochs import (
 )
 from penstock_common.stream.lua.streams import BEGIN_MANIFEST, RESERVE_EPOCH
 from penstock_common.stream.streams import Stream, announce, deleted, is_released, read_counters, require_there
+from penstock_common.wire.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 
 OPEN, SIZED, PRODUCED, ABANDONED = "open", "sized", "produced", "abandoned"
 MAX_SHARDS = 1 << 20

@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock_common.errors import SegmentsUnseen
-from penstock_common.format.header import parse_header
-from penstock_common.format.limits import MAX_HEADER_BYTES
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import Fields
 from penstock_common.segments.folder import SegmentFolder
 from penstock_common.segments.mapping import Maps, maps_of
 from penstock_common.segments.plane import INLINE, folder_of
@@ -17,6 +13,10 @@ from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.lua.repairs import SHOW
 from penstock_common.stream.streams import Stream
+from penstock_common.wire.codec import Fields
+from penstock_common.wire.header import parse_header
+from penstock_common.wire.limits import MAX_HEADER_BYTES
+from penstock_common.wire.spec import Spec
 
 
 def segments_of(stream: Stream) -> SegmentFolder | None:

@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import DamagedKey, StreamConflict, StreamDeleted, StreamNotFound
-from penstock_common.format.header import STREAM_ID
-from penstock_common.format.spec import Spec
 from penstock_common.hints import near
 from penstock_common.segments.plane import INLINE
 from penstock_common.stream.commands import Client, decoded, readable, run_script
@@ -32,6 +30,8 @@ from penstock_common.stream.keys import (
 )
 from penstock_common.stream.lua.streams import FIX_SPEC, SET_IF_THERE
 from penstock_common.stream.ranges import parse_ranges
+from penstock_common.wire.header import STREAM_ID
+from penstock_common.wire.spec import Spec
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 DEFAULT_BLOCK_BYTES = 1_000_000

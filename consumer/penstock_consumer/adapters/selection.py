@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock_common.format.spec import Spec
 from penstock_common.hints import did_you_mean
+from penstock_common.wire.spec import Spec
 
 Select = str | tuple[str, ...] | None
 """None: dicts of all tensors; a tuple of names: tuples; one name: the bare tensor.

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from penstock_common.format.dtypes import BYTES
-from penstock_common.format.ragged import Ragged
-from penstock_common.format.spec import TensorSpec
+from penstock_common.wire.dtypes import BYTES
+from penstock_common.wire.ragged import Ragged
+from penstock_common.wire.spec import TensorSpec
 
 RaggedAs = Literal["ragged", "padded"]
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock_common.format.dtypes import BFLOAT16
-from penstock_common.format.ragged import Ragged
+from penstock_common.wire.dtypes import BFLOAT16
+from penstock_common.wire.ragged import Ragged
 
 RaggedAs = Literal["list", "padded"]
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from penstock_common.errors import ServerUnavailable
-from penstock_common.format.spec import Spec
 from penstock_common.hints import whole
 from penstock_common.server.client import RetryPolicy
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Membership, Order, load_roster, unknown_group
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.waiting import Notify, Outage, Wait
+from penstock_common.wire.spec import Spec
 from penstock_consumer.membership.arrival import newcomer
 from penstock_consumer.membership.parts import AnyKeeper, AnyPlace, AnyReader
 from penstock_consumer.membership.pulse import Pulse

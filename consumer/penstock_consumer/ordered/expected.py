@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry
-from penstock_common.format.header import Header
 from penstock_common.server.channel import SKIP, Skip
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
+from penstock_common.wire.header import Header
 from penstock_consumer.ordered.canonical import Take
 from penstock_consumer.receiving.receive import check_identity
 

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.format.block import Column
-from penstock_common.format.dtypes import BYTES, numpy_dtype
-from penstock_common.format.ragged import Ragged
-from penstock_common.format.spec import Spec
 from penstock_common.hints import not_tuples, unknown_tensor
+from penstock_common.wire.block import Column
+from penstock_common.wire.dtypes import BYTES, numpy_dtype
+from penstock_common.wire.ragged import Ragged
+from penstock_common.wire.spec import Spec
 from penstock_consumer.pipeline.arena import Arena
 
 UNKNOWN = -1

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock_common.format.spec import Spec
+from penstock_common.wire.spec import Spec
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.batch import Batch
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.format.dtypes import numpy_dtype
-from penstock_common.format.ragged import Ragged
+from penstock_common.wire.dtypes import numpy_dtype
+from penstock_common.wire.ragged import Ragged
 from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.pipeline.rows import gathered, rolled, unrolled
 from penstock_consumer.pipeline.stage import Setting

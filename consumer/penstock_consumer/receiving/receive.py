@@ -14,20 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, SegmentGone
-from penstock_common.format.block import Column
-from penstock_common.format.dtypes import BOOL
-from penstock_common.format.header import Header, parse_header
-from penstock_common.format.limits import MAX_FIELD_BYTES, MAX_HEADER_BYTES
-from penstock_common.format.ragged import Ragged
-from penstock_common.format.ref import Ref
-from penstock_common.format.spec import META, Spec
-from penstock_common.format.wire import check_values, decode_column, verify
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.server.channel import SKIP, EntrySink, ReplyError, Skip
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.groups.ledger import runs
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
+from penstock_common.wire.block import Column
+from penstock_common.wire.codec import check_values, decode_column, verify
+from penstock_common.wire.dtypes import BOOL
+from penstock_common.wire.header import Header, Ref, parse_header
+from penstock_common.wire.limits import MAX_FIELD_BYTES, MAX_HEADER_BYTES
+from penstock_common.wire.ragged import Ragged
+from penstock_common.wire.spec import META, Spec
 from penstock_consumer.pipeline.batch import Assembler, Lease, Span, as_ragged
 from penstock_consumer.pipeline.meter import Meter
 from penstock_consumer.receiving.line import Line

@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from penstock_common.errors import BadEntry, PenstockError, SegmentGone, UncommittedEntry
-from penstock_common.format.header import Header
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import fetch_fields
 from penstock_common.stream.groups.ledger import settled_bits
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream, require_there
+from penstock_common.wire.header import Header
 
 
 def is_settled(

@@ -10,9 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock_common.errors import BadEntry, BadExport, EpochIncomplete
-from penstock_common.format.export import Contents, EpochNote
-from penstock_common.format.ref import without_ref
-from penstock_common.format.wire import Fields, decode
 from penstock_common.segments.exports import EXPORT_BYTES, ExportWriter, exporting
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.stream.commands import Client
@@ -21,6 +18,9 @@ from penstock_common.stream.manifest import PRODUCED, retained_epochs
 from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.payloads import entry_fields, reader_of
 from penstock_common.stream.streams import Stream, load_stream
+from penstock_common.wire.codec import Fields, decode
+from penstock_common.wire.export import Contents, EpochNote
+from penstock_common.wire.header import without_ref
 from penstock_consumer.replaying.replay import LEASE_S
 from penstock_consumer.replaying.retained import Retained
 

@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadExport
-from penstock_common.format.header import Header
-from penstock_common.format.ref import Ref
-from penstock_common.format.spec import META, Spec
 from penstock_common.hints import explained
 from penstock_common.segments.exports import ExportFolder
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.segments.whole import whole_epoch
 from penstock_common.waiting import Notify, to_stderr
+from penstock_common.wire.header import Header, Ref
+from penstock_common.wire.spec import META, Spec
 from penstock_consumer.pipeline.again import Shuffle
 from penstock_consumer.pipeline.arena import Arena
 from penstock_consumer.pipeline.prefetch import Prefetch

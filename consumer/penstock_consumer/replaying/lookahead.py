@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from penstock_common.errors import BadEntry
-from penstock_common.format.header import parse_header
-from penstock_common.format.limits import MAX_HEADER_BYTES
-from penstock_common.format.spec import META, Spec
 from penstock_common.segments.reading import AHEAD_BYTES, SegmentReader
 from penstock_common.server.channel import SKIP, Skip
+from penstock_common.wire.header import parse_header
+from penstock_common.wire.limits import MAX_HEADER_BYTES
+from penstock_common.wire.spec import META, Spec
 
 _META = META.encode()
 T = TypeVar("T")

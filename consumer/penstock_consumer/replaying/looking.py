@@ -18,10 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, EntryNotFound, EpochNotFound, PenstockError, SegmentGone
-from penstock_common.format.block import Block, Column
-from penstock_common.format.header import Header
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import Fields, decode, row_starts
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record, fetch_fields, has_entries, index_records, newest_entry, parse_id
 from penstock_common.stream.groups.roster import end_replay, hold_for_replay
@@ -36,6 +32,10 @@ from penstock_common.stream.manifest import (
 )
 from penstock_common.stream.payloads import reader_of, whole_fields
 from penstock_common.stream.streams import Stream, require_there
+from penstock_common.wire.block import Block, Column
+from penstock_common.wire.codec import Fields, decode, row_starts
+from penstock_common.wire.header import Header
+from penstock_common.wire.spec import Spec
 from penstock_consumer.receiving.receive import check_identity
 
 LEASE_S = 30.0

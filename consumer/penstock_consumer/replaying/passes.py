@@ -9,10 +9,10 @@ import threading
 from collections.abc import Iterator
 from typing import TypeVar
 
-from penstock_common.format.spec import Spec
 from penstock_common.hints import Passing, callable_of, whole
 from penstock_common.threads import join
 from penstock_common.waiting import Notify
+from penstock_common.wire.spec import Spec
 from penstock_consumer.counting.stats import Stats
 from penstock_consumer.counting.tally import Tally
 from penstock_consumer.membership.session import AT_ONCE_S

@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import PenstockError, ReplayTruncated, ServerUnavailable
-from penstock_common.format.header import Header
-from penstock_common.format.spec import Spec
 from penstock_common.hints import explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
@@ -26,6 +24,8 @@ from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import maps_of_stream, reader_of
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.waiting import Notify, to_stderr
+from penstock_common.wire.header import Header
+from penstock_common.wire.spec import Spec
 from penstock_consumer.membership.session import AT_ONCE_S, LEAVE_S, SILENCE_S
 from penstock_consumer.pipeline.again import Shuffle
 from penstock_consumer.pipeline.arena import Arena

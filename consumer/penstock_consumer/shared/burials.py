@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock_common.errors import ServerUnavailable, TooManyDeadLetters
-from penstock_common.format.header import Header
+from penstock_common.wire.header import Header
 from penstock_common.stream.groups.ledger import bury, uncovered
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest

@@ -7,7 +7,7 @@ when the payload is there, so the server answers meanwhile. No answer of this co
 from __future__ import annotations
 
 from penstock_common.errors import ServerUnavailable, UncommittedEntry
-from penstock_common.format.header import Header
+from penstock_common.wire.header import Header
 from penstock_common.stream.entries import is_indexed
 from penstock_common.server.channel import Channel, Reply
 from penstock_common.stream.commands import Client

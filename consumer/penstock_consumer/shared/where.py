@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry
-from penstock_common.format.header import Header
+from penstock_common.wire.header import Header
 from penstock_common.stream.groups.ledger import settled_bits
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import PenstockError
-from penstock_common.format.dtypes import BYTES
-from penstock_common.format.spec import Spec, TensorSpec
+from penstock_common.wire.dtypes import BYTES
+from penstock_common.wire.spec import Spec, TensorSpec
 
 if TYPE_CHECKING:
     from penstock_common.stream.streams import Stream

@@ -333,7 +333,7 @@ def _max_bad(text: str) -> str:
 
 
 def _spec(text: str) -> dict[str, Any]:
-    from penstock_common.format.spec import Spec
+    from penstock_common.wire.spec import Spec
 
     try:
         found = json.loads(text)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.format.block import Column
-from penstock_common.format.dtypes import BYTES
-from penstock_common.format.spec import TensorSpec
-from penstock_common.format.wire import row_starts
+from penstock_common.wire.block import Column
+from penstock_common.wire.codec import row_starts
+from penstock_common.wire.dtypes import BYTES
+from penstock_common.wire.spec import TensorSpec
 
 PIECE = 1 << 17
 CHANNELS = (1, 3, 4)

@@ -13,9 +13,9 @@ from penstock.stat.counts import BYTE_WIDE, ByteCounts
 from penstock.stat.draws import Draw
 from penstock.stat.moments import Moments
 from penstock.stat.pieces import channel_axis, pieces_of, real, split
-from penstock_common.format.block import Column
-from penstock_common.format.dtypes import BYTES, item_size
-from penstock_common.format.spec import TensorSpec
+from penstock_common.wire.block import Column
+from penstock_common.wire.dtypes import BYTES, item_size
+from penstock_common.wire.spec import TensorSpec
 
 MOST_DISTINCT = 4096
 """Different integers that are counted one by one; beyond that quantiles and histogram come from the draw."""

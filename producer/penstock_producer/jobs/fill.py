@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from penstock_common.errors import BadSpec, PenstockError, SampleError, SpecMismatch
-from penstock_common.format.spec import Spec
+from penstock_common.wire.spec import Spec
 from penstock_producer.jobs.task import OnError
 from penstock_producer.jobs.watchdog import HUNG, SAMPLE_LIMIT_S, CrashRecord, CurrentSample
 from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source, draws

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock_common.errors import PenstockError
-from penstock_common.format.limits import MAX_SHARD_SAMPLES
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream, read_counters
+from penstock_common.wire.limits import MAX_SHARD_SAMPLES
 from penstock_producer.jobs.task import MaxBad, OnError
 from penstock_producer.jobs.watchdog import SAMPLE_LIMIT_S
 from penstock_producer.sources.config import SourceConfig

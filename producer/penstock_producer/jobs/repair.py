@@ -9,9 +9,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from penstock_common.errors import PenstockError, SampleError
-from penstock_common.format.block import Block, BlockBuilder
-from penstock_common.format.limits import MAX_HOLES
-from penstock_common.format.wire import encode
 from penstock_common.stream.audit import audit_stream, survey_epoch
 from penstock_common.stream.audit.accounts import EpochAudit, MissingRange
 from penstock_common.stream.commands import Client
@@ -21,6 +18,9 @@ from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, load_
 from penstock_common.stream.mending.repairs import Patch, balance_bytes, commit_patch, find_patch, holder_of
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, to_stderr
+from penstock_common.wire.block import Block, BlockBuilder
+from penstock_common.wire.codec import encode
+from penstock_common.wire.limits import MAX_HOLES
 from penstock_producer.jobs.fill import EpochSeed
 from penstock_producer.jobs.plan import EpochOrder, plan_fingerprint
 from penstock_producer.sources.protocol import AnySource, BatchSource, Sample, Source

@@ -14,8 +14,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from penstock_common.errors import BadSpec, PenstockError, SampleError, SourceError
-from penstock_common.format.spec import Spec
 from penstock_common.waiting import FIRST_WORD_S, Notify
+from penstock_common.wire.spec import Spec
 from penstock_producer.jobs.fill import HOPELESS, EpochSeed, TooManyBad
 from penstock_producer.jobs.watchdog import CurrentSample, WorkerWatchdog
 from penstock_producer.sources.protocol import Source

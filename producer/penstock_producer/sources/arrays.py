@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import SourceError
-from penstock_common.format.dtypes import wire_name
-from penstock_common.format.spec import SpecLike
+from penstock_common.wire.dtypes import wire_name
+from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.config import ArraysConfig
 from penstock_producer.sources.files import SourceFile, fingerprint, member_start, shown
 from penstock_producer.sources.items import as_sample

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock_common.errors import SourceError
-from penstock_common.format.spec import SpecLike
+from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.files import fingerprint
 from penstock_producer.sources.order import (
     ChoosingSource,

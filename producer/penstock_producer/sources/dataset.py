@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_common.format.spec import SpecLike
 from penstock_common.hints import an
+from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.files import fingerprint
 from penstock_producer.sources.items import TUPLE_NAMES, as_sample
 from penstock_producer.sources.names import blame

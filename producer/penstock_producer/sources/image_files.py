@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_common.format.limits import MAX_FIELD_BYTES
+from penstock_common.wire.limits import MAX_FIELD_BYTES
 from penstock_producer.sources.allowed import require_inside
 from penstock_producer.sources.files import MAX_MEMBER_BYTES, SourceFile, is_hidden, member_start, require_local, shown
 

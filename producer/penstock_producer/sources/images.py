@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import SampleError
-from penstock_common.format.spec import SpecLike
+from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.decode import Decoder, probed
 from penstock_producer.sources.files import fingerprint, shown

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from penstock_common.errors import SampleError, SpecMismatch
-from penstock_common.format.dtypes import wire_name
-from penstock_common.format.spec import flattened
-from penstock_common.format.values import as_array
+from penstock_common.wire.dtypes import wire_name
+from penstock_common.wire.spec import as_array, flattened
 from penstock_producer.sources.names import blame
 from penstock_producer.sources.protocol import Sample
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_common.format.spec import SpecLike
+from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.files import fingerprint
 from penstock_producer.sources.items import batch_tensors, row_count
 from penstock_producer.sources.names import blame

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import SourceError
-from penstock_common.format.spec import SpecLike
+from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.files import shown
 from penstock_producer.sources.image_files import EXTENSIONS
 from penstock_producer.sources.names import blame, resolve_callable

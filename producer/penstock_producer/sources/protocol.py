@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from penstock_common.format.spec import SpecLike
+from penstock_common.wire.spec import SpecLike
 
 Sample = Mapping[str, Any]
 """One sample: tensor name -> ndarray, Python number, list of numbers (also nested), or bytes."""

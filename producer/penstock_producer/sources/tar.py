@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_common.format.spec import Spec, SpecLike
 from penstock_common.settings import Settings
+from penstock_common.wire.spec import Spec, SpecLike
 from penstock_producer.sources.allowed import require_inside
 from penstock_producer.sources.config import TarConfig
 from penstock_producer.sources.decode import Decoder, probed

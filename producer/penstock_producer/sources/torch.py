@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.extras import needed
-from penstock_common.format.values import as_array
+from penstock_common.wire.spec import as_array
 from penstock_producer.sources.dataset import DatasetSource
 from penstock_producer.sources.generator import Factory, GeneratorSource
 from penstock_producer.sources.items import by_name, flat

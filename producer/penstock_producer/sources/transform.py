@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_common.format.spec import SpecLike
+from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.items import as_sample, flat
 from penstock_producer.sources.names import blame, is_token, lookup, resolve_callable
 from penstock_producer.sources.protocol import AnySource, Labelled, Sample, Source, draws

@@ -25,9 +25,6 @@ from penstock_common.errors import (
     ServerUnavailable,
     ShardMismatch,
 )
-from penstock_common.format.block import Block, sizes_of
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import Fields, encode, meta_bytes
 from penstock_common.segments.writing import SegmentWriter
 from penstock_common.server.channel import Channel
 from penstock_common.server.connection import open_channel
@@ -50,6 +47,9 @@ from penstock_common.stream.manifest import Manifest, find_manifest, state_damag
 from penstock_common.stream.servers.durability import Durability, await_safety, touch_command
 from penstock_common.stream.streams import Stream, is_released, require_there
 from penstock_common.waiting import Notify, Outage, Wait, to_stderr
+from penstock_common.wire.block import Block, sizes_of
+from penstock_common.wire.codec import Fields, encode, meta_bytes
+from penstock_common.wire.spec import Spec
 from penstock_producer.writing.ending import find_forged, first_fault, read_index, unknown
 from penstock_producer.writing.lane import open_lane, place_block
 from penstock_producer.writing.lasting import Lasting

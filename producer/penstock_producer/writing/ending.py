@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from penstock_common.errors import BadEntry
-from penstock_common.format.header import parse_header
-from penstock_common.format.limits import MAX_HEADER_BYTES
 from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import PAGE, Record, raise_errors, read_index_page
@@ -19,6 +17,8 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.lua.entries import ENTRY_HEADERS
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
+from penstock_common.wire.header import parse_header
+from penstock_common.wire.limits import MAX_HEADER_BYTES
 
 FIRST_PAGE = 64
 """Records of a shard that most have; then a thousand at once."""

@@ -11,9 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BudgetRefused, SegmentsUnseen
-from penstock_common.format.block import sizes_of
-from penstock_common.format.ref import PAGE
-from penstock_common.format.wire import meta_bytes
 from penstock_common.segments.plane import parse_payload
 from penstock_common.segments.writing import SegmentWriter
 from penstock_common.settings import Settings
@@ -23,6 +20,9 @@ from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, find_stream, read_counters, require_there
+from penstock_common.wire.block import sizes_of
+from penstock_common.wire.codec import meta_bytes
+from penstock_common.wire.header import PAGE
 
 SEGMENT_BYTES = 64 << 20
 """Large enough that making and sealing one costs nothing per byte, small enough that they turn over in a budget."""

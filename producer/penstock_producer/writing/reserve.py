@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import PenstockError
-from penstock_common.format.block import Block, Column, sizes_of
-from penstock_common.format.dtypes import BOOL
-from penstock_common.format.ref import ALIGN, Ref
-from penstock_common.format.spec import Spec
+from penstock_common.wire.block import Block, Column, sizes_of
+from penstock_common.wire.dtypes import BOOL
+from penstock_common.wire.header import ALIGN, Ref
+from penstock_common.wire.spec import Spec
 
 
 def require_fixed(spec: Spec) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy import ndarray
 from numpy.typing import NDArray
 
-from penstock_common.format.block import SMALL_BYTES, BlockBuilder, Place
-from penstock_common.format.spec import Spec
+from penstock_common.wire.block import SMALL_BYTES, BlockBuilder, Place
+from penstock_common.wire.spec import Spec
 
 
 class RowBuilder(BlockBuilder):

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from penstock_common.errors import PenstockError, ShardMismatch
-from penstock_common.format.block import Block, NoneLeft, check_rows, columns_in
-from penstock_common.format.limits import MAX_HOLES, MAX_SHARD_SAMPLES
-from penstock_common.format.spec import Spec, flattened
 from penstock_common.hints import not_a_sample
+from penstock_common.wire.block import Block, NoneLeft, check_rows, columns_in
+from penstock_common.wire.limits import MAX_HOLES, MAX_SHARD_SAMPLES
+from penstock_common.wire.spec import Spec, flattened
 from penstock_producer.writing.commit import Committer, ShardTaken
 from penstock_producer.writing.reserve import Reservation, require_fixed
 from penstock_producer.writing.rows import builder_of

@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import Any
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ShardMismatch, SpecMismatch
-from penstock_common.format.spec import Spec, SpecLike, flattened
 from penstock_common.hints import an, answering, callable_of, explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
@@ -32,6 +31,7 @@ from penstock_common.stream.servers.durability import Durability, make_safe, req
 from penstock_common.stream.servers.suitability import admit_stream, largest_block
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
 from penstock_common.waiting import Notify, to_stderr
+from penstock_common.wire.spec import Spec, SpecLike, flattened
 from penstock_producer.keeping.policy import parse_policy
 from penstock_producer.keeping.tidying import Tidying
 from penstock_producer.writing.commit import Committer

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_common.format.ref import Ref
 from penstock_common.segments.ahead import Ahead
 from penstock_common.segments.folder import SegmentFolder
 from penstock_common.segments.reading import AHEAD_BYTES, SegmentReader
+from penstock_common.wire.header import Ref
 from tests.common.segments.test_segments import STREAM, entry, ref_of, writer_in
 
 Large = tuple[SegmentReader, Ref, int]

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import SegmentGone
-from penstock_common.format.block import BlockBuilder
-from penstock_common.format.header import parse_header
-from penstock_common.format.ref import Ref
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import Fields, encode, meta_bytes
 from penstock_common.segments import mapping
 from penstock_common.segments.folder import SegmentFolder
 from penstock_common.segments.mapping import Maps, maps_of
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.segments.writing import SegmentWriter
+from penstock_common.wire.block import BlockBuilder
+from penstock_common.wire.codec import Fields, encode, meta_bytes
+from penstock_common.wire.header import Ref, parse_header
+from penstock_common.wire.spec import Spec
 from tests.conftest import SHARED_MEMORY
 
 SPEC = Spec.of({"x": ("uint8", (1000,)), "y": ("int64", ())})

@@ -13,18 +13,17 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import BadEntry, BadPayload, BadSegment, SegmentGone, SegmentsUnseen
-from penstock_common.format.block import BlockBuilder
-from penstock_common.format.header import parse_header
-from penstock_common.format.ref import ALIGN, Ref, parse_ref
-from penstock_common.format.segment import SegmentInfo, pack_record, parse_info, parse_record
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import Fields, decode, encode
 from penstock_common.segments import reading
 from penstock_common.segments.folder import SegmentFolder, new_token
 from penstock_common.segments.plane import parse_payload
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.segments.scanning import scan
 from penstock_common.segments.writing import SegmentWriter
+from penstock_common.wire.block import BlockBuilder
+from penstock_common.wire.codec import Fields, decode, encode
+from penstock_common.wire.header import ALIGN, Ref, parse_header, parse_ref
+from penstock_common.wire.segment import SegmentInfo, pack_record, parse_info, parse_record
+from penstock_common.wire.spec import Spec
 
 SPEC = Spec.of({"x": ("uint8", (5, 7)), "text": ("bytes", ()), "y": ("int64", ())})
 STREAM = "5f1c0a9be2d4"
@@ -209,7 +208,7 @@ def test_a_payload_setting_that_means_nothing_is_refused(text: str) -> None:
 
 def test_a_head_that_lies_is_no_segment() -> None:
     """The folder's writers are trusted, disks are not."""
-    from penstock_common.format.segment import pack_info
+    from penstock_common.wire.segment import pack_info
 
     head = pack_info(SegmentInfo(STREAM, "train", 3, 1, "0123456789ab", SPEC))
     assert parse_info(head).file == "3-1-0123456789ab.seg"

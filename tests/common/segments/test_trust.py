@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from penstock_common.errors import SegmentsUnseen
-from penstock_common.format.segment import SegmentInfo
-from penstock_common.format.spec import Spec
 from penstock_common.segments.folder import MARK, SegmentFolder, new_token
 from penstock_common.segments.trust import Step, User, walk, why_not_read, why_not_write
+from penstock_common.wire.segment import SegmentInfo
+from penstock_common.wire.spec import Spec
 from tests.contracts.processes import within
 
 STREAM = "5f1c0a9be2d4"

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import redis
 
-from penstock_common.format.spec import Spec
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.streams import load_stream
+from penstock_common.wire.spec import Spec
 from penstock_consumer.loader import Loader
 from penstock_producer.writing.writer import EpochWriter, Writer
 

@@ -8,11 +8,11 @@ import pytest
 import redis
 
 from penstock_common.errors import EpochNotFound, StreamNotFound
-from penstock_common.format.header import parse_header
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.streams import load_stream
+from penstock_common.wire.header import parse_header
 from tests.common.stream.audited import (
     PER_ENTRY,
     SPEC,

@@ -120,12 +120,12 @@ def test_a_retried_dead_letter_is_handed_out_by_a_reader_that_can(
 def refuse_first(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """A reader's bug: entries that begin at this offset cannot be verified."""
     from penstock_common.errors import ChecksumMismatch
-    from penstock_common.format import wire
+    from penstock_common.wire import codec
 
     def verify(header: Any, buffers: Any) -> None:
         if header.first == first and header.shard == 0:
             raise ChecksumMismatch("this reader has a bug")
-        wire.verify(header, buffers)
+        codec.verify(header, buffers)
 
     monkeypatch.setattr("penstock_consumer.receiving.receive.verify", verify)
 

@@ -11,7 +11,6 @@ import redis
 
 from penstock.__main__ import main
 from penstock_common.errors import DamagedKey, EpochIncomplete, PenstockError, StreamConflict
-from penstock_common.format.limits import MAX_SHARD_SAMPLES
 from penstock_common.stream.manifest import (
     MAX_EPOCH_SAMPLES,
     MAX_SHARDS,
@@ -21,6 +20,7 @@ from penstock_common.stream.manifest import (
     size_epoch,
     why_not_planned,
 )
+from penstock_common.wire.limits import MAX_SHARD_SAMPLES
 from tests.contracts.feed import loader_of, numbers, open_stream, produce, replayed, writer_of
 from tests.contracts.processes import within
 

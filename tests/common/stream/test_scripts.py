@@ -12,9 +12,6 @@ import pytest
 import redis
 from redis.exceptions import ResponseError
 
-from penstock_common.format.block import BlockBuilder
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import encode
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.damage import unreadable_value
@@ -27,6 +24,9 @@ from penstock_common.stream.manifest import Manifest, abandon_epoch, load_manife
 from penstock_common.stream.removal.release import release_epoch, retire_epoch
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import Stream
+from penstock_common.wire.block import BlockBuilder
+from penstock_common.wire.codec import encode
+from penstock_common.wire.spec import Spec
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample, writer_of
 

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock_common.format.spec import Spec
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest, open_epoch, retained_epochs
 from penstock_common.stream.streams import create_stream
+from penstock_common.wire.spec import Spec
 
 AT_ONCE = 8
 

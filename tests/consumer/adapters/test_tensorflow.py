@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import PenstockError
-from penstock_common.format.spec import SpecLike
+from penstock_common.wire.spec import SpecLike
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
 from penstock_producer.writing.writer import Writer

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.format.header import Header
 from penstock_common.stream.audit.accounts import EpochAudit, GroupAudit, MissingRange
 from penstock_common.stream.audit.survey import LATEST, GroupSurvey, Survey, SurveyedEntry
 from penstock_common.stream.entries import Record, is_believable, parse_id
 from penstock_common.stream.groups.ledger import runs
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest
+from penstock_common.wire.header import Header
 
 Mask = NDArray[np.bool_]
 RANGES_NAMED = 5

@@ -13,11 +13,6 @@ from numpy.typing import NDArray
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import BadEntry, DamagedKey
-from penstock_common.format.header import Header, parse_header
-from penstock_common.format.limits import MAX_HEADER_BYTES, MAX_NUMBER
-from penstock_common.format.ref import Ref
-from penstock_common.format.spec import SHAPES_SUFFIX, Spec
-from penstock_common.format.wire import decode
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import PAGE, Record, group_counts, index_records, is_believable, is_gone, parse_id
@@ -29,6 +24,10 @@ from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.mending.dead import DeadNote, load_notes
 from penstock_common.stream.payloads import whole_fields
 from penstock_common.stream.streams import Stream
+from penstock_common.wire.codec import decode
+from penstock_common.wire.header import Header, Ref, parse_header
+from penstock_common.wire.limits import MAX_HEADER_BYTES, MAX_NUMBER
+from penstock_common.wire.spec import SHAPES_SUFFIX, Spec
 
 EntryId = tuple[int, int]
 Listed = tuple[bytes, bytes, int]

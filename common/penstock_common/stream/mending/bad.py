@@ -17,8 +17,6 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import BadEntry, EntryNotFound, StreamConflict
-from penstock_common.format.header import parse_header
-from penstock_common.format.limits import MAX_HEADER_BYTES
 from penstock_common.segments.plane import INLINE
 from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import Record, index_records, is_gone
@@ -28,6 +26,8 @@ from penstock_common.stream.lua.repairs import REOPEN, RETRY, SHOW
 from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, retained_epochs
 from penstock_common.stream.mending.dead import DeadNote, load_notes
 from penstock_common.stream.streams import Stream
+from penstock_common.wire.header import parse_header
+from penstock_common.wire.limits import MAX_HEADER_BYTES
 
 LOOKED_AT, KINDS_SHOWN = 1000, 5
 """Bad samples of an epoch and partition whose reasons are compared, and how many kinds of reasons are shown."""

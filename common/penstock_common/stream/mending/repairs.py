@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from redis.exceptions import WatchError
 
 from penstock_common.errors import BadEntry, EpochAbandoned
-from penstock_common.format.wire import Fields, decode
 from penstock_common.stream.audit.accounts import MissingRange
 from penstock_common.stream.audit.survey import Survey
 from penstock_common.stream.commands import Client, run_script
@@ -25,6 +24,7 @@ from penstock_common.stream.lua.repairs import BALANCE, REOPEN, REPAIR
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import reader_of, whole_fields
 from penstock_common.stream.streams import Stream
+from penstock_common.wire.codec import Fields, decode
 
 ALIVE_MS = 30_000
 """A member that renewed within a lease may be training on an entry whose payload is gone."""

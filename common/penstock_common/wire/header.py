@@ -1,22 +1,24 @@
 """Entry headers: the ``meta`` field, one compact JSON object, parsed with every number bounded.
 
+A header's ``ref`` says where a payload in a segment file lies, and its layout describes tensors of fixed size.
 ``codec`` reads the payload fields. The reader checks whether an identity lies inside the manifest.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from json import JSONDecoder
+from functools import lru_cache
+from json import JSONDecoder, dumps
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, UnsupportedVersion
-from penstock_common.format.layout import Layout, layout_of
-from penstock_common.format.limits import (
+from penstock_common.wire.limits import (
     MAX_ENTRY_BYTES,
     MAX_FIELD_BYTES,
     MAX_HEADER_BYTES,
@@ -24,9 +26,109 @@ from penstock_common.format.limits import (
     MAX_NUMBER,
     MAX_SHARD_SAMPLES,
 )
-from penstock_common.format.ref import Ref, parse_ref
-from penstock_common.format.shapes import inline_shapes
-from penstock_common.format.spec import SHAPES_SUFFIX, Spec
+from penstock_common.wire.ragged import inline_shapes
+from penstock_common.wire.spec import SHAPES_SUFFIX, Spec, TensorSpec
+
+ALIGN = 64
+"""Each payload field begins at a multiple of this, which suits numpy, SIMD loads and devices."""
+PAGE = 4096
+MAX_SEGMENT_BYTES = 1 << 40
+NAME = re.compile(r"[0-9]{1,16}-[0-9]{1,4}-[0-9a-f]{12}\.seg\Z")
+"""A segment's file name: epoch, partition, and a token that changes when the file is used again."""
+
+
+def aligned(offset: int, to: int = ALIGN) -> int:
+    """Return the first multiple of ``to`` that is not below ``offset``."""
+    return -(-offset // to) * to
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The place of an entry's payload in a segment file."""
+
+    file: str
+    """A file name without a folder: the reader opens it in its own folder of segments."""
+    at: int
+    """The offset of the first payload field, a multiple of 64. Each further field begins at the next multiple."""
+    sizes: tuple[int, ...]
+    """The bytes of each payload field, in wire order."""
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset in the file, bytes) of each payload field."""
+        at = self.at
+        for size in self.sizes:
+            yield at, size
+            at = aligned(at + size)
+
+    @property
+    def end(self) -> int:
+        """The offset after the last field."""
+        end = self.at
+        for size in self.sizes:
+            end = aligned(end) + size
+        return end
+
+
+def parse_ref(value: Any) -> Ref:
+    """Parse and bound the ``ref`` of a header. Raises BadEntry."""
+    if type(value) is not list or len(value) != 3:
+        raise BadEntry("ref is not a list of file, offset and sizes")
+    name, at, sizes = value
+    if type(name) is not str or not NAME.match(name):
+        raise BadEntry(f"ref names {ascii(name)[:80]}, expected the bare name of a segment")
+    if type(at) is not int or not PAGE <= at < MAX_SEGMENT_BYTES or at % ALIGN:
+        raise BadEntry(f"ref has the offset {ascii(at)[:40]}, expected a multiple of {ALIGN} from {PAGE}")
+    if type(sizes) is not list or not all(type(size) is int and 0 <= size <= MAX_FIELD_BYTES for size in sizes):
+        raise BadEntry("ref has sizes that are no sizes of fields")
+    if sum(sizes) > MAX_ENTRY_BYTES:
+        raise BadEntry(f"ref names {sum(sizes)} bytes, at most {MAX_ENTRY_BYTES} are read")
+    return Ref(name, at, tuple(sizes))
+
+
+def with_ref(meta: bytes, ref: Ref) -> bytes:
+    """Return a header's JSON with a ``ref`` added."""
+    sizes = ",".join(map(str, ref.sizes))
+    return b'%b,"ref":["%b",%d,[%b]]}' % (meta[:-1], ref.file.encode(), ref.at, sizes.encode())
+
+
+def without_ref(meta: bytes) -> bytes:
+    """Return a header's JSON without its ``ref``, as an entry with its payload has it."""
+    value = json.loads(meta)
+    value.pop("ref", None)
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def ref_bytes(name: str, sizes: int) -> int:
+    """Return the most bytes that `with_ref` adds."""
+    return 40 + len(name) + 12 * sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The header's ``tensors`` of blocks of one size: made once by writers, recognised byte for byte by readers."""
+
+    json: str
+    """The header's ``tensors``, as `codec.encode` writes them."""
+    text: bytes
+    """The same as UTF-8 bytes."""
+    fields: tuple[tuple[bytes, int], ...]
+    """(name, bytes) of each payload field, in order."""
+    is_allowed: bool
+    """Whether the sizes are within the limits of the wire format."""
+
+
+@lru_cache(maxsize=256)
+def layout_of(tensors: tuple[TensorSpec, ...], count: int) -> Layout | None:
+    """Return the layout of blocks of ``count`` samples, or None where a tensor is ragged."""
+    if any(tensor.is_ragged for tensor in tensors):
+        return None
+    said = {t.name: {"dtype": t.dtype, "shape": [count, *t.shape]} for t in tensors}
+    text = dumps(said, separators=(",", ":"))
+    fields = tuple((t.name.encode(), count * t.sample_bytes) for t in tensors)
+    sizes = [size for _, size in fields]
+    is_allowed = max(sizes) <= MAX_FIELD_BYTES and sum(sizes) <= MAX_ENTRY_BYTES
+    return Layout(text, text.encode(), fields, is_allowed)
+
 
 VERSION = 1
 RESERVED = ("compression", "ref")

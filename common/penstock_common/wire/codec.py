@@ -15,11 +15,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, ChecksumMismatch, TooLarge
-from penstock_common.format.block import Block, Column
-from penstock_common.format.dtypes import BOOL, item_size, numpy_dtype
-from penstock_common.format.header import STREAM_ID, VERSION, Header, parse_header
-from penstock_common.format.layout import layout_of
-from penstock_common.format.limits import (
+from penstock_common.wire.block import Block, Column
+from penstock_common.wire.dtypes import BOOL, item_size, numpy_dtype
+from penstock_common.wire.header import STREAM_ID, VERSION, Header, layout_of, parse_header
+from penstock_common.wire.limits import (
     INLINE_SAMPLES,
     INLINE_SIZES,
     MAX_ENTRY_BYTES,
@@ -28,8 +27,8 @@ from penstock_common.format.limits import (
     MAX_NUMBER,
     MAX_SHARD_SAMPLES,
 )
-from penstock_common.format.shapes import read_shapes, row_starts
-from penstock_common.format.spec import META, SHAPES_SUFFIX, Spec, TensorSpec
+from penstock_common.wire.ragged import read_shapes, row_starts
+from penstock_common.wire.spec import META, SHAPES_SUFFIX, Spec, TensorSpec
 
 Fields = list[tuple[bytes, "bytes | memoryview"]]
 

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock_common.format.dtypes import BOOL, BYTES, NAMES, item_size, numpy_dtype
-from penstock_common.format.spec import META, SHAPES_SUFFIX, Spec, TensorSpec
+from penstock_common.wire.dtypes import BOOL, BYTES, NAMES, item_size, numpy_dtype
+from penstock_common.wire.spec import META, SHAPES_SUFFIX, Spec, TensorSpec
 
 Sample = dict[str, Any]
 

@@ -16,12 +16,11 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from penstock_common.errors import SpecMismatch
-from penstock_common.format import scratch
-from penstock_common.format.dtypes import BOOL, BYTES, numpy_dtype
-from penstock_common.format.limits import MAX_HOLES
-from penstock_common.format.ref import aligned
-from penstock_common.format.spec import Spec, TensorSpec, flattened
-from penstock_common.format.values import is_masked
+from penstock_common.wire.buffers import BLOCKS
+from penstock_common.wire.dtypes import BOOL, BYTES, numpy_dtype
+from penstock_common.wire.header import aligned
+from penstock_common.wire.limits import MAX_HOLES
+from penstock_common.wire.spec import Spec, TensorSpec, flattened, is_masked
 
 
 @dataclass(slots=True)
@@ -217,7 +216,7 @@ class BlockBuilder:
     def _own_memory(self) -> NDArray[np.uint8]:
         if len(self._own) < 2:
             nbytes = max(1, starts_in(self._fixed_spec, self.capacity)[-1])
-            self._own.append(np.frombuffer(scratch.BLOCKS.take(nbytes), dtype=np.uint8))
+            self._own.append(np.frombuffer(BLOCKS.take(nbytes), dtype=np.uint8))
         else:
             self._own.reverse()
         return self._own[-1]

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_common.errors import BadEntry, BadSpec
-from penstock_common.format.block import Block, BlockBuilder, check_rows
-from penstock_common.format.dtypes import BYTES, numpy_dtype
-from penstock_common.format.header import Header, parse_header
-from penstock_common.format.ragged import Ragged
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import decode, encode, ragged_rows
-from tests.common.format import independent
-from tests.common.format.strategies import Sample, holes, samples, specs
+from penstock_common.wire.block import Block, BlockBuilder, check_rows
+from penstock_common.wire.codec import decode, encode, ragged_rows
+from penstock_common.wire.dtypes import BYTES, numpy_dtype
+from penstock_common.wire.header import Header, parse_header
+from penstock_common.wire.ragged import Ragged
+from penstock_common.wire.spec import Spec
+from tests.common.wire import independent
+from tests.common.wire.strategies import Sample, holes, samples, specs
 
 IDENTITY: dict[str, Any] = {"stream": "abc", "epoch": 4, "shard": 2}
 Fields = list[tuple[bytes, bytes]]

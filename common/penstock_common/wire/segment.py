@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import xxhash
 
 from penstock_common.errors import BadSegment
-from penstock_common.format.header import STREAM_ID
-from penstock_common.format.limits import MAX_ENTRY_BYTES, MAX_HEADER_BYTES, MAX_NUMBER
-from penstock_common.format.ref import ALIGN, NAME, PAGE, Ref, aligned
-from penstock_common.format.spec import Spec
+from penstock_common.wire.header import ALIGN, NAME, PAGE, STREAM_ID, Ref, aligned
+from penstock_common.wire.limits import MAX_ENTRY_BYTES, MAX_HEADER_BYTES, MAX_NUMBER
+from penstock_common.wire.spec import Spec
 
 FILE_MAGIC = b"PENSTOCK"
 RECORD_MAGIC = b"PSRC"

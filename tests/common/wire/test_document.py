@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_common.format import limits
-from penstock_common.format.block import BlockBuilder
-from penstock_common.format.dtypes import NAMES, item_size
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import encode
-from tests.common.format import independent
+from penstock_common.wire import limits
+from penstock_common.wire.block import BlockBuilder
+from penstock_common.wire.codec import encode
+from penstock_common.wire.dtypes import NAMES, item_size
+from penstock_common.wire.spec import Spec
+from tests.common.wire import independent
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "wire-format.md").read_text(encoding="utf-8")
 PROSE = " ".join(DOCUMENT.split())

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_common.errors import BadExport, BadSpec
-from penstock_common.format.header import STREAM_ID
-from penstock_common.format.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
-from penstock_common.format.ref import MAX_SEGMENT_BYTES, NAME
-from penstock_common.format.spec import Spec
+from penstock_common.wire.header import MAX_SEGMENT_BYTES, NAME, STREAM_ID
+from penstock_common.wire.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
+from penstock_common.wire.spec import Spec
 
 CONTENTS = "export.json"
 KIND, VERSION = "penstock export", 1

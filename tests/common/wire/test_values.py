@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import BadSpec, SpecMismatch, TooLarge
-from penstock_common.format.limits import MAX_FIELD_BYTES
-from penstock_common.format.spec import Spec, TensorSpec
-from penstock_common.format.values import array_of
+from penstock_common.wire.limits import MAX_FIELD_BYTES
+from penstock_common.wire.spec import Spec, TensorSpec, array_of
 
 
 @pytest.mark.parametrize(

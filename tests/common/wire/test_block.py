@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import SpecMismatch, TooLarge
-from penstock_common.format import wire
-from penstock_common.format.block import Block, BlockBuilder, Column, NoneLeft, check_rows
-from penstock_common.format.dtypes import NAMES, numpy_dtype
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import decode, encode, ragged_rows
+from penstock_common.wire import codec
+from penstock_common.wire.block import Block, BlockBuilder, Column, NoneLeft, check_rows
+from penstock_common.wire.codec import decode, encode, ragged_rows
+from penstock_common.wire.dtypes import NAMES, numpy_dtype
+from penstock_common.wire.spec import Spec
 
 PAIR = Spec.of({"x": ("float32", (2,)), "y": ("int64", ())})
 BOXES = Spec.of({"boxes": ("float32", (None, 4)), "y": ("int64", ()), "file": ("bytes", ())})
@@ -214,7 +214,7 @@ def test_a_block_no_reader_would_take_is_not_encoded() -> None:
 
 def test_an_entry_over_the_limit_is_refused_locally(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server would cut the connection instead of saying why."""
-    monkeypatch.setattr(wire, "MAX_FIELD_BYTES", 15)
+    monkeypatch.setattr(codec, "MAX_FIELD_BYTES", 15)
     builder = BlockBuilder(PAIR, 1000, 10)
     for _ in range(2):
         builder.add({"x": np.ones(2, "f4"), "y": 1})

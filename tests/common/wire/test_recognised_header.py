@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock_common.errors import BadEntry
-from penstock_common.format import header as headers
-from penstock_common.format.header import Header, parse_header
-from penstock_common.format.spec import Spec
+from penstock_common.wire import header as headers
+from penstock_common.wire.header import Header, parse_header
+from penstock_common.wire.spec import Spec
 
 SPEC = Spec.of({"x": ("uint8", (2,)), "y/z": ("float32", ())})
 NUMBERS = (0, 1, 6, 7, (1 << 20) - 7, (1 << 20) - 6, 1 << 20, (1 << 53) - 1, 1 << 53, 10**16)

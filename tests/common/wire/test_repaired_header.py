@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_common.format.block import BlockBuilder
-from penstock_common.format.header import parse_header
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import encode
+from penstock_common.wire.block import BlockBuilder
+from penstock_common.wire.codec import encode
+from penstock_common.wire.header import parse_header
+from penstock_common.wire.spec import Spec
 
 GOOD = Path(__file__).parents[2] / "golden" / "good"
 

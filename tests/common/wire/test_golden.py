@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from penstock_common import errors
-from penstock_common.format.block import Block
-from penstock_common.format.dtypes import NAMES, numpy_dtype
-from penstock_common.format.header import parse_header
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import decode, ragged_rows
-from tests.common.format import independent
+from penstock_common.wire.block import Block
+from penstock_common.wire.codec import decode, ragged_rows
+from penstock_common.wire.dtypes import NAMES, numpy_dtype
+from penstock_common.wire.header import parse_header
+from penstock_common.wire.spec import Spec
+from tests.common.wire import independent
 from tests.golden.make import HERE, corpus
 
 Case = dict[str, Any]

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import BadEntry
-from penstock_common.format.block import BlockBuilder
-from penstock_common.format.header import parse_header
-from penstock_common.format.limits import MAX_HEADER_BYTES
-from penstock_common.format.ragged import Ragged
-from penstock_common.format.spec import Spec
-from penstock_common.format.wire import decode, encode
+from penstock_common.wire.block import BlockBuilder
+from penstock_common.wire.codec import decode, encode
+from penstock_common.wire.header import parse_header
+from penstock_common.wire.limits import MAX_HEADER_BYTES
+from penstock_common.wire.ragged import Ragged
+from penstock_common.wire.spec import Spec
 from tests.golden.make import HERE
 
 SPEC = Spec.of({"x": ("uint8", (3,)), "b": ("float64", (None,))})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import TooLarge
-from penstock_common.format.ragged import Ragged
+from penstock_common.wire.ragged import Ragged
 
 BOXES = Ragged(np.arange(12, dtype="f4"), np.array([[2, 4], [0, 4], [1, 4]]))
 NAMES = Ragged(np.frombuffer(b"hiyou", "u1"), np.array([[2], [0], [3]]), is_bytes=True)
