@@ -27,7 +27,7 @@ from penstock_common.stream.streams import find_stream
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.block import Block
 from penstock_common.wire.codec import decode
-from penstock_common.wire.export import EpochNote
+from penstock_common.wire.export import ExportedEpoch
 from penstock_common.wire.limits import MAX_HOLES
 from penstock_common.wire.spec import META
 from penstock_producer.writing.shard import ShardWriter
@@ -120,7 +120,7 @@ class _Run:
     """The import of one epoch."""
 
     def __init__(
-        self, writer: Writer, segments: SegmentReader, folder: ExportFolder, note: EpochNote,
+        self, writer: Writer, segments: SegmentReader, folder: ExportFolder, note: ExportedEpoch,
         found: list[ScannedRecord], progress: Progress,
     ) -> None:  # fmt: skip
         self._writer, self._segments, self._folder, self.note = writer, segments, folder, note

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock_common.errors import SpecMismatch
-from penstock_common.wire.block import Block, BlockBuilder, NoneLeft, Place
+from penstock_common.wire.block import Block, BlockBuilder, BlockFull, Place
 from penstock_common.wire.spec import Spec
 from penstock_producer.writing.rows import RowBuilder, builder_of
 
@@ -130,7 +130,7 @@ def test_no_more_rows_are_taken_than_may_come(rows: BlockBuilder) -> None:
     assert rows.is_full
     assert rows.finish(0).count == 3
     rows.left = 0
-    with pytest.raises(NoneLeft):
+    with pytest.raises(BlockFull):
         rows.add({"x": NUMBERS})
 
 
@@ -140,7 +140,7 @@ def test_a_block_whose_first_row_was_refused_still_asks_whether_any_may_come(row
     with pytest.raises(SpecMismatch):
         rows.add({"x": 1})
     rows.left = 0
-    with pytest.raises(NoneLeft):
+    with pytest.raises(BlockFull):
         rows.add({"x": NUMBERS})
     rows.left = 1
     assert rows.add({"x": NUMBERS})

@@ -20,12 +20,12 @@ from penstock_common.wire.codec import Fields
 from penstock_common.wire.export import (
     CONTENTS,
     MAX_CONTENTS_BYTES,
-    Contents,
-    FileNote,
+    ExportContents,
+    ExportedFile,
     dump_contents,
     parse_contents,
 )
-from penstock_common.wire.header import ALIGN, NAME, Ref, ref_bytes, with_ref
+from penstock_common.wire.header import ALIGN, NAME, SegmentRef, ref_bytes, with_ref
 from penstock_common.wire.segment import SegmentInfo, pack_info, pack_record, parse_info, place_record
 
 PART = ".part"
@@ -57,7 +57,7 @@ class ExportFolder:
         """One of its files; raises SegmentGone."""
         return open_segment(self.path, name)
 
-    def open_noted(self, note: FileNote) -> OpenSegment:
+    def open_noted(self, note: ExportedFile) -> OpenSegment:
         """One of its files, which must be what the contents say; raises BadExport."""
         try:
             opened = self.open(note.name)
@@ -74,7 +74,7 @@ class ExportFolder:
         return opened
 
 
-def load_contents(path: Path) -> Contents | None:
+def load_contents(path: Path) -> ExportContents | None:
     """Of an export, finished or not; None where there is none. Raises BadExport where it is damaged."""
     try:
         if (path / CONTENTS).stat().st_size > MAX_CONTENTS_BYTES:
@@ -90,13 +90,13 @@ def load_contents(path: Path) -> Contents | None:
 class ExportWriter:
     """Adds epochs to an export, one after the other. Use `exporting` to get one."""
 
-    def __init__(self, path: Path, contents: Contents, file_bytes: int) -> None:
+    def __init__(self, path: Path, contents: ExportContents, file_bytes: int) -> None:
         self.path, self.contents, self._file_bytes = path, contents, file_bytes
         self._epoch = 0
         self._fd: int | None = None
         self._name = ""
         self._at = self._records = 0
-        self._files: list[FileNote] = []
+        self._files: list[ExportedFile] = []
 
     def begin(self, epoch: int) -> None:
         """What is appended from now on is of this epoch."""
@@ -111,7 +111,7 @@ class ExportWriter:
         assert self._fd is not None
         start = self._at
         at, end = place_record(start, len(meta) + ref_bytes(self._name, len(sizes)), sizes)
-        before = pack_record(with_ref(meta, Ref(self._name, at, tuple(sizes))), end - start, self._name[-16:-4])
+        before = pack_record(with_ref(meta, SegmentRef(self._name, at, tuple(sizes))), end - start, self._name[-16:-4])
         parts: list[bytes | memoryview] = [before.ljust(at - start, b"\0")]
         for value, size in zip(payload, sizes, strict=True):
             parts += [value, _BLANK[: -size % ALIGN]]
@@ -133,9 +133,9 @@ class ExportWriter:
             os.fsync(self._fd)
             os.close(self._fd)
             self._fd = None
-            self._files.append(FileNote(self._name, self._at, self._records))
+            self._files.append(ExportedFile(self._name, self._at, self._records))
 
-    def files(self) -> tuple[FileNote, ...]:
+    def files(self) -> tuple[ExportedFile, ...]:
         """Ends the epoch's files, which then have their names; they count once `finish` says so."""
         self._end_file()
         for note in self._files:
@@ -143,7 +143,7 @@ class ExportWriter:
         _sync_folder(self.path)
         return tuple(self._files)
 
-    def finish(self, contents: Contents) -> None:
+    def finish(self, contents: ExportContents) -> None:
         """From now on these are the contents."""
         _write_contents(self.path, contents)
         self.contents = contents
@@ -156,7 +156,7 @@ class ExportWriter:
 
 
 @contextmanager
-def exporting(path: str | Path, contents: Contents, *, file_bytes: int = EXPORT_BYTES) -> Iterator[ExportWriter]:
+def exporting(path: str | Path, contents: ExportContents, *, file_bytes: int = EXPORT_BYTES) -> Iterator[ExportWriter]:
     """A folder to write epochs of ``contents`` to, new or with an earlier export of this very stream.
 
     What a run that was broken off left behind is removed. Raises BadExport where something else is there, another
@@ -188,7 +188,7 @@ def _lock_alone(lock: int, path: Path) -> None:
         raise BadExport(f"another export to {path} is running") from None
 
 
-def _taken_over(path: Path, contents: Contents) -> Contents:
+def _taken_over(path: Path, contents: ExportContents) -> ExportContents:
     """The contents as they are after cleaning up."""
     before = load_contents(path)
     if before is None:
@@ -209,7 +209,7 @@ def _taken_over(path: Path, contents: Contents) -> Contents:
     return replace(before, info=contents.info)
 
 
-def _write_contents(path: Path, contents: Contents) -> None:
+def _write_contents(path: Path, contents: ExportContents) -> None:
     part = path / (CONTENTS + PART)
     with part.open("wb") as file:
         file.write(dump_contents(contents))

@@ -23,7 +23,7 @@ from penstock_common.errors import PenstockError, SegmentGone
 from penstock_common.segments.ahead import Ahead
 from penstock_common.segments.folder import OpenSegment, unreadable
 from penstock_common.segments.mapping import Maps, lies_in_memory
-from penstock_common.wire.header import Ref
+from penstock_common.wire.header import SegmentRef
 from penstock_common.wire.limits import MAX_HEADER_BYTES
 
 OPEN_FILES = 32
@@ -71,7 +71,7 @@ class SegmentReader:
         """Whether there is no disk to be asked ahead."""
         return lies_in_memory(self._folder.path)
 
-    def read_into(self, ref: Ref, views: Sequence[Sequence[memoryview]]) -> None:
+    def read_into(self, ref: SegmentRef, views: Sequence[Sequence[memoryview]]) -> None:
         """Fills the views of each payload field, in wire order; raises SegmentGone, after which they hold anything."""
         source = self._source(ref.file)
         segment = source.segment
@@ -96,13 +96,13 @@ class SegmentReader:
                 raise
             raise SegmentGone(f"the payload lies in {ref.file}, which cannot be read: {error.strerror}") from None
 
-    def expect(self, ref: Ref) -> None:
+    def expect(self, ref: SegmentRef) -> None:
         """Has the kernel fetch what will be read soon, for who reads out of order; where it cannot, reading says so."""
         if not self.lies_in_memory:
             self._is_told = True
             self._ahead.fetch(self._folder.path / ref.file, ref.at, ref.end)
 
-    def _ask(self, source: _Source, ref: Ref) -> None:
+    def _ask(self, source: _Source, ref: SegmentRef) -> None:
         """Has the kernel fetch what follows, where a file is read from one end to the other."""
         is_next = 0 <= ref.at - source.read <= MAX_HEADER_BYTES
         source.read = ref.end
@@ -113,7 +113,7 @@ class SegmentReader:
             self._ahead.fetch(self._folder.path / source.segment.name, start, end)
             source.asked = max(source.asked, end)
 
-    def look(self, ref: Ref) -> None:
+    def look(self, ref: SegmentRef) -> None:
         """Raises SegmentGone where no whole payload can lie there; it is not read."""
         segment = self._source(ref.file).segment
         try:
@@ -125,7 +125,7 @@ class SegmentReader:
             self._forget(ref.file)
             raise
 
-    def views(self, ref: Ref) -> list[NDArray[np.uint8]]:
+    def views(self, ref: SegmentRef) -> list[NDArray[np.uint8]]:
         """The payload fields as they lie in the file, read-only, 64-byte aligned; raises SegmentGone.
 
         As long as one of these arrays, or a part of it, is alive the file is not used again.
@@ -142,7 +142,7 @@ class SegmentReader:
         _require_length(opened, ref)  # somebody may have cut it since: to look at what is not there is a SIGBUS
         return [whole[at : at + size] for at, size in ref.spans()]
 
-    def read(self, ref: Ref) -> list[bytes]:
+    def read(self, ref: SegmentRef) -> list[bytes]:
         """The payload fields, as bytes."""
         buffers = [bytearray(size) for size in ref.sizes]
         self.read_into(ref, [[memoryview(buffer)] for buffer in buffers])
@@ -209,7 +209,7 @@ def _require_same(segment: OpenSegment) -> None:
         raise SegmentGone(f"the payload lies in {segment.name}, which has been used again")
 
 
-def _require_length(segment: OpenSegment, ref: Ref) -> None:
+def _require_length(segment: OpenSegment, ref: SegmentRef) -> None:
     """Raises SegmentGone where the file does not reach as far."""
     if (found := os.fstat(segment.fd).st_size) < ref.end:
         raise SegmentGone(f"the payload lies in {segment.name}, which ends before it: {found} of {ref.end} bytes")

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from penstock_common.errors import BadExport, BadSegment
 from penstock_common.segments.exports import ExportFolder
 from penstock_common.segments.scanning import ScannedRecord, scan
-from penstock_common.wire.export import EpochNote, FileNote
+from penstock_common.wire.export import ExportedEpoch, ExportedFile
 
 
-def whole_epoch(folder: ExportFolder, note: EpochNote) -> Iterator[ScannedRecord]:
+def whole_epoch(folder: ExportFolder, note: ExportedEpoch) -> Iterator[ScannedRecord]:
     """The epoch's blocks in canonical order; raises BadExport where one is missing, twice, damaged, or none of its."""
     bad = {(shard, offset) for shard, offset, _ in note.bad}
     walk = _Walk(folder, note, bad)
@@ -21,7 +21,7 @@ def whole_epoch(folder: ExportFolder, note: EpochNote) -> Iterator[ScannedRecord
     walk.end()
 
 
-def _records(folder: ExportFolder, file: FileNote) -> Iterator[ScannedRecord]:
+def _records(folder: ExportFolder, file: ExportedFile) -> Iterator[ScannedRecord]:
     opened = folder.open_noted(file)
     count = 0
     try:
@@ -42,7 +42,7 @@ def _records(folder: ExportFolder, file: FileNote) -> Iterator[ScannedRecord]:
 class _Walk:
     """Where in the epoch the next block has to begin."""
 
-    def __init__(self, folder: ExportFolder, note: EpochNote, bad: set[tuple[int, int]]) -> None:
+    def __init__(self, folder: ExportFolder, note: ExportedEpoch, bad: set[tuple[int, int]]) -> None:
         self._folder, self._note, self._bad = folder, note, bad
         self._shard = self._offset = self._samples = self._holes = 0
 

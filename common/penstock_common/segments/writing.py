@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock_common.segments.folder import OpenSegment, SegmentFolder, new_token
 from penstock_common.segments.mapping import maps_of
 from penstock_common.wire.codec import Fields
-from penstock_common.wire.header import ALIGN, PAGE, Ref, aligned, ref_bytes, with_ref
+from penstock_common.wire.header import ALIGN, PAGE, SegmentRef, aligned, ref_bytes, with_ref
 from penstock_common.wire.segment import SegmentInfo, pack_record, place_record
 from penstock_common.wire.spec import Spec
 
@@ -35,10 +35,10 @@ class _Reserved:
 
     def meta_of(
         self, name: str, meta: bytes | memoryview, payload: Sequence[bytes | memoryview]
-    ) -> tuple[bytes, Ref] | None:
+    ) -> tuple[bytes, SegmentRef] | None:
         """The header of these fields with their place, and that; None unless they lie here, as an entry's have to."""
         arrays = [np.frombuffer(value, dtype=np.uint8) for value in payload]
-        ref = Ref(name, self.at, tuple([array.nbytes for array in arrays]))
+        ref = SegmentRef(name, self.at, tuple([array.nbytes for array in arrays]))
         shift, whole = self.address - self.at, with_ref(bytes(meta), ref)
         lies = zip(arrays, ref.spans(), strict=True)
         are_here = all(not size or array.ctypes.data == at + shift for array, (at, size) in lies)
@@ -92,7 +92,7 @@ class SegmentWriter:
         room = len(meta) + ref_bytes("0" * 32, len(sizes))
         opened = self._room_for(room, sizes)
         at, end = place_record(self._at, room, sizes)
-        meta = with_ref(bytes(meta), Ref(opened.name, at, tuple(sizes)))
+        meta = with_ref(bytes(meta), SegmentRef(opened.name, at, tuple(sizes)))
         before = pack_record(meta, end - self._at, opened.name[-16:-4])
         parts: list[bytes | memoryview] = [before.ljust(at - self._at, b"\0")]
         for value, size in zip(payload, sizes, strict=True):
@@ -143,7 +143,7 @@ class SegmentWriter:
             self._reserved = None
             self.close()  # as there
 
-    def _complete(self, opened: OpenSegment, meta: bytes, ref: Ref) -> None:
+    def _complete(self, opened: OpenSegment, meta: bytes, ref: SegmentRef) -> None:
         end = aligned(ref.end)
         before = pack_record(meta, end - self._at, opened.name[-16:-4])
         write_all(opened.fd, [before.ljust(ref.at - self._at, b"\0")], self._at)

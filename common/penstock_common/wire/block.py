@@ -144,7 +144,7 @@ def place_in_map(array: NDArray[Any]) -> tuple[mmap, int] | None:
     return base, array.ctypes.data - np.frombuffer(base, dtype=np.uint8).ctypes.data
 
 
-class NoneLeft(Exception):
+class BlockFull(Exception):
     """The block, or the owner's quota, takes no more samples."""
 
 
@@ -203,7 +203,7 @@ class BlockBuilder:
     def _begin(self) -> None:
         """Prepare for a block's first sample, again if that sample was refused."""
         if not self.left:
-            raise NoneLeft
+            raise BlockFull
         if self._memory is None:
             self._planned = min(self.capacity, self.left)
             memory = None if self._place is None else self._place(self._planned)
@@ -263,7 +263,7 @@ class BlockBuilder:
         Raises:
             SpecMismatch: A value does not fit the spec. The block is unchanged.
             TooLarge: A value exceeds a limit of the wire format. The block is unchanged.
-            NoneLeft: No further sample may come; see `shorten`.
+            BlockFull: No further sample may come; see `shorten`.
         """
         row = self._count
         if not row:

@@ -22,7 +22,7 @@ _UNUSED = _references([mmap(-1, 1)])
 """The reference count of a map that only the list and the loop over it hold, as this interpreter counts."""
 
 
-class Scratch:
+class MapPool:
     """A pool of maps for any thread. Reference counts show which maps are free."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
@@ -47,5 +47,5 @@ class Scratch:
         return sum(map(len, self._maps))
 
 
-BLOCKS = Scratch()
+BLOCKS = MapPool()
 """The pool of all writers of this process."""

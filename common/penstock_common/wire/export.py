@@ -25,7 +25,7 @@ MAX_REASON = 500
 
 
 @dataclass(frozen=True, slots=True)
-class FileNote:
+class ExportedFile:
     """A segment file of an export."""
 
     name: str
@@ -35,7 +35,7 @@ class FileNote:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochNote:
+class ExportedEpoch:
     """An epoch of an export."""
 
     epoch: int
@@ -48,14 +48,14 @@ class EpochNote:
     """The number of good samples."""
     nbytes: int
     """The payload bytes."""
-    files: tuple[FileNote, ...]
+    files: tuple[ExportedFile, ...]
     """The files in canonical order; so are the records in them."""
     bad: tuple[tuple[int, int, str], ...]
     """(shard, offset, reason) of each bad sample."""
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class ExportContents:
     """The description of an export."""
 
     name: str
@@ -65,13 +65,13 @@ class Contents:
     spec: Spec
     info: dict[str, Any]
     partitions: int
-    epochs: tuple[EpochNote, ...] = ()
+    epochs: tuple[ExportedEpoch, ...] = ()
 
-    def find(self, epoch: int) -> EpochNote | None:
+    def find(self, epoch: int) -> ExportedEpoch | None:
         """Return the epoch, or None if it was not exported."""
         return next((note for note in self.epochs if note.epoch == epoch), None)
 
-    def require(self, epoch: int | None) -> EpochNote:
+    def require(self, epoch: int | None) -> ExportedEpoch:
         """Return the epoch, or the only one for None. Raises BadExport, which names the epochs of the export."""
         found = self.find(epoch) if epoch is not None else self.epochs[0] if len(self.epochs) == 1 else None
         if found is None:
@@ -81,7 +81,7 @@ class Contents:
         return found
 
 
-def dump_contents(contents: Contents) -> bytes:
+def dump_contents(contents: ExportContents) -> bytes:
     """Return the bytes of ``export.json``."""
     epochs = [
         {
@@ -98,7 +98,7 @@ def dump_contents(contents: Contents) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
-def parse_contents(data: bytes) -> Contents:
+def parse_contents(data: bytes) -> ExportContents:
     """Parse and bound the bytes of ``export.json``. Raises BadExport, which says what is wrong."""
     try:
         value = json.loads(data.decode())
@@ -115,7 +115,7 @@ def parse_contents(data: bytes) -> Contents:
         raise BadExport(f"{CONTENTS}: {what}") from None
 
 
-def _contents(value: dict[str, Any]) -> Contents:
+def _contents(value: dict[str, Any]) -> ExportContents:
     stream = _text(value, "stream")
     if not STREAM_ID.match(stream):
         raise ValueError("stream is no id")
@@ -130,10 +130,10 @@ def _contents(value: dict[str, Any]) -> Contents:
     if sorted(set(numbers)) != numbers:
         raise ValueError("epochs do not rise")
     partitions = _number(value, "partitions", MAX_PARTITIONS)
-    return Contents(_text(value, "name"), stream, spec, value["info"], max(1, partitions), epochs)
+    return ExportContents(_text(value, "name"), stream, spec, value["info"], max(1, partitions), epochs)
 
 
-def _epoch(value: dict[str, Any]) -> EpochNote:
+def _epoch(value: dict[str, Any]) -> ExportedEpoch:
     epoch = _number(value, "epoch", MAX_NUMBER)
     sizes = tuple(_bounded("sizes", size, MAX_SHARD_SAMPLES) for size in _list(value, "sizes"))
     if len(sizes) > MAX_SHARDS:
@@ -145,17 +145,17 @@ def _epoch(value: dict[str, Any]) -> EpochNote:
     seed = value["seed"]
     if type(seed) is not int:
         raise ValueError(f"seed is {seed!r:.40}")
-    return EpochNote(
+    return ExportedEpoch(
         epoch, _text(value, "kind"), seed, _text(value, "fingerprint"), sizes,
         _number(value, "samples", sum(sizes)), _number(value, "bytes", MAX_NUMBER), files, bad,
     )  # fmt: skip
 
 
-def _file(epoch: int, value: Any) -> FileNote:
+def _file(epoch: int, value: Any) -> ExportedFile:
     name, nbytes, records = value
     if type(name) is not str or not NAME.match(name) or not name.startswith(f"{epoch}-"):
         raise ValueError(f"{ascii(name)[:80]} is no name of a segment of epoch {epoch}")
-    return FileNote(name, _bounded("bytes", nbytes, MAX_SEGMENT_BYTES), _bounded("records", records, MAX_NUMBER))
+    return ExportedFile(name, _bounded("bytes", nbytes, MAX_SEGMENT_BYTES), _bounded("records", records, MAX_NUMBER))
 
 
 def _bad(sizes: tuple[int, ...], value: Any) -> tuple[int, int, str]:

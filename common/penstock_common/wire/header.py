@@ -43,7 +43,7 @@ def aligned(offset: int, to: int = ALIGN) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class SegmentRef:
     """The place of an entry's payload in a segment file."""
 
     file: str
@@ -69,7 +69,7 @@ class Ref:
         return end
 
 
-def parse_ref(value: Any) -> Ref:
+def parse_ref(value: Any) -> SegmentRef:
     """Parse and bound the ``ref`` of a header. Raises BadEntry."""
     if type(value) is not list or len(value) != 3:
         raise BadEntry("ref is not a list of file, offset and sizes")
@@ -82,10 +82,10 @@ def parse_ref(value: Any) -> Ref:
         raise BadEntry("ref has sizes that are no sizes of fields")
     if sum(sizes) > MAX_ENTRY_BYTES:
         raise BadEntry(f"ref names {sum(sizes)} bytes, at most {MAX_ENTRY_BYTES} are read")
-    return Ref(name, at, tuple(sizes))
+    return SegmentRef(name, at, tuple(sizes))
 
 
-def with_ref(meta: bytes, ref: Ref) -> bytes:
+def with_ref(meta: bytes, ref: SegmentRef) -> bytes:
     """Return a header's JSON with a ``ref`` added."""
     sizes = ",".join(map(str, ref.sizes))
     return b'%b,"ref":["%b",%d,[%b]]}' % (meta[:-1], ref.file.encode(), ref.at, sizes.encode())
@@ -104,7 +104,7 @@ def ref_bytes(name: str, sizes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FixedLayout:
     """The header's ``tensors`` of blocks of one size: made once by writers, recognised byte for byte by readers."""
 
     json: str
@@ -118,7 +118,7 @@ class Layout:
 
 
 @lru_cache(maxsize=256)
-def layout_of(tensors: tuple[TensorSpec, ...], count: int) -> Layout | None:
+def layout_of(tensors: tuple[TensorSpec, ...], count: int) -> FixedLayout | None:
     """Return the layout of blocks of ``count`` samples, or None where a tensor is ragged."""
     if any(tensor.is_ragged for tensor in tensors):
         return None
@@ -127,7 +127,7 @@ def layout_of(tensors: tuple[TensorSpec, ...], count: int) -> Layout | None:
     fields = tuple((t.name.encode(), count * t.sample_bytes) for t in tensors)
     sizes = [size for _, size in fields]
     is_allowed = max(sizes) <= MAX_FIELD_BYTES and sum(sizes) <= MAX_ENTRY_BYTES
-    return Layout(text, text.encode(), fields, is_allowed)
+    return FixedLayout(text, text.encode(), fields, is_allowed)
 
 
 VERSION = 1
@@ -161,11 +161,11 @@ class Header:
     """Ragged tensor to its samples' shapes ``[n, ndim]``; None where a field of their own holds them."""
     spec: Spec
     xxh3: str | None
-    ref: Ref | None = None
+    ref: SegmentRef | None = None
     """The payload's place in a segment file; None where the entry holds it."""
     is_repair: bool = False
     """Whether a repair wrote it for lost samples, some of which a group may have acknowledged already."""
-    layout: Layout | None = field(default=None, compare=False)
+    layout: FixedLayout | None = field(default=None, compare=False)
     """The layout of a block of fixed-size tensors; None where a tensor is ragged or the header is unusual."""
 
     @property
@@ -261,7 +261,7 @@ def _recognised(usual: re.Match[bytes], spec: Spec, takes_refs: bool) -> Header 
     return header
 
 
-def _check_ref(header: Header, ref: Ref) -> None:
+def _check_ref(header: Header, ref: SegmentRef) -> None:
     fields = header.fields()
     if len(fields) != len(ref.sizes):
         raise BadEntry(f"ref has the sizes of {len(ref.sizes)} fields, the header announces {len(fields)}")

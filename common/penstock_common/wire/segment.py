@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import xxhash
 
 from penstock_common.errors import BadSegment
-from penstock_common.wire.header import ALIGN, NAME, PAGE, STREAM_ID, Ref, aligned
+from penstock_common.wire.header import ALIGN, NAME, PAGE, STREAM_ID, SegmentRef, aligned
 from penstock_common.wire.limits import MAX_ENTRY_BYTES, MAX_HEADER_BYTES, MAX_NUMBER
 from penstock_common.wire.spec import Spec
 
@@ -100,7 +100,7 @@ def place_record(start: int, meta_bytes: int, sizes: Sequence[int]) -> tuple[int
     ``meta_bytes`` is an upper bound of the header's length: blanks fill the rest.
     """
     at = aligned(start + RECORD_BYTES + meta_bytes)
-    return at, aligned(Ref("", at, tuple(sizes)).end)
+    return at, aligned(SegmentRef("", at, tuple(sizes)).end)
 
 
 def pack_record(meta: bytes, nbytes: int, token: str) -> bytes:

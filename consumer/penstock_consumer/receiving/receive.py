@@ -23,7 +23,7 @@ from penstock_common.stream.streams import Stream
 from penstock_common.wire.block import Column
 from penstock_common.wire.codec import check_values, decode_column, verify
 from penstock_common.wire.dtypes import BOOL
-from penstock_common.wire.header import Header, Ref, parse_header
+from penstock_common.wire.header import Header, SegmentRef, parse_header
 from penstock_common.wire.limits import MAX_FIELD_BYTES, MAX_HEADER_BYTES
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import META, Spec
@@ -220,7 +220,7 @@ class Receiver:
             self._assembler.append(self._columns(header), rows, spans)
         return lease
 
-    def _fetch(self, header: Header, ref: Ref) -> None:
+    def _fetch(self, header: Header, ref: SegmentRef) -> None:
         """The payload of an entry that has only a header, to where its fields would have gone."""
         assert self._segments is not None
         fields = zip(header.fields(), ref.sizes, strict=True)
@@ -235,7 +235,7 @@ class Receiver:
         is_whole = self._wanted is None and not self._ragged
         return self._segments.gives_views and is_whole and self._assembler.takes_whole(header.count)
 
-    def _adopt(self, header: Header, ref: Ref) -> Lease:
+    def _adopt(self, header: Header, ref: SegmentRef) -> Lease:
         """The whole entry as a batch of read-only views of its segment."""
         assert self._segments is not None
         with self._named(self._segments, header):

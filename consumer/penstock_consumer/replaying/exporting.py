@@ -19,7 +19,7 @@ from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.payloads import entry_fields, reader_of
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.wire.codec import Fields, decode
-from penstock_common.wire.export import Contents, EpochNote
+from penstock_common.wire.export import ExportContents, ExportedEpoch
 from penstock_common.wire.header import without_ref
 from penstock_consumer.replaying.replay import LEASE_S
 from penstock_consumer.replaying.retained import Retained
@@ -33,7 +33,7 @@ class Exported:
     """What an export did."""
 
     path: Path
-    contents: Contents
+    contents: ExportContents
     new: tuple[int, ...]
     """Epochs that were copied."""
     kept: tuple[int, ...]
@@ -58,7 +58,7 @@ def export_stream(
     if stream.spec is None:
         raise BadExport(f"stream {name!r} has no samples yet: there is nothing to export")
     wanted = sorted(set(epochs)) if epochs is not None else _produced(client, stream)
-    contents = Contents(stream.name, stream.id, stream.spec, stream.info, len(stream.partitions))
+    contents = ExportContents(stream.name, stream.id, stream.spec, stream.info, len(stream.partitions))
     with exporting(path, contents, file_bytes=file_bytes) as writer:
         kept = [epoch for epoch in wanted if writer.contents.find(epoch)]
         new = [epoch for epoch in wanted if epoch not in kept]
@@ -78,7 +78,7 @@ def _produced(client: Client, stream: Stream) -> list[int]:
     return found
 
 
-def _copied(client: Client, stream: Stream, epoch: int, writer: ExportWriter, progress: Progress) -> EpochNote:
+def _copied(client: Client, stream: Stream, epoch: int, writer: ExportWriter, progress: Progress) -> ExportedEpoch:
     held = Retained(client, stream, epoch, LEASE_S)
     try:
         done = 0
@@ -92,7 +92,7 @@ def _copied(client: Client, stream: Stream, epoch: int, writer: ExportWriter, pr
         holes = [(shard, offset) for shard, record in held.records() for offset in record.holes]
         why = {(bad.shard, bad.offset): bad.why for bad in list_bad(client, stream, epoch=epoch).quarantined}
         manifest = held.manifest
-        return EpochNote(
+        return ExportedEpoch(
             epoch, manifest.kind, manifest.seed, manifest.fingerprint,
             tuple(manifest.shard_size(shard) for shard in manifest.shards()), held.samples, held.nbytes, writer.files(),
             tuple((shard, offset, why.get((shard, offset), "")) for shard, offset in holes),

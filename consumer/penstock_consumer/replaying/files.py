@@ -17,7 +17,7 @@ from penstock_common.segments.exports import ExportFolder
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.segments.whole import whole_epoch
 from penstock_common.waiting import Notify, to_stderr
-from penstock_common.wire.header import Header, Ref
+from penstock_common.wire.header import Header, SegmentRef
 from penstock_common.wire.spec import META, Spec
 from penstock_consumer.pipeline.again import Shuffle
 from penstock_consumer.pipeline.arena import Arena
@@ -102,7 +102,7 @@ class Files(Passes):
         self.close()
 
 
-def _in_time(blocks: Iterator[tuple[bytes, Ref]], segments: SegmentReader) -> Iterator[bytes]:
+def _in_time(blocks: Iterator[tuple[bytes, SegmentRef]], segments: SegmentReader) -> Iterator[bytes]:
     """The blocks' headers, when the disk has been asked for what comes after them."""
     for (meta, ref), is_due in looked_ahead(blocks, lambda block: sum(block[1].sizes)):
         if is_due:

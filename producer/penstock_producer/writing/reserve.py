@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from penstock_common.errors import PenstockError
 from penstock_common.wire.block import Block, Column, sizes_of
 from penstock_common.wire.dtypes import BOOL
-from penstock_common.wire.header import ALIGN, Ref
+from penstock_common.wire.header import ALIGN, SegmentRef
 from penstock_common.wire.spec import Spec
 
 
@@ -29,7 +29,7 @@ def require_fixed(spec: Spec) -> None:
 
 def memory_for(spec: Spec, count: int) -> NDArray[np.uint8]:
     """For the columns of so many samples, where they lie in no segment."""
-    memory = np.empty(Ref("", 0, sizes_of(spec, count)).end + ALIGN, dtype=np.uint8)
+    memory = np.empty(SegmentRef("", 0, sizes_of(spec, count)).end + ALIGN, dtype=np.uint8)
     return memory[-memory.ctypes.data % ALIGN :]
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from penstock_common.errors import PenstockError, ShardMismatch
 from penstock_common.hints import not_a_sample
-from penstock_common.wire.block import Block, NoneLeft, check_rows, columns_in
+from penstock_common.wire.block import Block, BlockFull, check_rows, columns_in
 from penstock_common.wire.limits import MAX_HOLES, MAX_SHARD_SAMPLES
 from penstock_common.wire.spec import Spec, flattened
 from penstock_producer.writing.commit import Committer, ShardTaken
@@ -110,7 +110,7 @@ class ShardWriter:
         """
         try:
             is_full = self._builder.add(sample)
-        except NoneLeft:
+        except BlockFull:
             self._make_way(1)
             is_full = self._builder.add(sample)
         except TypeError:

@@ -16,10 +16,10 @@ import pytest
 from penstock_common.segments.ahead import Ahead
 from penstock_common.segments.folder import SegmentFolder
 from penstock_common.segments.reading import AHEAD_BYTES, SegmentReader
-from penstock_common.wire.header import Ref
+from penstock_common.wire.header import SegmentRef
 from tests.common.segments.test_segments import STREAM, entry, ref_of, writer_in
 
-Large = tuple[SegmentReader, Ref, int]
+Large = tuple[SegmentReader, SegmentRef, int]
 MANY_BYTES = 48 << 20
 """More than any kernel takes in one call."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -137,7 +137,7 @@ def test_who_reads_from_one_end_has_the_rest_asked_for(large: Large) -> None:
 def test_who_says_what_comes_next_has_that_asked_for_and_nothing_else(large: Large) -> None:
     """Out of order, what follows in the file is not what comes."""
     reader, first, fd = large
-    reader.expect(Ref(first.file, AHEAD_BYTES, (AHEAD_BYTES // 2,)))
+    reader.expect(SegmentRef(first.file, AHEAD_BYTES, (AHEAD_BYTES // 2,)))
     assert eventually(lambda: cached(fd) > 0.24)
     reader.read(first)
     time.sleep(0.2)

@@ -18,7 +18,7 @@ from penstock_common.segments.reading import SegmentReader
 from penstock_common.segments.writing import SegmentWriter
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import Fields, encode, meta_bytes
-from penstock_common.wire.header import Ref, parse_header
+from penstock_common.wire.header import SegmentRef, parse_header
 from penstock_common.wire.spec import Spec
 from tests.conftest import SHARED_MEMORY
 
@@ -68,7 +68,7 @@ def fields_of(builder: BlockBuilder, first: int, count: int) -> Fields:
     return encode(builder.finish(first), stream=STREAM, epoch=3, shard=0)
 
 
-def ref_of(fields: Fields) -> Ref:
+def ref_of(fields: Fields) -> SegmentRef:
     """Where an entry's payload lies."""
     header = parse_header(fields[0][1], SPEC, takes_refs=True)
     assert header.ref is not None

@@ -21,7 +21,7 @@ from penstock_common.segments.scanning import scan
 from penstock_common.segments.writing import SegmentWriter
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import Fields, decode, encode
-from penstock_common.wire.header import ALIGN, Ref, parse_header, parse_ref
+from penstock_common.wire.header import ALIGN, SegmentRef, parse_header, parse_ref
 from penstock_common.wire.segment import SegmentInfo, pack_record, parse_info, parse_record
 from penstock_common.wire.spec import Spec
 
@@ -52,7 +52,7 @@ def entry(first: int, count: int = 3) -> Fields:
     return [(name, bytes(value)) for name, value in fields]
 
 
-def ref_of(fields: Fields) -> Ref:
+def ref_of(fields: Fields) -> SegmentRef:
     """Where an entry's payload lies."""
     header = parse_header(fields[0][1], SPEC, takes_refs=True)
     assert header.ref is not None
@@ -196,7 +196,7 @@ def test_a_link_under_a_segments_name_is_not_followed(folder: SegmentFolder, tmp
     name = f"3-1-{new_token()}.seg"
     (folder.path / name).symlink_to(secret)
     with pytest.raises(SegmentGone):
-        SegmentReader(folder).read(Ref(name, 4096, (1,)))
+        SegmentReader(folder).read(SegmentRef(name, 4096, (1,)))
 
 
 @pytest.mark.parametrize("text", ["", "segments", "segments:", "segments:relative", "segment:/dev/shm", "Inline"])

@@ -10,7 +10,7 @@ import pytest
 
 from penstock_common.errors import SpecMismatch, TooLarge
 from penstock_common.wire import codec
-from penstock_common.wire.block import Block, BlockBuilder, Column, NoneLeft, check_rows
+from penstock_common.wire.block import Block, BlockBuilder, BlockFull, Column, check_rows
 from penstock_common.wire.codec import decode, encode, ragged_rows
 from penstock_common.wire.dtypes import NAMES, numpy_dtype
 from penstock_common.wire.spec import Spec
@@ -298,5 +298,5 @@ def test_no_sample_is_taken_when_none_is_left() -> None:
     assert builder.add({"x": np.ones(2, "f4"), "y": 1})
     builder.finish(0)
     builder.left = 0
-    with pytest.raises(NoneLeft):
+    with pytest.raises(BlockFull):
         builder.add({"x": np.ones(2, "f4"), "y": 1})

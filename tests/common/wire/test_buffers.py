@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from penstock_common.wire import buffers
 from penstock_common.wire.block import BlockBuilder
-from penstock_common.wire.buffers import Scratch
+from penstock_common.wire.buffers import MapPool
 from penstock_common.wire.spec import Spec
 
 PAGE = 4096
 
 
-def array(of: Scratch, nbytes: int) -> NDArray[np.uint8]:
+def array(of: MapPool, nbytes: int) -> NDArray[np.uint8]:
     """All of one map."""
     return np.frombuffer(of.take(nbytes), dtype=np.uint8)
 
@@ -27,7 +27,7 @@ def address(values: NDArray[np.uint8]) -> int:
 
 def test_what_nobody_refers_to_any_more_is_used_again() -> None:
     """A page that is found for the first time costs as much as copying it twice."""
-    maps = Scratch()
+    maps = MapPool()
     first = array(maps, PAGE)
     place = address(first)
     del first
@@ -36,7 +36,7 @@ def test_what_nobody_refers_to_any_more_is_used_again() -> None:
 
 def test_memory_of_which_a_single_view_is_left_is_nobody_elses() -> None:
     """A block on its way to the server is a few views of it."""
-    maps = Scratch()
+    maps = MapPool()
     view = array(maps, PAGE)[100:200]
     place = address(view) - 100
     assert address(array(maps, PAGE)) != place
@@ -46,7 +46,7 @@ def test_memory_of_which_a_single_view_is_left_is_nobody_elses() -> None:
 
 def test_no_more_is_kept_than_is_allowed() -> None:
     """Streams of other specs come and go in a worker's life."""
-    maps = Scratch(kept_bytes=8 * PAGE)
+    maps = MapPool(kept_bytes=8 * PAGE)
     for size in range(1, 30):
         array(maps, size * PAGE)
         assert maps.kept_bytes <= 8 * PAGE
@@ -54,7 +54,7 @@ def test_no_more_is_kept_than_is_allowed() -> None:
 
 def test_two_threads_never_gather_in_the_same_memory() -> None:
     """Shards are written by several at once."""
-    maps, wrong = Scratch(), []
+    maps, wrong = MapPool(), []
     start = threading.Barrier(4)
 
     def gather(number: int) -> None:

@@ -25,7 +25,7 @@ from penstock_common.stream.mending.dead import DeadNote, load_notes
 from penstock_common.stream.payloads import whole_fields
 from penstock_common.stream.streams import Stream
 from penstock_common.wire.codec import decode
-from penstock_common.wire.header import Header, Ref, parse_header
+from penstock_common.wire.header import Header, SegmentRef, parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES, MAX_NUMBER
 from penstock_common.wire.spec import SHAPES_SUFFIX, Spec
 
@@ -273,7 +273,7 @@ def _why_gone(header: Header | None, segments: SegmentReader | None) -> str:
     return ""
 
 
-def _payload_bytes(header: Header, ref: Ref) -> int:
+def _payload_bytes(header: Header, ref: SegmentRef) -> int:
     fields = zip(header.fields(), ref.sizes, strict=True)
     return sum(size for (name, _), size in fields if not name.endswith(SHAPES_SUFFIX.encode()))
 
