@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import os
-import runpy
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.metadata import entry_points
 from pathlib import Path
-from unittest.mock import patch
 
 ROOT = Path(__file__).parents[1]
 LEAVE_S = 30.0
@@ -20,16 +19,14 @@ def penstock(*arguments: object, codes: tuple[int, ...] = (0,)) -> str:
 
     Raises RuntimeError if it ends with another exit code than ``codes``.
     """
+    (command,) = entry_points(group="console_scripts", name="penstock")
+    main = command.load()
     said, noticed = io.StringIO(), io.StringIO()
-    with patch.object(sys, "argv", ["penstock", *map(str, arguments)]), redirect_stdout(said), redirect_stderr(noticed):
-        try:
-            runpy.run_module("penstock", run_name="__main__")
-        except SystemExit as ended:
-            if (ended.code or 0) not in codes:
-                words = noticed.getvalue().strip().splitlines()[-1:]
-                raise RuntimeError(
-                    f"penstock {' '.join(map(str, arguments))} ended with {ended.code}: {words}"
-                ) from None
+    with redirect_stdout(said), redirect_stderr(noticed):
+        code = main([*map(str, arguments)])
+    if code not in codes:
+        words = noticed.getvalue().strip().splitlines()[-1:]
+        raise RuntimeError(f"penstock {' '.join(map(str, arguments))} ended with {code}: {words}")
     return said.getvalue()
 
 

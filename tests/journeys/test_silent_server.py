@@ -50,8 +50,8 @@ class Heard:
         self.lines.append((time.monotonic(), text))
 
     def since(self, when_s: float) -> list[tuple[float, str]]:
-        """Lines from then on."""
-        return [line for line in list(self.lines) if line[0] >= when_s]
+        """Lines from then on, without reports of a pass that ended: a replay's last batches may have come before."""
+        return [line for line in list(self.lines) if line[0] >= when_s and f": {COUNT} samples in " not in line[1]]
 
 
 def require_named(heard: dict[str, Heard], where: str, since_s: float) -> None:

@@ -181,8 +181,8 @@ def test_a_transform_working_in_place_leaves_the_arrays_alone() -> None:
     ("dataset", "message"),
     [
         ([], "data is empty"),
-        (iter([1]), r"expected an object with len\(\) and items by index; an iterable is read with kind generator"),
-        (7, "data is a int; expected an object with len"),
+        (iter([1]), "data is a list_iterator; expected an object with len.*; an iterable is read with kind generator"),
+        (7, "data is an int; expected an object with len"),
         ({"a": 1}, "data is a dict of other objects than arrays"),
     ],
 )
