@@ -1,8 +1,7 @@
-"""Asking a disk ahead: what will be read soon is fetched by the kernel while what came before is worked on.
+"""Readahead: the kernel fetches what will be read soon from the disk while earlier data is in use.
 
-By a thread of its own: finding pages for what comes costs the one who asks as much time as reading it afterwards, to
-open a file is to wait behind all that was asked for, and the kernel's own reading ahead is a few hundred kilobytes on
-most disks.
+A thread of its own asks, because asking takes as long as reading: the kernel finds pages for the data, and opening a
+file waits behind everything asked for before. The kernel's own readahead is a few hundred kilobytes on most disks.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from pathlib import Path
 from penstock_common.wire.header import PAGE
 
 ASK_BYTES = 1 << 20
-"""Asked for in one call: of more a kernel takes only as much as the disk reads at once, and forgets the rest."""
+"""Bytes asked for in one call. Of a larger request the kernel takes what the disk reads at once and drops the rest."""
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Ahead:
-    """Has the kernel fetch parts of files, in the order in which they were named; used by one thread."""
+    """Asks the kernel to fetch parts of files, in the order of the calls. For use by one thread."""
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
 
     def fetch(self, path: Path, start: int, end: int) -> None:
-        """Bytes ``[start, end)`` of a file, and its head, soon; where the kernel cannot, reading them says why."""
+        """Ask for bytes ``[start, end)`` of a file and for its head. A failure shows when they are read."""
         if start >= end:
             return
         if self._thread is None:
@@ -35,7 +34,7 @@ class Ahead:
             self._thread.submit(_fetch, path, start, end)
 
     def close(self) -> None:
-        """Ends the thread, and forgets what it has not asked for yet."""
+        """End the thread and drop the requests it has not made yet."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None

@@ -1,6 +1,6 @@
-"""A folder with an export: ``export.json`` and segments, complete or named ``.part``. Writing one and opening one.
+"""Export folders: ``export.json`` and segments. An unfinished file is named ``.part``.
 
-What is not named by ``export.json`` is no part of it: the rest of a run that was broken off, which the next removes.
+A file that ``export.json`` does not name is a rest of an interrupted run. The next run removes it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from penstock_common.wire.segment import SegmentInfo, pack_info, pack_record, pa
 
 PART = ".part"
 EXPORT_BYTES = 1 << 30
-"""A file of an export is ended with the record that makes it so large."""
+"""Bytes after which a file of an export takes no further record."""
 _BLANK = bytes(ALIGN)
 _OURS = re.compile(rf"({NAME.pattern[:-2]}({re.escape(PART)})?|{re.escape(CONTENTS + PART)})\Z")
 
 
 class ExportFolder:
-    """An export that is there."""
+    """An existing export."""
 
     def __init__(self, path: str | Path) -> None:
-        """Raises BadExport where there is none, or one that was broken off before its first epoch."""
+        """Open it. Raises BadExport if there is none, or if it has no finished epoch."""
         self.path = Path(path).expanduser().absolute()
         found = load_contents(self.path)
         if found is None:
@@ -49,16 +49,16 @@ class ExportFolder:
         self.contents = found
 
     def require(self) -> None:
-        """Raises BadExport where the folder went away."""
+        """Raise BadExport if the folder is gone."""
         if not (self.path / CONTENTS).exists():
             raise BadExport(f"{self.path} is no export any more: its {CONTENTS} is gone")
 
     def open(self, name: str) -> OpenSegment:
-        """One of its files; raises SegmentGone."""
+        """Open one of its files. Raises SegmentGone."""
         return open_segment(self.path, name)
 
     def open_noted(self, note: ExportedFile) -> OpenSegment:
-        """One of its files, which must be what the contents say; raises BadExport."""
+        """Open one of its files and compare it with the contents. Raises BadExport."""
         try:
             opened = self.open(note.name)
         except SegmentGone as error:
@@ -75,7 +75,7 @@ class ExportFolder:
 
 
 def load_contents(path: Path) -> ExportContents | None:
-    """Of an export, finished or not; None where there is none. Raises BadExport where it is damaged."""
+    """Return the contents of an export, finished or not, or None if there is none. Raises BadExport if damaged."""
     try:
         if (path / CONTENTS).stat().st_size > MAX_CONTENTS_BYTES:
             raise BadExport(f"{path / CONTENTS} is larger than {MAX_CONTENTS_BYTES} bytes")
@@ -88,7 +88,7 @@ def load_contents(path: Path) -> ExportContents | None:
 
 
 class ExportWriter:
-    """Adds epochs to an export, one after the other. Use `exporting` to get one."""
+    """Adds epochs to an export, one after the other. `exporting` makes it."""
 
     def __init__(self, path: Path, contents: ExportContents, file_bytes: int) -> None:
         self.path, self.contents, self._file_bytes = path, contents, file_bytes
@@ -99,11 +99,11 @@ class ExportWriter:
         self._files: list[ExportedFile] = []
 
     def begin(self, epoch: int) -> None:
-        """What is appended from now on is of this epoch."""
+        """Begin an epoch: all later entries belong to it."""
         self._epoch, self._files = epoch, []
 
     def append(self, fields: Fields) -> None:
-        """One entry as it travels inline, its header without a ``ref``."""
+        """Append one entry in its inline form, with a header without a ``ref``."""
         meta, payload = bytes(fields[0][1]), [memoryview(value) for _, value in fields[1:]]
         sizes = [value.nbytes for value in payload]
         if self._fd is None or self._at >= self._file_bytes:
@@ -136,7 +136,7 @@ class ExportWriter:
             self._files.append(ExportedFile(self._name, self._at, self._records))
 
     def files(self) -> tuple[ExportedFile, ...]:
-        """Ends the epoch's files, which then have their names; they count once `finish` says so."""
+        """End the epoch's files and give them their names. They count once `finish` has named them."""
         self._end_file()
         for note in self._files:
             (self.path / (note.name + PART)).rename(self.path / note.name)
@@ -144,12 +144,12 @@ class ExportWriter:
         return tuple(self._files)
 
     def finish(self, contents: ExportContents) -> None:
-        """From now on these are the contents."""
+        """Write new contents."""
         _write_contents(self.path, contents)
         self.contents = contents
 
     def close(self) -> None:
-        """Gives the file back; what is not finished stays ``.part``."""
+        """Close the file. An unfinished one keeps its name, ``.part``."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -157,10 +157,12 @@ class ExportWriter:
 
 @contextmanager
 def exporting(path: str | Path, contents: ExportContents, *, file_bytes: int = EXPORT_BYTES) -> Iterator[ExportWriter]:
-    """A folder to write epochs of ``contents`` to, new or with an earlier export of this very stream.
+    """Open a folder for writing epochs of ``contents``: a new one, or one with an earlier export of this stream.
 
-    What a run that was broken off left behind is removed. Raises BadExport where something else is there, another
-    export is being written there, or the disk takes no more.
+    The rest of an interrupted run is removed.
+
+    Raises:
+        BadExport: The folder holds something else, another export is being written there, or the disk is full.
     """
     path = Path(path).expanduser().absolute()
     try:
@@ -189,7 +191,7 @@ def _lock_alone(lock: int, path: Path) -> None:
 
 
 def _taken_over(path: Path, contents: ExportContents) -> ExportContents:
-    """The contents as they are after cleaning up."""
+    """Clean up, and return the contents that are there afterwards."""
     before = load_contents(path)
     if before is None:
         foreign = sorted(found.name for found in path.iterdir() if found.name != CONTENTS + PART)

@@ -1,8 +1,8 @@
-"""A stream's folder of segments: names, locks, files that are taken and given back. No Redis: who may go is said to it.
+"""A stream's folder of segments: names, locks, and files that writers take and give back. No Redis.
 
-A file's name holds a random token, which is another one each time the file is used again, so a name means one content
-for ever. Whoever reads or writes a file holds a shared lock on it (flock); it is used again only under an exclusive
-one, which the kernel gives as soon as the last process of them is done, or dead.
+A file's name holds a random token that changes each time the file is used again, so a name always means one content.
+A process that reads or writes a file holds a shared lock on it (flock). A file is used again only under an exclusive
+lock, which the kernel grants once the last of these processes has finished or died.
 """
 
 from __future__ import annotations
@@ -24,57 +24,59 @@ from penstock_common.wire.header import NAME
 from penstock_common.wire.segment import SegmentInfo, info_bytes, pack_info, parse_info
 
 MARK = "stream"
-"""A file that holds the stream's id: whoever sees it sees the segments."""
+"""The name of a file that holds the stream's id: a process that reads it sees the stream's segments."""
 _FREE = re.compile(r"free-[0-9a-f]{12}\.seg\Z")
 _NEW = re.compile(r"new-[0-9a-f]{12}\.seg\Z")
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 MODE = 0o640
-"""Rights of a file, whatever the umask. Whether a group gets as far as the file is said by the folder."""
+"""The mode of a file, whatever the umask. The folder's mode decides whether a group reaches it."""
 FOLDER_MODE, SHARED_MODE, ABOVE_MODE = 0o700, 0o2750, 0o755
-"""Rights of a stream's folder and of a root that is made for it; of a stream's folder in a setgid root; of folders
+"""The modes of a stream's folder and of a root made for it, of a stream's folder in a setgid root, and of the folders
 above a root that are made with it."""
 MARK_BYTES = 64
-"""Of a mark that are read: no id is as long."""
+"""Bytes that are read of a mark. No id is as long."""
 REMOVALS = 5
 _OURS = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-"""What is amiss with this process or host, and not with the file: others may read it well."""
+"""Errors of this process or host, not of the file: another process may be able to read it."""
 
 WhyNot = Callable[[Sequence[Step], Sequence[Step], User], str | None]
 
 
 def new_token() -> str:
-    """Of one life of a file."""
+    """Return a random token for one life of a file."""
     return secrets.token_hex(6)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSegment:
-    """A file that is open, and what it is."""
+    """An open segment file."""
 
     fd: int
     name: str
     head: bytes
     nbytes: int
     is_fresh: bool = False
-    """Whether it was made just now, its pages not yet found: cheaper to write than to map."""
+    """Whether it was made just now and has no pages in memory yet: writing it is cheaper than mapping it."""
 
     def close(self) -> None:
-        """Gives the file back; a lock on it lives on in processes that were forked meanwhile."""
+        """Close the file. A process that was forked meanwhile keeps the lock."""
         os.close(self.fd)
 
     def release(self) -> None:
-        """Gives the file, and every lock on it, back, whoever was forked with it; for its writer."""
+        """Unlock the file, also for processes that were forked meanwhile, and close it. For the file's writer."""
         fcntl.flock(self.fd, fcntl.LOCK_UN)
         os.close(self.fd)
 
 
 def open_segment(folder: Path, name: str) -> OpenSegment:
-    """A segment of a folder to read; raises SegmentGone where there is none of that name, or it is none.
+    """Open a segment of a folder for reading.
 
-    SegmentsUnseen where it is this process that cannot: what the file holds is lost to nobody else.
+    Raises:
+        SegmentGone: There is no file of that name, or it is no segment.
+        SegmentsUnseen: This process cannot open the file, but others may.
     """
     try:
-        fd = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)  # a pipe under that name would block
+        fd = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)  # a pipe of that name would block
     except OSError as error:
         raise unreadable(str(folder / name), error) from None
     try:
@@ -94,7 +96,7 @@ def open_segment(folder: Path, name: str) -> OpenSegment:
 
 
 def unreadable(name: str, error: OSError) -> PenstockError:
-    """What to raise: SegmentGone, or SegmentsUnseen where it is this process, or its host, that cannot."""
+    """Return the error to raise: SegmentsUnseen if this process or host is the cause, else SegmentGone."""
     if error.errno not in _OURS:
         return SegmentGone(f"the payload lies in {name}, which cannot be read: {error.strerror}")
     return SegmentsUnseen(
@@ -130,7 +132,7 @@ def _make_folder(path: Path, mode: int) -> None:
 
 
 class SegmentFolder:
-    """``root/<stream>.<id>``: all segments of one life of a stream.
+    """The folder ``root/<stream>.<id>``, which holds all segments of one life of a stream.
 
     Args:
         root: The folder in which streams have theirs.
@@ -157,12 +159,12 @@ class SegmentFolder:
                 _make_folder(folder, ABOVE_MODE)
             _make_folder(self.root, FOLDER_MODE)
             _make_folder(self.path, FOLDER_MODE)
-            self._check(what, why_not_write)  # what was there before this process made it, too
+            self._check(what, why_not_write)  # again, because parts may have existed before
             self._limit_rights()
             mark, own = self.path / MARK, self.path / f"{MARK}.{new_token()}"
             if not mark.exists():
                 _write_mark(own, self.stream_id)
-                own.rename(mark)  # nobody reads half of it
+                own.rename(mark)  # renamed, so that nobody reads half of it
         except OSError as error:
             raise SegmentsUnseen(f"{what}: {error.strerror}") from None
 
@@ -183,7 +185,7 @@ class SegmentFolder:
         what = f"segments of {self.stream!r} cannot be kept in {self.path}"
         self._require(what, why_not_write)
         try:
-            self._limit_rights()  # an earlier release left more
+            self._limit_rights()  # an earlier release gave more rights
         except OSError as error:
             raise SegmentsUnseen(f"{what}: {error.strerror}") from None
 
@@ -191,7 +193,7 @@ class SegmentFolder:
         try:
             found = read_mark(self.path)
         except PermissionError:
-            self._check(what, why_not)  # it may know more
+            self._check(what, why_not)  # it may give a better reason
             last = walk(self.root)[-1]
             raise SegmentsUnseen(
                 f"{what}: permission denied ({last.path}: {last.told()}); run as that user, or, where the mode begins "
@@ -233,15 +235,15 @@ class SegmentFolder:
     # --- listing ---
 
     def names(self) -> dict[str, os.stat_result]:
-        """The segments that have a name of their own, with their sizes and times."""
+        """Return the segments by name, with their sizes and times."""
         return self._list(NAME)
 
     def spare(self) -> dict[str, os.stat_result]:
-        """The files that wait to be used again."""
+        """Return the files that wait to be used again."""
         return self._list(_FREE)
 
     def unfinished(self) -> dict[str, os.stat_result]:
-        """The files that are being made, or whose maker died."""
+        """Return the files that are being made, or whose maker died."""
         return self._list(_NEW)
 
     def _list(self, pattern: re.Pattern[str]) -> dict[str, os.stat_result]:
@@ -253,7 +255,7 @@ class SegmentFolder:
         return found
 
     def _entries(self) -> list[os.DirEntry[str]]:
-        """Nothing where the folder is not there, or not for this process to list."""
+        """Return the folder's entries: none if it is gone, or if this process may not list it."""
         with suppress(OSError), os.scandir(self.path) as entries:
             return list(entries)
         return []
@@ -261,16 +263,19 @@ class SegmentFolder:
     # --- reading ---
 
     def open(self, name: str) -> OpenSegment:
-        """A segment to read; raises SegmentGone where there is none of that name, BadSegment where it is none."""
+        """Open a segment for reading. Raises SegmentGone or SegmentsUnseen, as `open_segment` does."""
         return open_segment(self.path, name)
 
     # --- taking and giving back ---
 
     def take(self, info: SegmentInfo, nbytes: int) -> OpenSegment:
-        """A file of at least so many bytes to write, locked, under ``info``'s name; raises OSError (ENOSPC).
+        """Return a locked file of at least ``nbytes`` for writing, under ``info``'s name.
 
-        One that waits to be used again if there is one, so that no pages have to be found for it. On a full disk those
-        that are too small make room for a new one.
+        A spare file is used again if there is one, because its pages are in memory already. On a full disk, spare files
+        that are too small are removed for a new one.
+
+        Raises:
+            OSError: No file can be made; ENOSPC on a full disk.
         """
         spare = sorted(self.spare().items(), key=lambda item: item[1].st_size)
         for name, stat in spare:
@@ -300,7 +305,7 @@ class SegmentFolder:
         try:
             os.fchmod(fd, MODE)  # whatever the umask
             fcntl.flock(fd, fcntl.LOCK_SH)
-            os.posix_fallocate(fd, 0, nbytes)  # now, where it is an error; later it would be a SIGBUS
+            os.posix_fallocate(fd, 0, nbytes)  # a full disk is an error here; in a map it would be a SIGBUS
             head = pack_info(info)
             os.pwrite(fd, head, 0)
             path.rename(self.path / info.file)
@@ -311,7 +316,7 @@ class SegmentFolder:
         return OpenSegment(fd, info.file, head, nbytes, is_fresh=True)
 
     def _locked(self, fd: int, info: SegmentInfo, head: bytes) -> OpenSegment | None:
-        """With a shared lock in place of the exclusive one; None where somebody came in between."""
+        """Replace the exclusive lock by a shared one. Return None if another process took the file in between."""
         fcntl.flock(fd, fcntl.LOCK_SH)
         found = OpenSegment(fd, info.file, head, os.fstat(fd).st_size)
         if self._is(fd, info.file):
@@ -320,9 +325,12 @@ class SegmentFolder:
         return None
 
     def give_back(self, name: str, *, keep: bool) -> bool:
-        """Has a file that nobody needs used again (``keep``), or removed; False where it is gone.
+        """Give a file back that nobody needs: for use again with ``keep``, else remove it.
 
-        Whoever looks at it yet may go on: it is used again once nobody does, and False where it was to be removed.
+        A process that still reads the file may go on: the file is used again once nobody reads it.
+
+        Returns:
+            False if the file is gone, or if it was to be removed and is in use.
         """
         if keep:
             try:
@@ -338,13 +346,13 @@ class SegmentFolder:
             return True
 
     def is_unused(self, name: str) -> bool:
-        """Whether no process has the file in use."""
+        """Return whether no process uses the file."""
         with self._alone(name) as fd:
             return fd is not None
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[int | None]:
-        """The file under an exclusive lock; None where it is gone, in use, or not for this process to touch."""
+        """Yield the file under an exclusive lock, or None if it is gone, in use, or not accessible."""
         try:
             fd = os.open(self.path / name, os.O_RDWR | os.O_NONBLOCK | _FLAGS)
         except OSError:
@@ -365,7 +373,7 @@ class SegmentFolder:
         return self._is(fd, name)
 
     def _is(self, fd: int, name: str) -> bool:
-        """Whether the open file still has that name."""
+        """Return whether the open file still has that name."""
         try:
             there, here = (self.path / name).lstat(), os.fstat(fd)
         except FileNotFoundError:
@@ -373,7 +381,7 @@ class SegmentFolder:
         return (there.st_ino, there.st_dev) == (here.st_ino, here.st_dev)
 
     def sync(self) -> None:
-        """Has the folder's own content, the files' names, on the disk when it returns."""
+        """Write the folder itself, the names of its files, to the disk."""
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -381,15 +389,16 @@ class SegmentFolder:
             os.close(fd)
 
     def remove(self) -> bool:
-        """Removes everything, for a stream that is deleted; what is read at the moment lives until it is not.
+        """Remove everything, for a stream that is deleted. Files that are being read live until they are closed.
 
-        False where something is left: it is not this user's to remove, or was no segment.
+        Returns:
+            False if something is left: another user's file, or one that is no segment.
         """
         try:
             self._check("", why_not_write)
         except SegmentsUnseen:
             return False
-        for _ in range(REMOVALS):  # a writer that has not heard of it may make one more file
+        for _ in range(REMOVALS):  # a writer that does not know of the deletion may make another file
             marks = [entry.name for entry in self._entries() if entry.name.partition(".")[0] == MARK]
             for name in (*self.names(), *self.spare(), *self.unfinished()):
                 if not self.give_back(name, keep=False):

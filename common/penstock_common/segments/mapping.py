@@ -1,10 +1,11 @@
-"""Segments mapped into memory: places to fill, bytes to copy from, and views that are never overwritten.
+"""Segments mapped into memory: arrays to fill, bytes to copy from, and views that are never overwritten.
 
-Finding a file's pages costs twice what copying its bytes costs. Files of a memory file system, which are used again
-and again, are therefore kept mapped; on a disk, where a file is read once, ``pread`` is as fast and needs no map. A
-kept map holds no lock, so it may be looked at only while something else does. An array over a file that is `held` has
-it locked as long as the array, or a part of it, lives; a file that is locked is neither used again nor cut short.
-Lengths are looked at under the lock: nothing here ends in a SIGBUS unless somebody else cuts a file in that moment.
+Page faults of a file cost twice what copying its bytes costs. Files of a memory file system are used again and again,
+and therefore stay mapped. A file on a disk is read once: ``pread`` is as fast and needs no map.
+
+A kept map holds no lock, so it may be read only while something else holds one. An array from `held` keeps its file
+locked as long as the array or a part of it lives, and a locked file is neither used again nor truncated. Lengths are
+checked under the lock: a SIGBUS needs another process that truncates the file in that moment.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEPT_BYTES = 2 << 30
-"""Of files kept mapped in one process: their pages are the file system's, but are counted to whoever maps them."""
+"""Bytes of files that a process keeps mapped. The file system owns their pages, but they count for each process."""
 _ALL_AT_ONCE = getattr(mmap, "MAP_POPULATE", 0)
-"""All pages at once cost half of what they do one by one."""
+"""Mapping all pages at once costs half of what single page faults cost."""
 _MEMORY = ("tmpfs", "ramfs")
 _MOUNTS = Path("/proc/self/mountinfo")
 
@@ -40,7 +41,7 @@ def _is_memory(device: int) -> bool:
 
 
 def lies_in_memory(path: Path) -> bool:
-    """Whether a folder is one of a memory file system; one that is gone is none, and who reads from it is told so."""
+    """Return whether a folder is on a memory file system. False for a folder that is gone."""
     try:
         return _is_memory(path.stat().st_dev)
     except OSError:
@@ -48,7 +49,7 @@ def lies_in_memory(path: Path) -> bool:
 
 
 class Maps:
-    """The files of a folder that a process keeps mapped, for all its readers and writers of that folder."""
+    """The files of one folder that a process keeps mapped, for all its readers and writers of the folder."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int, int, bool], mmap.mmap] = {}
@@ -56,9 +57,9 @@ class Maps:
         self._lock = threading.Lock()
 
     def map(self, fd: int, *, to_write: bool = False) -> NDArray[np.uint8] | None:
-        """All bytes of a file of a memory file system; None on any other, or where enough is mapped.
+        """Return all bytes of a file on a memory file system. None for other files, or if the limit is reached.
 
-        To be touched only as far as the file reaches, and while this process has it locked.
+        The array may be used only up to the file's length, and only while this process has the file locked.
         """
         stat = os.fstat(fd)
         if not _is_memory(stat.st_dev) or not stat.st_size:
@@ -71,7 +72,7 @@ class Maps:
                 if not self._has_room(stat.st_size):
                     return None
                 try:
-                    # a map has a duplicate of its descriptor, and so its locks: of one opened for this, which has none
+                    # a map duplicates its descriptor with its locks, so it gets one of its own, without locks
                     own = os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if to_write else os.O_RDONLY) | os.O_CLOEXEC)
                     try:
                         self._kept[key] = _map(own, stat.st_size, to_write)
@@ -85,14 +86,17 @@ class Maps:
         return nbytes + sum(kept for _, _, kept, _ in self._kept) <= KEPT_BYTES
 
     def _forget_dead(self) -> None:
-        """Files are cut to nothing before they are removed."""
+        """Drop the maps of removed files: a file is truncated to 0 bytes before it is removed."""
         for key in [key for key, mapped in self._kept.items() if not mapped.size()]:
             del self._kept[key]
 
     def held(self, fd: int, *, to_write: bool = False) -> NDArray[np.uint8]:
-        """All bytes of a file. Takes the descriptor over, with its shared lock: given back with the last part of them.
+        """Return all bytes of a file, locked until the last part of the array is gone.
 
-        Raises OSError; the descriptor is closed then.
+        The array takes over the descriptor with its shared lock.
+
+        Raises:
+            OSError: The file cannot be mapped. The descriptor is closed.
         """
         try:
             array = self.map(fd, to_write=to_write)
@@ -101,7 +105,7 @@ class Maps:
         except BaseException:
             os.close(fd)
             raise
-        # not at the end of the process: the kernel does it then
+        # not at the end of the process, where the kernel does it
         weakref.finalize(array, _give_back, fd, os.getpid()).atexit = False
         return array
 
@@ -111,7 +115,7 @@ _sharing = threading.Lock()
 
 
 def maps_of(folder: Path) -> Maps:
-    """Of a folder of segments; they are kept as long as somebody has this."""
+    """Return the maps of a folder of segments, which all callers share as long as one keeps them."""
     with _sharing:
         found = _shared.get(folder)
         if found is None:
@@ -124,11 +128,11 @@ def _map(fd: int, nbytes: int, to_write: bool) -> mmap.mmap:
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if to_write else 0)
     try:
         return mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | at_once, prot=protection)
-    except ValueError as error:  # it was cut short this very moment
+    except ValueError as error:  # it was truncated in this moment
         raise OSError(errno.ESTALE, str(error)) from None
 
 
 def _give_back(fd: int, owner: int) -> None:
-    if os.getpid() == owner:  # a process forked meanwhile has the same lock, but not the right to end it
+    if os.getpid() == owner:  # a process that was forked meanwhile shares the lock and must not end it
         fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)

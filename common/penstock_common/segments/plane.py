@@ -1,4 +1,4 @@
-"""Where a stream's payloads lie: in the entries themselves, or in segments under a folder. The setting's text."""
+"""The ``payload`` setting of a stream: payloads in the entries themselves, or in segments under a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SEGMENTS = "segments:"
 
 
 def parse_payload(text: str) -> Path | None:
-    """The folder of a ``payload`` setting, None for ``inline``; raises BadPayload."""
+    """Return the folder of a ``payload`` setting, or None for ``inline``. Raises BadPayload."""
     if text == INLINE:
         return None
     folder = Path(text.removeprefix(SEGMENTS)).expanduser()
@@ -25,6 +25,6 @@ def parse_payload(text: str) -> Path | None:
 
 
 def folder_of(payload: str, stream: str, stream_id: str, seen_at: Path | None = None) -> SegmentFolder | None:
-    """The folder of a stream's segments as this process sees it (``seen_at``, if mounted elsewhere); None: inline."""
+    """Return a stream's folder of segments, under ``seen_at`` where it is mounted elsewhere, or None for inline."""
     root = parse_payload(payload)
     return None if root is None else SegmentFolder(seen_at or root, stream, stream_id)

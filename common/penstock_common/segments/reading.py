@@ -1,7 +1,7 @@
-"""Reading payloads out of segments, straight into the arrays of batches.
+"""The reader of segments, which copies payloads straight into the arrays of batches.
 
-Out of a kept map where files lie in memory, else by ``preadv``: one copy either way. A file is locked while it is read
-from; that it is still the one that was meant, and as long as it has to be, is looked at under the lock.
+It copies out of a kept map where files lie in memory, else by ``preadv``: one copy either way. A file is locked while
+it is read. Under the lock the reader checks that it is still the same file, and long enough.
 """
 
 from __future__ import annotations
@@ -27,52 +27,52 @@ from penstock_common.wire.header import SegmentRef
 from penstock_common.wire.limits import MAX_HEADER_BYTES
 
 OPEN_FILES = 32
-"""Kept open; an open file that is not locked keeps nobody from using it again."""
+"""Files kept open. An open file without a lock may be used again by writers."""
 HELD_FILES = 2
-"""Kept from being used again, though no view of them may be alive."""
+"""Files kept locked for views, also where no view is alive."""
 VIEWS_A_CALL = 1000
 """IOV_MAX is 1024."""
 AHEAD_BYTES = 32 << 20
-"""The disk is asked for so much of a file before it is needed: a disk that is asked for little at once is slow."""
+"""Bytes of a file that are asked for in advance: a disk is slow with small requests."""
 STEP_BYTES = 8 << 20
-"""And for no less at a time, but at the end of a file: asking takes a thread its turn."""
+"""The smallest such request, except at the end of a file: each one takes a turn of the thread."""
 
 
 class Folder(Protocol):
-    """Where segments lie: a stream's own, or an export's."""
+    """A folder of segments: a stream's, or an export's."""
 
     path: Path
 
     def require(self) -> None:
-        """Raises SegmentsUnseen unless this process sees it."""
+        """Raise SegmentsUnseen unless this process sees it."""
 
     def open(self, name: str) -> OpenSegment:
-        """A segment to read; raises SegmentGone."""
+        """Open a segment for reading. Raises SegmentGone."""
 
 
 class SegmentReader:
-    """Reads entries' payloads; used by one thread."""
+    """Reads the payloads of entries. For use by one thread."""
 
     def __init__(self, folder: Folder, *, gives_views: bool = False, maps: Maps | None = None) -> None:
         self._folder, self.gives_views, self._maps = folder, gives_views, maps or Maps()
         self._held: OrderedDict[str, tuple[OpenSegment, NDArray[np.uint8]]] = OrderedDict()
-        """The descriptor is the array's, and open as long as that is here."""
+        """Name to a locked file and its array, which owns the descriptor."""
         self._open: OrderedDict[str, _Source] = OrderedDict()
         weakref.finalize(self, _close_all, self._open)
         self._ahead, self._is_told = Ahead(), False
-        """Whether somebody says what is read next, so that nothing is guessed."""
+        """``_is_told``: whether a caller says what is read next, so that the reader does not guess."""
 
     def require(self) -> None:
-        """Raises SegmentsUnseen unless this process sees the folder."""
+        """Raise SegmentsUnseen unless this process sees the folder."""
         self._folder.require()
 
     @cached_property
     def lies_in_memory(self) -> bool:
-        """Whether there is no disk to be asked ahead."""
+        """Whether the folder is on a memory file system, which needs no readahead."""
         return lies_in_memory(self._folder.path)
 
     def read_into(self, ref: SegmentRef, views: Sequence[Sequence[memoryview]]) -> None:
-        """Fills the views of each payload field, in wire order; raises SegmentGone, after which they hold anything."""
+        """Copy each payload field, in wire order, into its views. Raises SegmentGone, with undefined views."""
         source = self._source(ref.file)
         segment = source.segment
         try:
@@ -97,13 +97,13 @@ class SegmentReader:
             raise SegmentGone(f"the payload lies in {ref.file}, which cannot be read: {error.strerror}") from None
 
     def expect(self, ref: SegmentRef) -> None:
-        """Has the kernel fetch what will be read soon, for who reads out of order; where it cannot, reading says so."""
+        """Ask the kernel for a payload that will be read soon, out of order. A failure shows when it is read."""
         if not self.lies_in_memory:
             self._is_told = True
             self._ahead.fetch(self._folder.path / ref.file, ref.at, ref.end)
 
     def _ask(self, source: _Source, ref: SegmentRef) -> None:
-        """Has the kernel fetch what follows, where a file is read from one end to the other."""
+        """Ask the kernel for what follows, where a file is read from start to end."""
         is_next = 0 <= ref.at - source.read <= MAX_HEADER_BYTES
         source.read = ref.end
         if not is_next or self._is_told:
@@ -114,7 +114,7 @@ class SegmentReader:
             source.asked = max(source.asked, end)
 
     def look(self, ref: SegmentRef) -> None:
-        """Raises SegmentGone where no whole payload can lie there; it is not read."""
+        """Raise SegmentGone if the file cannot hold the whole payload. The payload is not read."""
         segment = self._source(ref.file).segment
         try:
             _require_same(segment)
@@ -126,9 +126,9 @@ class SegmentReader:
             raise
 
     def views(self, ref: SegmentRef) -> list[NDArray[np.uint8]]:
-        """The payload fields as they lie in the file, read-only, 64-byte aligned; raises SegmentGone.
+        """Return the payload fields as read-only views of the file, 64-byte aligned. Raises SegmentGone.
 
-        As long as one of these arrays, or a part of it, is alive the file is not used again.
+        The file is not used again as long as one of these arrays, or a part of one, is alive.
         """
         if ref.file not in self._held:
             opened = self._folder.open(ref.file)
@@ -139,11 +139,11 @@ class SegmentReader:
         opened, whole = self._held[ref.file]
         if ref.end > whole.nbytes:
             raise SegmentGone(f"the payload lies in {ref.file}, which ends before it: {ref.end} bytes were expected")
-        _require_length(opened, ref)  # somebody may have cut it since: to look at what is not there is a SIGBUS
+        _require_length(opened, ref)  # it may have been truncated since, and reading beyond its end is a SIGBUS
         return [whole[at : at + size] for at, size in ref.spans()]
 
     def read(self, ref: SegmentRef) -> list[bytes]:
-        """The payload fields, as bytes."""
+        """Return the payload fields as bytes. Raises SegmentGone."""
         buffers = [bytearray(size) for size in ref.sizes]
         self.read_into(ref, [[memoryview(buffer)] for buffer in buffers])
         return [bytes(buffer) for buffer in buffers]
@@ -163,7 +163,7 @@ class SegmentReader:
         self._open.pop(name).segment.close()
 
     def close(self) -> None:
-        """Gives every file back, as does the end of the reader; what views are alive of keeps its file."""
+        """Close every file, as the end of the reader does. A file with live views stays locked."""
         self._held.clear()
         self._ahead.close()
         _close_all(self._open)
@@ -171,15 +171,15 @@ class SegmentReader:
 
 @dataclass(slots=True)
 class _Source:
-    """A file that is read from."""
+    """A file that is being read."""
 
     segment: OpenSegment
     mapped: NDArray[np.uint8] | None
-    """To be copied from where it lies in memory; None where it is to be read."""
+    """The mapped file to copy from; None where the file is read with ``preadv``."""
     read: int = 0
-    """Where the last reading of it ended."""
+    """The offset at which the last read ended."""
     asked: int = 0
-    """Up to where the disk was asked for it, in one go with that."""
+    """The offset up to which readahead was requested."""
 
 
 def _close_all(opened: OrderedDict[str, _Source]) -> None:
@@ -188,7 +188,7 @@ def _close_all(opened: OrderedDict[str, _Source]) -> None:
 
 
 def _held_whole(opened: OpenSegment, maps: Maps) -> NDArray[np.uint8]:
-    """All bytes of a file, read-only, locked as long as any view of them lives; raises SegmentGone."""
+    """Return all bytes of a file, read-only, locked as long as any view of them lives. Raises SegmentGone."""
     try:
         fcntl.flock(opened.fd, fcntl.LOCK_SH)
         _require_same(opened)
@@ -204,13 +204,13 @@ def _held_whole(opened: OpenSegment, maps: Maps) -> NDArray[np.uint8]:
 
 
 def _require_same(segment: OpenSegment) -> None:
-    """Its head says whether it has been used again since it was opened; raises SegmentGone."""
+    """Raise SegmentGone if the file's head shows that it was used again since it was opened."""
     if os.pread(segment.fd, len(segment.head), 0) != segment.head:
         raise SegmentGone(f"the payload lies in {segment.name}, which has been used again")
 
 
 def _require_length(segment: OpenSegment, ref: SegmentRef) -> None:
-    """Raises SegmentGone where the file does not reach as far."""
+    """Raise SegmentGone if the file ends before the payload does."""
     if (found := os.fstat(segment.fd).st_size) < ref.end:
         raise SegmentGone(f"the payload lies in {segment.name}, which ends before it: {found} of {ref.end} bytes")
 

@@ -1,4 +1,4 @@
-"""Going through the records of a segment file, each bounded before it is believed. Payloads are not read."""
+"""Scanning the records of a segment file. Each is bounded before use, and no payload is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock_common.wire.segment import RECORD_BYTES, parse_info, parse_record
 
 @dataclass(frozen=True, slots=True)
 class ScannedRecord:
-    """One record of a file."""
+    """A record of a segment file."""
 
     meta: bytes
     """The entry's header, with its ``ref``."""
@@ -22,10 +22,13 @@ class ScannedRecord:
 
 
 def scan(opened: OpenSegment) -> Iterator[ScannedRecord]:
-    """The records of a file in the order written; raises BadSegment where one is damaged.
+    """Yield the records of a file in the order written.
 
-    They end where no record of this life of the file begins, so a file that was cut short between two of them looks
-    like one that has fewer: compare with what it should have.
+    They end where no record of the file's token begins. A file that was truncated between two records therefore looks
+    like one with fewer records: compare with the number it should have.
+
+    Raises:
+        BadSegment: A record is damaged.
     """
     info, at = parse_info(opened.head), len(opened.head)
     while at < opened.nbytes:

@@ -1,7 +1,7 @@
-"""Decide whether another user of the host could replace a folder of segments, or anything on the way to it.
+"""The check whether another user of the host could replace a folder of segments or a component of its path.
 
-`walk` collects the facts, `why_not_write` and `why_not_read` judge them. A folder that passes stays safe: nobody but
-its owner, the user who asks, or root can put another one in its place.
+`walk` collects the facts. `why_not_write` and `why_not_read` judge them. A folder that passes stays safe: only its
+owner, the user who asks, and root can replace it.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ class _Trust:
     """The users who may own components, and the groups that let nobody else in."""
 
     owners: frozenset[int]
-    """Of the components on the way to the stream's folder."""
+    """Users who may own the components of the path to the stream's folder."""
     writers: frozenset[int]
-    """Of the stream's folder itself."""
+    """Users who may own the stream's folder itself."""
     closed: frozenset[int | None]
 
     @classmethod

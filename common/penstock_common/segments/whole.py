@@ -1,4 +1,4 @@
-"""Whether the files of an exported epoch, with its bad samples, are all of it and nothing else. No payload is read."""
+"""The check that the files of an exported epoch are complete. No payload is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from penstock_common.wire.export import ExportedEpoch, ExportedFile
 
 
 def whole_epoch(folder: ExportFolder, note: ExportedEpoch) -> Iterator[ScannedRecord]:
-    """The epoch's blocks in canonical order; raises BadExport where one is missing, twice, damaged, or none of its."""
+    """Yield the epoch's blocks in canonical order.
+
+    Raises:
+        BadExport: A block is missing, duplicated, damaged, or belongs to another epoch.
+    """
     bad = {(shard, offset) for shard, offset, _ in note.bad}
     walk = _Walk(folder, note, bad)
     for file in note.files:
@@ -40,7 +44,7 @@ def _records(folder: ExportFolder, file: ExportedFile) -> Iterator[ScannedRecord
 
 
 class _Walk:
-    """Where in the epoch the next block has to begin."""
+    """The position at which the epoch's next block must begin."""
 
     def __init__(self, folder: ExportFolder, note: ExportedEpoch, bad: set[tuple[int, int]]) -> None:
         self._folder, self._note, self._bad = folder, note, bad
@@ -63,7 +67,7 @@ class _Walk:
         self._offset = header.end
 
     def _pass(self, end: int) -> None:
-        """All offsets up to ``end`` have to be bad ones."""
+        """Raise BadExport unless all offsets up to ``end`` are bad samples."""
         for offset in range(self._offset, end):
             if (self._shard, offset) not in self._bad:
                 raise self._error(f"offset {offset} of shard {self._shard} is missing")

@@ -1,4 +1,4 @@
-"""Writing blocks into segments, each as a record of its own; the entry has only the header, with its ``ref``."""
+"""The writer of segments: each block becomes a record, and the entry has only the header with its ``ref``."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _BLANK = bytes(ALIGN)
 
 @dataclass(frozen=True, slots=True)
 class _Reserved:
-    """Where the next entry's payload is being made."""
+    """The place in which the next entry's payload is made."""
 
     at: int
-    """Offset in the file."""
+    """The offset in the file."""
     end: int
-    """The record may reach so far."""
+    """The offset at which the record must end."""
     address: int
-    """In memory, of what lies at ``at``."""
+    """The memory address of offset ``at``."""
     room: int
-    """For the header, with its ref."""
+    """The bytes for the header with its ref."""
 
     def meta_of(
         self, name: str, meta: bytes | memoryview, payload: Sequence[bytes | memoryview]
     ) -> tuple[bytes, SegmentRef] | None:
-        """The header of these fields with their place, and that; None unless they lie here, as an entry's have to."""
+        """Return the header with its ref, and the ref, or None unless the payload lies here as an entry's must."""
         arrays = [np.frombuffer(value, dtype=np.uint8) for value in payload]
         ref = SegmentRef(name, self.at, tuple([array.nbytes for array in arrays]))
         shift, whole = self.address - self.at, with_ref(bytes(meta), ref)
@@ -46,7 +46,7 @@ class _Reserved:
 
 
 class SegmentWriter:
-    """Appends one shard's blocks, one segment after the other; used by one thread."""
+    """Appends one shard's blocks, one segment after the other. For use by one thread."""
 
     def __init__(
         self, folder: SegmentFolder, stream: tuple[str, str], spec: Spec, epoch: int, partition: int,
@@ -59,25 +59,28 @@ class SegmentWriter:
         self._open: OpenSegment | None = None
         self._at = 0
         self._mapped: NDArray[np.uint8] | None = None
-        """The open segment, once somebody makes samples in it."""
+        """The open segment as an array, once samples are made in it."""
         self._address = 0
-        """In memory, of its first byte."""
+        """The memory address of the segment's first byte."""
         self._is_placed: bool | None = None
-        """Whether blocks of the open segment are made in it; None: nobody asked yet."""
+        """Whether blocks are made in the open segment itself; None before that is decided."""
         self._reserved: _Reserved | None = None
         self.full: list[str] = []
-        """Segments that get nothing more; whoever has everything in them committed says so to the server."""
+        """Segments that are full. Their owner tells the server once everything in them is committed."""
 
     @property
     def name(self) -> str:
-        """Of the segment written to; '' before the first block."""
+        """The name of the open segment; '' before the first block."""
         return self._open.name if self._open is not None else ""
 
     def append(self, fields: Fields) -> tuple[Fields, str]:
-        """Writes an entry's payload; returns the fields of the entry that refers to it, and the segment's name.
+        """Write an entry's payload, and return the fields of the entry that refers to it and the segment's name.
 
-        With ``is_synced`` it is on the disk when this returns. Raises OSError (ENOSPC) where there is no room, with
-        nothing written. A payload that lies in the arrays that were reserved is where it belongs already.
+        A payload that lies in the reserved arrays is not copied. With ``is_synced`` the payload is on the disk when
+        this returns.
+
+        Raises:
+            OSError: Nothing was written; ENOSPC on a full disk.
         """
         (meta_name, meta), payload = fields[0], [value for _, value in fields[1:]]
         reserved, self._reserved = self._reserved, None
@@ -87,7 +90,7 @@ class SegmentWriter:
                 self._complete(self._open, *here)
                 return [(meta_name, here[0])], self._open.name
         if reserved is not None:
-            self.close()  # whoever has the arrays may write to them yet: nothing else may lie there
+            self.close()  # the arrays' owner may still write to them, so nothing else may lie there
         sizes = [memoryview(value).nbytes for value in payload]
         room = len(meta) + ref_bytes("0" * 32, len(sizes))
         opened = self._room_for(room, sizes)
@@ -104,19 +107,27 @@ class SegmentWriter:
         return [(meta_name, meta)], opened.name
 
     def reserve(self, meta_bytes: int, sizes: Sequence[int]) -> NDArray[np.uint8]:
-        """A place for the payload fields of the next entry, to be filled and then given to `append`.
+        """Return memory for the payload fields of the next entry, to fill and then give to `append`.
 
-        ``meta_bytes`` bounds its header. Fields may turn out smaller; each begins at the next multiple of 64 bytes
-        behind the one before. Raises OSError (ENOSPC). One at a time; another call takes it back.
+        There is one such place at a time: another call takes it back. Fields may turn out smaller. Each begins at the
+        next multiple of 64 bytes after the one before.
+
+        Args:
+            meta_bytes: An upper bound of the header's bytes.
+            sizes: The largest size of each field, in wire order.
+
+        Raises:
+            OSError: There is no space; ENOSPC on a full disk.
         """
         self.drop_reserved()
         room = meta_bytes + ref_bytes("0" * 32, len(sizes))
         return self._reserve(self._room_for(room, sizes), room, sizes)
 
     def place(self, meta_bytes: int, sizes: Sequence[int]) -> NDArray[np.uint8] | None:
-        """As `reserve`, for a block that can as well be copied here once it is finished.
+        """Return memory as `reserve` does, for a block that could also be copied here when it is finished.
 
-        None where that is cheaper than finding the pages to make it in, and while something else is reserved.
+        Returns:
+            None where copying is cheaper than page faults, and while something else is reserved.
         """
         if self._reserved is not None:
             return None
@@ -129,7 +140,7 @@ class SegmentWriter:
     def _reserve(self, opened: OpenSegment, room: int, sizes: Sequence[int]) -> NDArray[np.uint8]:
         at, end = place_record(self._at, room, sizes)
         if self._mapped is None:
-            # with a lock of its own: arrays may outlive this writer's hold on the file
+            # with a lock of its own, because arrays may outlive this writer's lock
             fd = os.open(self.folder.path / opened.name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             fcntl.flock(fd, fcntl.LOCK_SH)
             self._mapped = self._maps.held(fd, to_write=True)
@@ -138,10 +149,10 @@ class SegmentWriter:
         return self._mapped[at:end]
 
     def drop_reserved(self) -> None:
-        """What was reserved will not be given to `append`."""
+        """Drop what was reserved: it will not be given to `append`."""
         if self._reserved is not None:
             self._reserved = None
-            self.close()  # as there
+            self.close()  # the arrays' owner may still write to them
 
     def _complete(self, opened: OpenSegment, meta: bytes, ref: SegmentRef) -> None:
         end = aligned(ref.end)
@@ -167,7 +178,7 @@ class SegmentWriter:
         return self._open
 
     def close(self) -> None:
-        """No more blocks; gives the file back."""
+        """Give the file back. No more blocks may follow."""
         self._reserved = self._mapped = self._is_placed = None
         if self._open is not None:
             self.full.append(self._open.name)
@@ -176,13 +187,13 @@ class SegmentWriter:
 
 
 def _is_whole(segment: OpenSegment) -> bool:
-    """Whether nobody has removed or cut the file: nobody could read what is put there, and a map of it is a SIGBUS."""
+    """Return whether the file was neither removed nor truncated: nobody could read it, and a map would be a SIGBUS."""
     stat = os.fstat(segment.fd)
     return stat.st_nlink > 0 and stat.st_size >= segment.nbytes
 
 
 def write_all(fd: int, parts: list[bytes | memoryview], at: int) -> None:
-    """Writes the parts one after the other, beginning at an offset; raises OSError."""
+    """Write the parts one after the other, from an offset on. Raises OSError."""
     left = [memoryview(part).cast("B") for part in parts if len(part)]
     while left:
         done = os.pwritev(fd, left[:1000], at)
