@@ -1,6 +1,7 @@
-"""Entries and shard indexes: the commands of the commit, of reading, and of everything that goes by id.
+"""Entries and shard indexes: the commands that commit, read, claim and list entries.
 
-The commit is one transaction: MULTI, XADD, an ids-only script, EXEC; the script refuses what is not next (decision 21).
+A commit is one transaction: MULTI, XADD, a script that sees ids only, EXEC. The script refuses a block that is not the
+next one (decision 21).
 """
 
 from __future__ import annotations
@@ -27,52 +28,52 @@ from penstock_common.wire.codec import Fields
 from penstock_common.wire.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 
 _COMMIT = COMMIT.encode()
-"""Sent in full: a digest the server forgot would fail inside EXEC, after the XADD, and leave an unindexed entry."""
+"""The script is sent in full: a digest that the server forgot would fail in EXEC and leave an unindexed entry."""
 FIRST_PAGE, PAGE = 32, 1000
-"""Index records read at once: few at first, since who makes room for a block needs no more; then twice as many."""
+"""Index records in the first page and in the largest one. A page doubles, because many callers need few records."""
 PENDING_PAGE = 10_000
-"""Pending entries listed at once; a member with tiny entries and a long queue holds many more."""
+"""Pending entries in one page. A member with tiny entries and a long queue holds many more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One committed block of a shard."""
+    """The index record of a committed block."""
 
     end: int
     entry_id: bytes
-    """Empty where every sample of the block was bad: nothing was appended."""
+    """Empty if every sample of the block was bad, since nothing was appended."""
     first: int
     count: int
     nbytes: int
     holes: tuple[int, ...]
     segment: str = ""
-    """The segment its payload lies in, if not in the entry."""
+    """The segment that holds the payload; '' where the entry holds it."""
     writer: str = ""
-    """The token of the feed's writer that committed it; empty in a shard of a planned or numbered epoch."""
+    """The token of the feed writer that committed it; '' in a planned or numbered epoch."""
 
 
 def is_believable(record: Record) -> bool:
-    """Whether a producer may have written it: its offsets are ones that a shard can have, its holes are among them."""
+    """Return whether a producer may have written the record: its offsets and holes are possible ones."""
     is_inside = 0 <= record.first < record.end <= MAX_SHARD_SAMPLES
     return is_inside and all(record.first <= hole < record.end for hole in record.holes)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardProgress:
-    """The state of a shard as its writer finds it: its end, whether it may be written, and the bytes held."""
+    """A shard's progress as its writer finds it: the end, whether it may be written, and the bytes held."""
 
     end: int
-    """Offsets below it are committed."""
+    """All offsets below it are committed."""
     state: bytes
-    """Of the epoch in this partition."""
+    """The epoch's state in this partition."""
     held_bytes: int
-    """Payload bytes of the partition."""
+    """The payload bytes that the partition holds."""
     writer: str | None = None
     """The token in the shard's newest record; None while the shard has no record."""
 
 
 def look_commands(partition: PartitionKeys, epoch: int, shard: int) -> list[Command]:
-    """Reads the shard's progress, the epoch's state and what is held: the three replies go to `read_look`."""
+    """Return commands that read a shard's progress. `read_look` takes their three replies."""
     return [
         (b"XREVRANGE", partition.index(epoch, shard).encode(), b"+", b"-", b"COUNT", b"1"),
         (b"GET", partition.state(epoch).encode()),
@@ -84,7 +85,7 @@ def look_commands(partition: PartitionKeys, epoch: int, shard: int) -> list[Comm
 def read_look(
     replies: Sequence[Reply], where: Client, partition: PartitionKeys, epoch: int, shard: int
 ) -> ShardProgress:
-    """The answer to `look_commands`; raises the first error among them."""
+    """Return the progress in the replies to `look_commands`. Raises the first error among them."""
     raise_errors(replies, where, commit_keys(partition, epoch, shard))
     newest, state, held = cast("tuple[list[Any], bytes | None, bytes | None]", tuple(replies))
     end, writer = (_end_of(newest[0][0]), _writer_of(newest[0][1])) if newest else (0, None)
@@ -92,7 +93,7 @@ def read_look(
 
 
 def _writer_of(fields: Sequence[bytes]) -> str:
-    """The token in a record's fields as a channel delivers them: names and values in turn."""
+    """Return the token in a record's fields, names and values in turn, as a channel delivers them."""
     return next((fields[at + 1].decode(errors="replace") for at in range(0, len(fields), 2) if fields[at] == b"w"), "")
 
 
@@ -100,7 +101,7 @@ def _writer_of(fields: Sequence[bytes]) -> str:
 def read_commit(
     answer: Reply, block: Block, live_state: str, writer: str = "", roster: str = "a roster"
 ) -> tuple[bool, ShardProgress]:
-    """What the script of a commit says: whether the block is committed, and how things stand."""
+    """Return, from the reply of a commit's script, whether the block is committed, and the shard's progress."""
     match answer:
         case int():
             return True, ShardProgress(block.end, live_state.encode(), answer, writer)
@@ -111,9 +112,17 @@ def read_commit(
 
 
 def raise_errors(replies: Iterable[Reply], where: Client, keys: Iterable[str | bytes] = ()) -> None:
-    """Raises the first error reply: ServerUnavailable if it may pass (a read-only replica), else ReplyError.
+    """Raise the first error among replies.
 
-    DamagedKey where one of ``keys``, those of the commands, holds what Penstock did not write.
+    Args:
+        replies: The replies of some commands.
+        where: The client of the server that sent them.
+        keys: The keys of the commands.
+
+    Raises:
+        ServerUnavailable: The error may pass, as on a read-only replica.
+        DamagedKey: One of the keys holds something that Penstock did not write.
+        ReplyError: Any other error.
     """
     for reply in replies:
         if isinstance(reply, ResponseError):
@@ -121,17 +130,17 @@ def raise_errors(replies: Iterable[Reply], where: Client, keys: Iterable[str | b
 
 
 def is_out_of_memory(reply: Reply) -> bool:
-    """Whether the server refused a command at its maxmemory."""
+    """Return whether the server refused a command at its maxmemory."""
     return isinstance(reply, ResponseError) and ("OOM" in str(reply) or isinstance(reply, OutOfMemoryError))
 
 
 def is_sealed(reply: Reply) -> bool:
-    """Whether a commit was refused because its segment gets no more entries: somebody took its writer for dead."""
+    """Return whether a commit was refused because its segment was sealed: its writer was taken for dead."""
     return isinstance(reply, ResponseError) and is_script_error(reply, "its segment is sealed")
 
 
 def is_gone(error: ResponseError) -> bool:
-    """Whether a command failed because the epoch was released, or the group dropped, meanwhile."""
+    """Return whether a command failed because the epoch was released or the group dropped."""
     return "NOGROUP" in str(error) or "no such key" in str(error)
 
 
@@ -150,13 +159,15 @@ def commit_commands(
     segment: str = "",
     writer: str = "",
 ) -> list[Command]:
-    """The transaction of one block; what the script answers, last in EXEC's reply, goes to `read_commit`.
+    """Return the commands that commit one block. `read_commit` takes the script's reply, the last of EXEC's.
 
     A block of holes only is the script alone: it appends no entry, and at maxmemory a MULTI is refused.
 
-    ``fields`` are its entry's, none for a block of holes only; ``bad`` tells, as JSON, what is known of its holes;
-    ``segment`` is where the payload lies, if not in the entry: this registers it. ``writer`` is the token of a feed's
-    writer: the block is refused where the shard's newest record has another one.
+    Args:
+        fields: The fields of the entry; none for a block of holes only.
+        bad: JSON on the block's holes.
+        segment: The segment that holds the payload, which this registers; '' where the entry holds it.
+        writer: The token of a feed's writer. The block is refused if the shard's newest record has another token.
     """
     keys = commit_keys(partition, manifest.epoch, shard)[: 6 if segment else 5]
     holes = json.dumps(block.holes, separators=(",", ":")) if block.holes else "[]"
@@ -172,7 +183,7 @@ def commit_commands(
 
 @lru_cache(maxsize=1024)  # every block of a shard names the same
 def commit_keys(partition: PartitionKeys, epoch: int, shard: int) -> tuple[bytes, ...]:
-    """Every key that a commit reads or writes."""
+    """Return the keys that a commit reads or writes."""
     keys = (partition.entries(epoch), partition.index(epoch, shard), partition.roster, partition.state(epoch),
             partition.quarantine(epoch), partition.segments(epoch))  # fmt: skip
     return tuple([key.encode() for key in keys])
@@ -181,9 +192,9 @@ def commit_keys(partition: PartitionKeys, epoch: int, shard: int) -> tuple[bytes
 def index_records(
     client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int = 0, upto: int | None = None
 ) -> Iterator[Record]:
-    """A shard's records in order of offset, those that end beyond ``after`` and at most at ``upto``; read in pages.
+    """Yield a shard's records that end beyond ``after`` and at most at ``upto``, by offset, read in pages.
 
-    A repaired record stands in place of those it overrides.
+    A repair's record replaces those that it overrides.
     """
     key, last = partition.index(epoch, shard), "+" if upto is None else f"{upto}-0"
     with client.pipeline(transaction=False) as pipe:  # whoever follows a shard asks often, and mostly for a few
@@ -203,7 +214,7 @@ Page = list[tuple[bytes, dict[bytes, bytes]]]
 
 
 def _base_records(client: Client, key: str, page: Page, size: int, last: str) -> Iterator[Record]:
-    """Those of a first page that was asked for ``size`` records, and of all that follow up to an id."""
+    """Yield the records of a first page of ``size`` records, and of the pages after it up to an id."""
     while True:
         for record_id, fields in page:
             yield index_record(record_id, fields, key)
@@ -214,7 +225,7 @@ def _base_records(client: Client, key: str, page: Page, size: int, last: str) ->
 
 
 def overridden(records: Iterable[Record], repairs: Iterable[Record]) -> list[Record]:
-    """The records that hold, by offset: a repair stands for everything before it that it overlaps."""
+    """Return the valid records by offset: a repair replaces every earlier record that it overlaps."""
     standing = list(records)
     for repair in repairs:
         standing = [record for record in standing if record.end <= repair.first or repair.end <= record.first]
@@ -223,14 +234,14 @@ def overridden(records: Iterable[Record], repairs: Iterable[Record]) -> list[Rec
 
 
 def repair_record(fields: dict[bytes, bytes], key: str) -> Record:
-    """A record of the repairs key: its id says nothing, so its end is counted."""
+    """Return a record of the repairs key. Its end is computed, because its id has no meaning."""
     record = index_record(b"0-0", fields, key)
     return replace(record, end=record.first + record.count + len(record.holes))
 
 
 @readable(lambda record_id, fields, key="a shard's index": f"record {record_id!a} of {key}")
 def index_record(record_id: bytes, fields: dict[bytes, bytes], key: str = "a shard's index") -> Record:
-    """A record of a shard's index; raises DamagedKey, which names the ``key``, where no producer wrote it."""
+    """Return a record of a shard's index. Raises DamagedKey, which names ``key``, if no producer wrote it."""
     if entry_id := fields[b"e"]:
         parse_id(entry_id)  # raises ValueError where it is none
     holes = () if fields[b"h"] == b"[]" else tuple(json.loads(fields[b"h"]))
@@ -273,20 +284,20 @@ def is_indexed(
 
 
 def read_index_page(reply: Reply) -> list[Record]:
-    """Records of an index as XRANGE answers a channel; raises DamagedKey where no producer wrote one."""
+    """Return the records in a channel's reply to XRANGE. Raises DamagedKey for one that no producer wrote."""
     page = cast("list[tuple[bytes, list[bytes]]]", reply)
     return [index_record(record_id, dict(zip(fields[::2], fields[1::2], strict=True))) for record_id, fields in page]
 
 
 def index_ends(client: Client, partition: PartitionKeys, epoch: int, shards: Iterable[int]) -> dict[int, int]:
-    """Shard -> offsets committed, for the shards given, in one round trip."""
+    """Return shard -> number of committed offsets, in one round trip."""
     return {shard: end for shard, (end, _) in index_heads(client, partition, epoch, shards).items()}
 
 
 def index_heads(
     client: Client, partition: PartitionKeys, epoch: int, shards: Iterable[int]
 ) -> dict[int, tuple[int, str]]:
-    """Shard -> offsets committed, and the token of the feed's writer that committed last; in one round trip."""
+    """Return shard -> (number of committed offsets, token of the last feed writer), in one round trip."""
     wanted = list(shards)
     with client.pipeline(transaction=False) as pipe:
         for shard in wanted:
@@ -301,7 +312,7 @@ def index_heads(
 def read_group_command(
     partition: PartitionKeys, epoch: int, group: str, member: str, count: int, block_ms: int | None
 ) -> Command:
-    """XREADGROUP of what nobody was given yet; None does not wait."""
+    """Return the XREADGROUP of entries that no member was given yet. With None it does not wait."""
     waiting = (b"BLOCK", b"%d" % block_ms) if block_ms else ()
     return (
         b"XREADGROUP", b"GROUP", group.encode(), member.encode(), b"COUNT", b"%d" % count, *waiting,
@@ -310,25 +321,25 @@ def read_group_command(
 
 
 def fetch_command(partition: PartitionKeys, epoch: int, entry_id: bytes) -> Command:
-    """One entry by id, without touching any group: reading it again counts as no delivery."""
+    """Return the command that reads one entry by id. It touches no group and counts as no delivery."""
     return (b"XRANGE", partition.entries(epoch).encode(), entry_id, entry_id)
 
 
 def fetch_fields(client: Client, partition: PartitionKeys, epoch: int, entry_id: bytes) -> Fields | None:
-    """The same for who reads single entries and is in no hurry: its fields in order, None if it is not there."""
+    """Read the fields of one entry by id, in order, or None if it is gone. For reading single entries."""
     found: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(partition.entries(epoch), entry_id, entry_id, count=1)
     return list(found[0][1].items()) if found else None
 
 
 def has_entries(client: Client, stream: Stream, epoch: int) -> bool:
-    """Return whether an epoch holds an entry now, committed or not; asks for lengths alone."""
+    """Return whether an epoch holds an entry, committed or not. It reads lengths only."""
     return any(client.xlen(partition.entries(epoch)) for partition in stream.partitions)
 
 
 def newest_entry(
     client: Client, partition: PartitionKeys, epoch: int, before: bytes = b""
 ) -> tuple[bytes, Fields] | None:
-    """Id and fields of the entry appended last, or of the last one ``before`` an id; None where there is none."""
+    """Return id and fields of the newest entry, or of the newest ``before`` an id, or None."""
     latest = b"(" + before if before else b"+"
     found: list[tuple[bytes, dict[bytes, bytes]]] = client.xrevrange(partition.entries(epoch), latest, "-", count=1)
     return (found[0][0], list(found[0][1].items())) if found else None
@@ -352,7 +363,7 @@ def list_pending(
     member: str | None = None,
     limit: int | None = None,
 ) -> list[Pending]:
-    """The group's pending entries, or one member's, oldest first; all of them unless ``limit`` is given."""
+    """Return the pending entries of a group or of one member, oldest first, at most ``limit``."""
     key, start, page = partition.entries(epoch), "-", limit or PENDING_PAGE
     listed: list[Pending] = []
     while True:
@@ -369,11 +380,11 @@ def list_pending(
 
 
 Keys = tuple[PartitionKeys, int]
-"""A partition and an epoch: one entries key."""
+"""A partition and an epoch, which have one entries key."""
 
 
 def pending_members(client: Client, keys: Sequence[Keys], group: str) -> dict[str, int]:
-    """Member -> how many entries of these keys it holds: one round trip, and nothing of the entries."""
+    """Return member -> number of pending entries in these keys, in one round trip."""
     with client.pipeline(transaction=False) as pipe:
         for partition, epoch in keys:
             pipe.xpending(partition.entries(epoch), group)
@@ -387,22 +398,22 @@ def pending_members(client: Client, keys: Sequence[Keys], group: str) -> dict[st
 
 
 def list_overdue(client: Client, keys: Sequence[Keys], group: str, idle_ms: int) -> list[tuple[Keys, Pending]]:
-    """Pending entries that nobody renewed for so long, and all that was handed back: what another may have to take.
+    """Return the pending entries that were not renewed for ``idle_ms``, and all that were returned.
 
-    Of a group whose members live the server has next to nothing to list, however many entries they hold.
+    Another member may have to take them. While all members live the list is short, however many entries they hold.
     """
     return _listed(client, keys, group, [{"idle": idle_ms}, {"consumername": RELEASED}])
 
 
 def list_held(client: Client, keys: Sequence[Keys], group: str, member: str) -> list[tuple[Keys, Pending]]:
-    """Pending entries of one member."""
+    """Return the pending entries of one member."""
     return _listed(client, keys, group, [{"consumername": member}])
 
 
 def _listed(
     client: Client, keys: Sequence[Keys], group: str, filters: Sequence[dict[str, Any]]
 ) -> list[tuple[Keys, Pending]]:
-    """Each once, in one round trip a page."""
+    """Return each pending entry once, in one round trip a page."""
     todo = [(key, "-", chosen) for key in keys for chosen in filters]
     listed: dict[tuple[Keys, bytes], Pending] = {}
     while todo:
@@ -421,7 +432,7 @@ def _listed(
 
 
 def _without_gone(replies: Iterable[Any], where: Client) -> list[Any]:
-    """Without the answers for epochs that were released meanwhile; raises what else went wrong."""
+    """Return the replies without those for released epochs. Raises any other error."""
     told = [reply for reply in replies if not (isinstance(reply, ResponseError) and is_gone(reply))]
     raise_errors(told, where)
     return told
@@ -435,9 +446,9 @@ def claim(
     client: Client, partition: PartitionKeys, epoch: int, who: tuple[str, str], pending: Pending, min_idle_ms: int,
     *, counts: bool = True,
 ) -> bool:  # fmt: skip
-    """Takes one entry over, to be fetched by id later, if its holder still is the one seen and was idle that long.
+    """Claim one entry if its holder is still the one that was seen, and was idle that long.
 
-    ``counts``: it is one more delivery.
+    The caller fetches the entry by id later. With ``counts`` it is one more delivery.
     """
     args = (*who, pending.member, min_idle_ms, pending.entry_id, pending.deliveries + counts)
     return bool(run_script(client, CLAIM, [partition.entries(epoch)], args))
@@ -446,7 +457,7 @@ def claim(
 def trim_entries(
     client: Client, partition: PartitionKeys, generation: str, epoch: int, records: Sequence[Record]
 ) -> int | None:
-    """Removes entries every group has settled; returns the bytes freed. Refused (None) if a group joined meanwhile."""
+    """Remove entries that every group is done with, and return the bytes freed, or None if a group joined."""
     if not records:
         return 0
     args = [part for record in records for part in (record.entry_id, record.nbytes, record.segment)]
@@ -456,7 +467,7 @@ def trim_entries(
 
 
 def group_counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, dict[str, Any]]:
-    """Per group of an entries key: pending, last delivered id, entries-read and lag where the server knows them."""
+    """Return, for each group of an entries key, pending count, last delivered id, entries-read and lag if known."""
     try:
         groups = client.xinfo_groups(partition.entries(epoch))
     except ResponseError as error:
@@ -467,9 +478,9 @@ def group_counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[s
 
 
 def has_unread(client: Client, partition: PartitionKeys, epoch: int, group: str) -> bool:
-    """Return True where the stream has an entry that no member of the group was given yet.
+    """Return whether there is an entry that no member of the group was given yet.
 
-    Ids alone do not tell: an entry that another program deleted keeps its place as the newest. So one is looked for.
+    Ids are not enough, because a deleted entry's id remains the newest one. So this looks for an entry.
     """
     counts = group_counts(client, partition, epoch)
     if group not in counts or LAST not in counts:
@@ -481,6 +492,6 @@ def has_unread(client: Client, partition: PartitionKeys, epoch: int, group: str)
 
 
 def parse_id(text: bytes) -> tuple[int, int]:
-    """An entry's id as numbers, which sort as the stream does."""
+    """Return an entry's id as two numbers, which sort like the stream."""
     high, _, low = text.partition(b"-")
     return int(high), int(low or 0)

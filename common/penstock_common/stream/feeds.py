@@ -1,6 +1,7 @@
-"""Epochs without a plan: shards taken as writers come, sealed by the first who rotates, sized by the last who finishes.
+"""Feeds: epochs without a plan, whose writers take shards as they come.
 
-Also an operator's closing of an epoch as it stands. Planned epochs are ``manifest``'s.
+The first writer that rotates seals the epoch, and the last one that finishes sizes it. `close_epoch` lets an operator
+end an epoch as it is. ``manifest`` has planned epochs.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ FEED = "feed"
 
 
 class FeedShard(NamedTuple):
-    """A shard of a feed that one writer took."""
+    """A shard of a feed that a writer took."""
 
     manifest: Manifest
     shard: int
     token: str
-    """Random. The manifest maps it to the shard, and each index record that the writer commits repeats it."""
+    """A random token. The manifest maps it to the shard, and each index record of the writer repeats it."""
 
 
 def join_feed(client: Client, stream: Stream) -> FeedShard:
-    """Takes a shard of an open, unsealed epoch of the feed for one writer; opens the next epoch if there is none."""
+    """Take a shard of an open, unsealed epoch of the feed. Opens the next epoch if there is none."""
     for epoch, state in retained_epochs(client, stream).items():
         if state != OPEN:
             continue
@@ -58,9 +59,9 @@ def join_feed(client: Client, stream: Stream) -> FeedShard:
 
 
 def _take_shard(client: Client, stream: Stream, manifest: Manifest) -> FeedShard | None:
-    """The next shard of an open epoch; None once it is sealed.
+    """Take the next shard of an open epoch, or return None once it is sealed.
 
-    Asked again after a lost answer it gives the same one: a shard that nobody writes would keep the epoch open.
+    A call that is repeated after a lost reply gets the same shard: one without a writer would keep the epoch open.
     """
     token = secrets.token_hex(6)
     shard = int(run_script(client, TAKE_SHARD, [stream.keys.manifest(manifest.epoch)], [token]))
@@ -68,22 +69,25 @@ def _take_shard(client: Client, stream: Stream, manifest: Manifest) -> FeedShard
 
 
 def retake_shard(client: Client, stream: Stream, manifest: Manifest, shard: int, token: str) -> bool:
-    """Say again that a writer has a shard, to a server that may have come back from before it was taken.
+    """Register a writer's shard again at a server that may have come back with an older state.
 
-    Without this the epoch would be completed without the shard. The number may have been given to another writer
-    meanwhile: then the first to commit keeps it. Returns False where the epoch has no place for the shard any more.
+    Without this the epoch would be completed without the shard. If another writer has the number meanwhile, the first
+    to commit keeps it.
+
+    Returns:
+        False if the epoch takes the shard no more.
     """
     keys = [stream.keys.manifest(manifest.epoch)]
     return bool(run_script(client, RETAKE_SHARD, keys, [manifest.id, token, shard]))
 
 
 def is_sealed(client: Client, stream: Stream, epoch: int) -> bool:
-    """Whether the epoch's writers should finish their shards and go on to the next epoch."""
+    """Return whether the epoch's writers should finish their shards and go on to the next epoch."""
     return bool(client.hexists(stream.keys.manifest(epoch), "sealed"))
 
 
 def finish_feed_shard(client: Client, stream: Stream, manifest: Manifest, shard: int, size: int) -> None:
-    """Ends a writer's shard and seals the epoch; when all its writers have, the epoch is produced."""
+    """End a writer's shard and seal the epoch, which is produced once all its writers have done so."""
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
     try:
         run_script(client, FINISH_FEED_SHARD, keys, [manifest.id, manifest.epoch, shard, size])
@@ -95,9 +99,9 @@ def finish_feed_shard(client: Client, stream: Stream, manifest: Manifest, shard:
 
 
 def close_epoch(client: Client, stream: Stream, epoch: int) -> int:
-    """Declares an epoch produced as it stands, for producers that died; returns its samples.
+    """Declare an epoch produced as it is, after its producers died, and return its number of samples.
 
-    Shards are sized as committed. Raises EpochAbandoned.
+    Shards are sized by what is committed. Raises EpochAbandoned.
     """
     manifest = load_manifest(client, stream, epoch)
     if manifest.state == ABANDONED:

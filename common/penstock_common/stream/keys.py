@@ -1,6 +1,6 @@
-"""Every key Penstock uses, spelled here and nowhere else; docs/redis-keys.md gives their contents and lifetimes.
+"""The names of all keys that Penstock uses. docs/redis-keys.md gives their contents and lifetimes.
 
-Keys of one partition share a hash tag and so a slot: a script may name several of them.
+Keys of one partition share a hash tag, and therefore a slot, so one script may use several of them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from penstock_common.errors import PenstockError
 
 SLOTS = 16384
 LAST = "_last"
-"""A group of every entries key that never reads: a script moves it to the end to learn the newest id."""
+"""A group that each entries key has and that never reads: a script moves it to the end to learn the newest id."""
 RELEASED = "~released"
-"""The consumer that holds what a member handed back; no member can have this name."""
+"""The consumer that holds the entries that members returned. No member can have this name."""
 _NAME = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]{0,99}\Z")
 
 _TAG = re.compile(r"[0-9a-f]{12}\.\d+\Z")
-"""A partition's: the stream's id, and a number."""
+"""The hash tag of a partition: the stream's id and a number."""
 _OF_WHOLE_STREAM = re.compile(r"(meta|epochs|events|paces|watched|\d+:manifest)\Z")
 
 
@@ -28,12 +28,12 @@ class BadName(PenstockError, ValueError):
 
 
 def is_name(text: object) -> bool:
-    """Return whether it may be part of a key."""
+    """Return whether a name may be part of a key."""
     return isinstance(text, str) and _NAME.match(text) is not None
 
 
 def checked_name(kind: str, name: str) -> str:
-    """The name itself, if it may be part of a key; raises BadName."""
+    """Return the name itself if it may be part of a key. Raises BadName."""
     if not is_name(name):
         raise BadName(f"{kind} name {name!r:.140}: use 1 to 100 letters, digits, '.', '_', '-', not starting with '_'")
     return name
@@ -41,7 +41,7 @@ def checked_name(kind: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamKeys:
-    """Keys of a stream as a whole."""
+    """The keys of a stream as a whole."""
 
     name: str
 
@@ -52,32 +52,32 @@ class StreamKeys:
 
     @property
     def epochs(self) -> str:
-        """Hash: epoch -> state, of every epoch still retained."""
+        """Hash: epoch -> state, for every retained epoch."""
         return f"penstock:{{{self.name}}}:epochs"
 
     @property
     def events(self) -> str:
-        """Stream of wake-up hints: whoever waits for an epoch blocks on it."""
+        """Stream: events that wake readers and writers that wait."""
         return f"penstock:{{{self.name}}}:events"
 
     @property
     def paces(self) -> str:
-        """Hash: how fast each worker and trainer is, as it said last."""
+        """Hash: the latest rate that each worker and trainer reported."""
         return f"penstock:{{{self.name}}}:paces"
 
     @property
     def watched(self) -> str:
-        """Hash: which files of a watched folder are in which epoch."""
+        """Hash: files of a watched folder and the epochs that have them."""
         return f"penstock:{{{self.name}}}:watched"
 
     def manifest(self, epoch: int) -> str:
-        """Hash: what an epoch must contain, and which shards are done."""
+        """Hash: an epoch's plan and its complete shards."""
         return f"penstock:{{{self.name}}}:{epoch}:manifest"
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionKeys:
-    """Keys of one partition."""
+    """The keys of one partition."""
 
     name: str
     tag: str
@@ -92,7 +92,7 @@ class PartitionKeys:
         return self._key("roster")
 
     def entries(self, epoch: int) -> str:
-        """Stream: the epoch's entries."""
+        """Stream: the epoch's entries in this partition."""
         return self._key(f"{epoch}:entries")
 
     def state(self, epoch: int) -> str:
@@ -104,27 +104,27 @@ class PartitionKeys:
         return self._key(f"{epoch}:{shard}:index")
 
     def repairs(self, epoch: int, shard: int) -> str:
-        """Stream: records that override the shard's index; absent unless something of the shard was repaired."""
+        """Stream: records that override the shard's index; absent unless the shard was repaired."""
         return self._key(f"{epoch}:{shard}:repairs")
 
     def ledger(self, epoch: int, group: str, shard: int) -> str:
-        """Bitmap: one bit per offset the group has settled."""
+        """Bitmap: a bit for each offset that the group is done with."""
         return self._key(f"{epoch}:ledger:{group}:{shard}")
 
     def positions(self, epoch: int, group: str) -> str:
-        """Hash of an ordered group: rank -> position below which all of its batches are settled; ``floor``."""
+        """Hash of an ordered group: rank -> position below which it has acknowledged everything; ``floor``."""
         return self._key(f"{epoch}:pos:{group}")
 
     def dead(self, epoch: int, group: str) -> str:
-        """Hash: entry id, or ``shard:first-end`` of what was given up -> JSON: why, when."""
+        """Hash: entry id, or ``shard:first-end`` of discarded samples -> JSON with reason and time."""
         return self._key(f"{epoch}:dead:{group}")
 
     def segments(self, epoch: int) -> str:
-        """Hash: segment -> how many of its entries are there; ``s:<segment>``: it gets no more."""
+        """Hash: segment -> number of its entries; ``s:<segment>``: it takes no further entry."""
         return self._key(f"{epoch}:segments")
 
     def quarantine(self, epoch: int) -> str:
-        """Hash: ``shard:offset`` -> why the source could not make the sample."""
+        """Hash: ``shard:offset`` -> the reason why the source could not make the sample."""
         return self._key(f"{epoch}:quarantine")
 
 
@@ -135,32 +135,32 @@ _ANY = re.compile(
 
 
 def parts_of(key: str) -> dict[str, str | None] | None:
-    """The ``stream``, ``epoch``, ``kind`` and ``group`` in a key's name; None where it is no key of a stream."""
+    """Return the ``stream``, ``epoch``, ``kind`` and ``group`` in a key's name, or None for another program's key."""
     found = _ANY.match(key)
     return found.groupdict() if found else None
 
 
 ANY_META = "penstock:{*}:meta"
-"""Pattern of every stream's meta key."""
+"""A pattern that matches the meta keys of all streams."""
 
 
 def scratch_key(token: str) -> str:
-    """What `penstock doctor` measures with; no stream's name begins with ``~``."""
+    """Return a key with which `penstock doctor` measures. No stream's name begins with ``~``."""
     return f"penstock:{{~doctor}}:{token}"
 
 
 def name_in_meta_key(key: bytes) -> str:
-    """The stream's name in one of the keys that `ANY_META` matches."""
+    """Return the stream's name in a key that `ANY_META` matches."""
     return key.decode("utf-8", "replace").removeprefix("penstock:{").removesuffix("}:meta")
 
 
 def patterns_of_stream(name: str) -> list[str]:
-    """Patterns that match every key of the stream, and a few of others: `is_of_stream` tells them apart."""
+    """Return patterns that match every key of the stream, and keys of others: `is_of_stream` tells them apart."""
     return [f"penstock:{{{name}}}:*", f"penstock:{{{name}.*}}:*"]
 
 
 def is_of_stream(key: str, name: str) -> bool:
-    """Whether a key belongs to a stream of that name, in whichever of its lives; ``a.b`` is not a part of ``a``."""
+    """Return whether a key belongs to a stream of that name, in any of its lives. ``a.b`` is no part of ``a``."""
     if key.startswith(f"penstock:{{{name}}}:"):
         return True
     inside, _, rest = key.removeprefix("penstock:{").partition("}:")
@@ -169,10 +169,9 @@ def is_of_stream(key: str, name: str) -> bool:
 
 
 def search_tags(name: str, stream_id: str, count: int) -> list[str]:
-    """One tag per partition such that partition p hashes into the p-th of ``count`` equal slot ranges.
+    """Return one tag a partition, such that partition p hashes into the p-th of ``count`` equal slot ranges.
 
-    Consecutive numbers as tags clump on few nodes of a cluster (design.md section 6), so numbers are tried
-    until one fits.
+    Consecutive numbers as tags would lie on few nodes of a cluster, so numbers are tried until one fits.
     """
     tags: list[str] = []
     number = 0

@@ -1,6 +1,6 @@
-"""Manifests: what an epoch must contain, and how far it is. States ``open -> sized -> produced``, or ``abandoned``.
+"""Manifests: the plan of an epoch and its progress. States: ``open -> sized -> produced``, or ``abandoned``.
 
-Opening an epoch registers it in every partition first (OPEN_EPOCH); only that creates entries keys.
+Opening an epoch first registers it in every partition (OPEN_EPOCH). Only that creates entries keys.
 """
 
 from __future__ import annotations
@@ -43,66 +43,66 @@ from penstock_common.wire.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 
 OPEN, SIZED, PRODUCED, ABANDONED = "open", "sized", "produced", "abandoned"
 MAX_SHARDS = 1 << 20
-"""Of an epoch. Readers go through all of them, and ask the server about each."""
+"""Shards of an epoch at most. Readers ask the server about each of them."""
 MAX_EPOCH_SAMPLES = 1 << 33
-"""Readers keep and send a bit for each."""
+"""Samples of an epoch at most. Readers keep and send a bit for each."""
 SHARDS_ASKED = 64
-"""At once, whether they are complete."""
+"""Shards that one command asks about."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one epoch must contain."""
+    """The plan of one epoch, and its complete shards."""
 
     epoch: int
     id: str
     state: str
     kind: str
-    """``epoch`` = one pass over a source; ``feed`` = a stretch of an endless feed."""
+    """``epoch`` for one pass over a source, ``feed`` for a stretch of an endless feed."""
     seed: int
     fingerprint: str
-    """Of the source; empty if unknown."""
+    """The source's fingerprint; '' if unknown."""
     sizes: tuple[int, ...] | None
-    """Samples planned per shard, None while the epoch is open."""
+    """The planned samples of each shard; None while the epoch is open."""
     done: dict[int, int]
-    """Shard -> its size, of the shards that are complete."""
+    """Complete shard -> its size."""
     created_ms: int
-    """By the producer's clock."""
+    """When it was opened, by the producer's clock."""
     produced_ms: int | None
-    """By the server's clock; None before."""
+    """When it was produced, by the server's clock; None before."""
 
     @property
     def is_ended(self) -> bool:
-        """Whether no more samples will come."""
+        """True once no more samples will come."""
         return self.state in (PRODUCED, ABANDONED)
 
     @property
     def samples(self) -> int | None:
-        """Samples planned in all, holes included; None while the epoch is open."""
+        """The number of planned samples, holes included; None while the epoch is open."""
         return sum(self.sizes) if self.sizes is not None else None
 
     def starts(self) -> list[int]:
-        """Position of each shard's first sample in the epoch's canonical order (sized epochs)."""
+        """The position of each shard's first sample in canonical order. For sized epochs."""
         return [0, *accumulate(self.sizes or ())]
 
     def shards(self) -> range:
-        """The shards that are known of: all of them once sized, else up to the last that is complete."""
+        """Return the known shards: all once the epoch is sized, else up to the last complete one."""
         return range(len(self.sizes) if self.sizes is not None else max(self.done, default=-1) + 1)
 
     def shard_size(self, shard: int) -> int:
-        """Upper bound of a shard's offsets; what lies outside is not part of the epoch."""
+        """Return the upper bound of a shard's offsets. Nothing beyond it is part of the epoch."""
         if self.sizes is None:
             return self.done.get(shard, MAX_SHARD_SAMPLES)
         return self.sizes[shard] if shard < len(self.sizes) else 0
 
     @property
     def live_state(self) -> str:
-        """What the state key of each partition says while this epoch may be written and acknowledged."""
+        """The value of each partition's state key while this epoch may be written and acknowledged."""
         return f"live:{self.id}"
 
 
 def load_manifest(client: Client, stream: Stream, epoch: int) -> Manifest:
-    """The manifest; raises EpochNotFound naming the retained epochs."""
+    """Return the manifest. Raises EpochNotFound, which names the retained epochs."""
     manifest = find_manifest(client, stream, epoch)
     if manifest is None:
         require_there(client, stream)
@@ -113,7 +113,7 @@ def load_manifest(client: Client, stream: Stream, epoch: int) -> Manifest:
 
 @readable(lambda client, stream, epoch: stream.keys.manifest(epoch))
 def find_manifest(client: Client, stream: Stream, epoch: int) -> Manifest | None:
-    """The manifest, or None if there is no such epoch (any more)."""
+    """Return the manifest, or None if there is no such epoch."""
     reply: dict[bytes, bytes] = client.hgetall(stream.keys.manifest(epoch))
     if b"id" not in reply:
         return None
@@ -133,7 +133,7 @@ def find_manifest(client: Client, stream: Stream, epoch: int) -> Manifest | None
 
 
 def _parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the planned sizes of a manifest; raises ValueError. Whoever reads them takes memory and time by them."""
+    """Return the planned sizes of a manifest, bounded, because readers take memory by them. Raises ValueError."""
     if len(text) > MAX_SHARDS * 9:  # longer than as many sizes ever are; parsing it would cost what it bounds
         raise ValueError(f"sizes has {len(text)} bytes")
     sizes = json.loads(text)
@@ -153,7 +153,7 @@ def _parse_done(fields: dict[str, str]) -> dict[int, int]:
 
 
 def why_not_planned(sizes: Sequence[int]) -> str | None:
-    """Return why an epoch cannot have shards of these sizes; None where it can."""
+    """Return why an epoch cannot have shards of these sizes, or None if it can."""
     if len(sizes) > MAX_SHARDS:
         return f"an epoch has at most {MAX_SHARDS} shards, planned are {len(sizes)}"
     if any(not 0 <= size <= MAX_SHARD_SAMPLES for size in sizes):
@@ -165,16 +165,16 @@ def why_not_planned(sizes: Sequence[int]) -> str | None:
 
 
 def state_damage(partition: PartitionKeys, manifest: Manifest, state: bytes) -> DamagedKey | None:
-    """What to raise where an epoch's state in a partition is one that no Penstock writes; None where one does."""
+    """Return the error for an epoch's state that Penstock never writes, or None for a state that it writes."""
     if not state or (state.isascii() and state.startswith((b"live:", b"abandoned:", b"gone:"))):
         return None
     return unreadable_value(partition.state(manifest.epoch), ValueError(state))
 
 
 def find_state_damage(client: Client, stream: Stream, manifest: Manifest) -> DamagedKey | None:
-    """What to raise where manifest, state and roster do not agree on an epoch that a partition has on its roster.
+    """Return the error if manifest, state and roster disagree on an epoch of a partition's roster, or None.
 
-    While somebody abandons or releases the epoch, that is so for a moment: ask again before it is believed.
+    They disagree for a moment while the epoch is abandoned or released: ask again before believing it.
     """
     with client.pipeline(transaction=False) as pipe:
         for partition in stream.partitions:
@@ -191,9 +191,9 @@ def find_state_damage(client: Client, stream: Stream, manifest: Manifest) -> Dam
 
 
 def renewed(client: Client, stream: Stream, manifest: Manifest) -> Manifest:
-    """The manifest as it is now, read whole only where what a reader goes by has changed. Raises EpochNotFound.
+    """Return the current manifest, read in full only if something that readers use has changed.
 
-    For whoever asks again and again while nothing comes: a manifest has a field for each shard that is complete.
+    For repeated calls in a wait, because a manifest has a field for each complete shard. Raises EpochNotFound.
     """
     found = client.hmget(stream.keys.manifest(manifest.epoch), "id", "state", "done")
     known = [manifest.id.encode(), manifest.state.encode()]
@@ -202,7 +202,7 @@ def renewed(client: Client, stream: Stream, manifest: Manifest) -> Manifest:
 
 
 def first_unfinished(client: Client, stream: Stream, epoch: int, shards: Sequence[int]) -> int | None:
-    """The first of these shards that is not complete; None if all are. A few are asked for, not the whole manifest."""
+    """Return the first of these shards that is not complete, or None. It reads a few fields of the manifest."""
     for start in range(0, len(shards), SHARDS_ASKED):
         asked = shards[start : start + SHARDS_ASKED]
         found = client.hmget(stream.keys.manifest(epoch), [f"d:{shard}" for shard in asked])
@@ -214,7 +214,7 @@ def first_unfinished(client: Client, stream: Stream, epoch: int, shards: Sequenc
 
 @readable(lambda client, stream, epochs: " or ".join(stream.keys.manifest(epoch) for epoch in epochs[:3]))
 def ended_ms(client: Client, stream: Stream, epochs: Sequence[int]) -> dict[int, int]:
-    """Epoch -> when it was produced, by the server's clock; of one that never was, when it was opened."""
+    """Return epoch -> when it was produced, by the server's clock, or else when it was opened."""
     with client.pipeline(transaction=False) as pipe:
         for epoch in epochs:
             pipe.hmget(stream.keys.manifest(epoch), "produced_ms", "created_ms")
@@ -223,13 +223,13 @@ def ended_ms(client: Client, stream: Stream, epochs: Sequence[int]) -> dict[int,
 
 
 def retained_epochs(client: Client, stream: Stream) -> dict[int, str]:
-    """Epoch -> state of its manifest, rising, of all epochs that are still there."""
+    """Return epoch -> manifest state of all retained epochs, ascending."""
     return parse_states(stream, client.hgetall(stream.keys.epochs))
 
 
 @readable(lambda stream, reply: stream.keys.epochs)
 def parse_states(stream: Stream, reply: dict[bytes, bytes]) -> dict[int, str]:
-    """The same, from what the key holds."""
+    """Return epoch -> manifest state, from the contents of the epochs key."""
     return {int(epoch): state for epoch, state in sorted(decoded(reply).items(), key=lambda item: int(item[0]))}
 
 
@@ -243,10 +243,14 @@ def open_epoch(
     fingerprint: str = "",
     sizes: Sequence[int] | None = None,
 ) -> Manifest:
-    """Opens the epoch (None = the next number) or finds it open; ``sizes`` also sizes it.
+    """Open an epoch, or find it open.
 
     Every step may be repeated, so a producer that died in between is simply started again. Producers that give a
-    ``fingerprint`` share an epoch only where kind, seed and fingerprint agree.
+    ``fingerprint`` share an epoch only if kind, seed and fingerprint agree.
+
+    Args:
+        epoch: The epoch's number; None takes the next one.
+        sizes: The planned samples of each shard, which also sizes the epoch.
 
     Raises:
         EpochAbandoned: It takes no more samples.
@@ -284,7 +288,7 @@ def open_epoch(
 
 
 def _why_not_shared(manifest: Manifest, kind: str, seed: int, fingerprint: str) -> str:
-    """Return how an epoch's plan differs from the caller's; "" where both are of one production."""
+    """Return how an epoch's plan differs from the caller's, or '' if both are of one production."""
     differ = (
         ("kind", manifest.kind, kind), ("seed", manifest.seed, seed),
         ("fingerprint (of the source and its order)", manifest.fingerprint, fingerprint),
@@ -293,7 +297,7 @@ def _why_not_shared(manifest: Manifest, kind: str, seed: int, fingerprint: str) 
 
 
 class NumberTaken(StreamConflict):
-    """A new epoch's number was given out before: the server came back from before it was."""
+    """A new epoch's number is in use: the server came back with an older state."""
 
 
 def _was_given_twice(stream: Stream, epoch: int, why: str) -> NumberTaken:
@@ -304,10 +308,10 @@ def _was_given_twice(stream: Stream, epoch: int, why: str) -> NumberTaken:
 
 
 def _register(client: Client, stream: Stream, manifest: Manifest, *, is_begun_here: bool) -> None:
-    """Makes the epoch's keys in every partition, or none of them where it was released since the manifest was read.
+    """Make the epoch's keys in every partition, or none if it was released since the manifest was read.
 
-    A release goes partition by partition and takes the manifest last but for its `x:` fields: whoever comes before it
-    is swept up by it, whoever comes while it lasts meets `x:`, whoever comes after it finds no manifest.
+    A release goes partition by partition and removes the manifest last, except its `x:` fields. Keys made before it are
+    removed by it. A call during the release finds `x:` fields, and a call after it finds no manifest.
     """
     epoch = manifest.epoch
     made = [[p.roster, p.state(epoch), p.entries(epoch)] for p in stream.partitions]
@@ -333,14 +337,14 @@ def _register(client: Client, stream: Stream, manifest: Manifest, *, is_begun_he
 
 
 def take_number(client: Client, stream: Stream) -> int:
-    """The next epoch's number, for whoever wants to note it before opening the epoch."""
+    """Take the next epoch's number, for a caller that notes it before opening the epoch."""
     return _reserve_number(client, stream, None)
 
 
 def _reserve_number(client: Client, stream: Stream, wanted: int | None) -> int:
-    """Epochs only rise: the next number is never below one that was given out, and a released one never comes back.
+    """Return a number for a new epoch. Numbers only rise, and a released epoch's number is never used again.
 
-    Asked again after a lost answer the next number is skipped, which harms nobody: readers go by the epochs there are.
+    A call that is repeated after a lost reply skips a number. That is harmless, because readers use existing epochs.
     """
     arguments = [stream.id, "" if wanted is None else wanted]
     epoch = int(run_script(client, RESERVE_EPOCH, [stream.keys.meta], arguments))
@@ -359,7 +363,7 @@ def _was_released(client: Client, stream: Stream, epoch: int) -> EpochNotFound:
 
 
 def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequence[int]) -> str:
-    """Fixes shards and sizes; returns the state. Raises StreamConflict where it was sized otherwise."""
+    """Fix shards and sizes, and return the state. Raises StreamConflict if the epoch has other sizes."""
     if (reason := why_not_planned(sizes)) is not None:
         raise StreamConflict(reason)
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
@@ -377,9 +381,9 @@ def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequen
 def finish_shard(
     client: Client, stream: Stream, manifest: Manifest, shard: int, size: int, run: Run | None = None
 ) -> str:
-    """Records that a shard is complete; the last one makes the epoch produced. Returns the state.
+    """Record that a shard is complete, and return the epoch's state. The last shard makes the epoch produced.
 
-    ``run`` runs the script, which may run twice; None leaves it to the client.
+    ``run`` runs the script, which may run more than once; None leaves that to the client.
     """
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
     return _scripted(client, stream, FINISH_SHARD, keys, [manifest.id, manifest.epoch, shard, size], run)
@@ -400,7 +404,7 @@ def _scripted(
 
 @readable(lambda client, stream, manifest: stream.keys.manifest(manifest.epoch))
 def begun_shards(client: Client, stream: Stream, manifest: Manifest) -> range:
-    """Shards that may have samples: the planned ones, or of an open epoch those taken so far."""
+    """Return the shards that may have samples: the planned ones, or those taken so far of an open epoch."""
     if manifest.sizes is not None:
         return range(len(manifest.sizes))
     taken = int(client.hget(stream.keys.manifest(manifest.epoch), "next_shard") or 0)
@@ -410,16 +414,16 @@ def begun_shards(client: Client, stream: Stream, manifest: Manifest) -> range:
 
 
 def reserve_shard(client: Client, stream: Stream, manifest: Manifest, shard: int) -> None:
-    """Makes an open epoch know of a shard that its writer chose by number; raises StreamConflict."""
+    """Register a shard that its writer chose by number in an open epoch. Raises StreamConflict."""
     if not 0 <= shard < MAX_SHARDS:
         raise StreamConflict(f"shard {shard}: shards are numbered from 0 to {MAX_SHARDS - 1}")
     run_script(client, RESERVE_SHARD, [stream.keys.manifest(manifest.epoch)], [manifest.id, shard])
 
 
 def abandon_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str | None = None) -> None:
-    """Declares that the epoch will not be completed: partitions first, so that no late write slips in.
+    """Declare that an epoch will not be completed: in the partitions first, so that no late write is accepted.
 
-    ``manifest_id`` is the epoch's whose writer gives it up: another epoch that has the number since is left alone.
+    With ``manifest_id`` only the epoch of that manifest is abandoned, not a later one of the same number.
     """
     manifest = find_manifest(client, stream, epoch) if manifest_id else load_manifest(client, stream, epoch)
     if manifest is None or manifest_id not in (None, manifest.id):

@@ -1,6 +1,6 @@
-"""A stream's meta: made once, read by everyone, and found by name with an error that helps.
+"""The meta of a stream, which is made once and read by all, and the events that wake its readers and writers.
 
-Epochs are ``manifest``'s, groups are ``roster``'s.
+``manifest`` has epochs, ``roster`` has groups.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from penstock_common.wire.spec import Spec
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 DEFAULT_BLOCK_BYTES = 1_000_000
-"""Fewer commits, wake-ups and records per byte than at 512 kB, and below where allocators get slow (decision 16)."""
+"""It needs fewer commits and records than 512 kB, and is below sizes that slow allocators down (decision 16)."""
 SEGMENT_BLOCK_BYTES = 8_000_000
-"""With payloads in segments, where the budget is large: no server has to hold such an entry (decision 16)."""
+"""The block size for payloads in segments with a large budget, since no server holds such an entry (decision 16)."""
 BLOCKS_A_BUDGET = 32
-"""Of a partition, at least: a segment's end that no block fits into is room lost."""
+"""Blocks that a partition's budget holds at least: the end of a segment that no block fits into is lost space."""
 MAX_PARTITIONS = 256
 EVENTS_KEPT = 256
 UNHINTED_MS = 100
-"""Between two looks of whoever waits while the events key is damaged."""
+"""The pause between two checks of a wait while the events key is damaged."""
 CREATED = "created"
 
 Found = TypeVar("Found")
@@ -51,33 +51,33 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What is fixed about a stream."""
+    """The settings of a stream."""
 
     name: str
     id: str
-    """Random: two lives of a name never meet."""
+    """A random id, which differs when a stream is made again under the same name."""
     spec: Spec | None
-    """None until the first sample fixes it."""
+    """The tensors of a sample; None until the first sample fixes them."""
     partitions: tuple[PartitionKeys, ...]
     budget_bytes: int
-    """Payload bytes that may be held at once, over all partitions."""
+    """The payload bytes that all partitions may hold at once."""
     block_bytes: int
-    """Payload bytes a writer packs into one entry."""
+    """The payload bytes that a writer packs into one entry."""
     retention: str
     durability: str
-    """What must have happened to a write before it counts as committed: see ``durability``."""
+    """The condition under which a write counts as committed; see ``durability``."""
     payload: str
-    """``inline``, or ``segments:`` and a folder: see ``segments.plane``."""
+    """``inline``, or ``segments:`` and a folder; see ``segments.plane``."""
     info: dict[str, Any]
-    """JSON: class names, file names, units."""
+    """JSON of the source: class names, file names, units."""
     keys: StreamKeys
 
     def partition_of(self, shard: int) -> PartitionKeys:
-        """Shard s lies in partition s mod P."""
+        """Return the partition of a shard: shard s lies in partition s mod P."""
         return self.partitions[shard % len(self.partitions)]
 
     def require_spec(self) -> Spec:
-        """The spec, for whoever needs one because there are samples; raises DamagedKey where it is gone."""
+        """Return the spec of a stream that has samples. Raises DamagedKey if it is gone."""
         if self.spec is None:
             raise DamagedKey(
                 f"{self.keys.meta} has no `spec`, which the first sample fixes: either no sample was written yet, or "
@@ -87,13 +87,13 @@ class Stream:
 
     @property
     def partition_budget(self) -> int:
-        """Each partition gets an equal part of the budget."""
+        """The payload bytes that each partition may hold: an equal part of the budget."""
         return self.budget_bytes // len(self.partitions)
 
 
 @readable(lambda client, name: StreamKeys(name).meta)
 def find_stream(client: Client, name: str) -> Stream | None:
-    """The stream, or None if there is none of that name (yet)."""
+    """Return the stream, or None if there is none of that name."""
     keys = StreamKeys(checked_name("stream", name))
     reply: dict[bytes, bytes] = client.hgetall(keys.meta)
     if b"id" not in reply:
@@ -120,7 +120,7 @@ def find_stream(client: Client, name: str) -> Stream | None:
 
 
 def load_stream(client: Client, name: str) -> Stream:
-    """The stream; raises StreamNotFound naming those there are."""
+    """Return the stream. Raises StreamNotFound, which names the streams that exist."""
     stream = find_stream(client, name)
     if stream is None:
         raise StreamNotFound(absence(client, name))
@@ -128,7 +128,7 @@ def load_stream(client: Client, name: str) -> Stream:
 
 
 def absence(client: Client, name: str) -> str:
-    """One sentence on a stream that is not there."""
+    """Return a sentence on a missing stream."""
     names = list_streams(client)
     meant = near(name, names)
     there = f"streams there: {', '.join(names[:10])}" if names else "the server has no streams yet"
@@ -137,7 +137,7 @@ def absence(client: Client, name: str) -> str:
 
 
 def list_streams(client: Client) -> list[str]:
-    """Names of all streams of the server, sorted."""
+    """Return the names of all streams of the server, sorted."""
     names = (name_in_meta_key(key) for key in client.scan_iter(match=ANY_META, count=1000))
     return sorted(name for name in names if is_name(name))  # what is called otherwise is no stream of ours
 
@@ -167,7 +167,7 @@ def look_at_each(
 
 
 def deleted(client: Client, stream: Stream) -> StreamDeleted:
-    """What to raise when this life of the stream is over."""
+    """Return the error for a stream that was deleted, also if it was made again."""
     again = find_stream(client, stream.name)
     if again is not None and again.id == stream.id:
         return StreamDeleted(
@@ -181,7 +181,7 @@ def deleted(client: Client, stream: Stream) -> StreamDeleted:
 
 
 def require_there(client: Client, stream: Stream, made: Sequence[str] = ()) -> None:
-    """Raises StreamDeleted where the stream was deleted; ``made`` are keys the caller just made, which then go too."""
+    """Raise StreamDeleted if the stream was deleted, and then remove the keys ``made`` that the caller just made."""
     found, deleting = client.hmget(stream.keys.meta, "id", "deleting")
     if found == stream.id.encode() and deleting is None:
         return
@@ -211,9 +211,10 @@ def create_stream(
     payload: str | None = None,
     info: Mapping[str, Any] | None = None,
 ) -> Stream:
-    """Makes the stream, or returns it if it exists with the same settings; what is None takes the existing or default.
+    """Make the stream, or return it if it exists with the same settings. None takes the existing or default value.
 
-    Raises StreamConflict where it exists with another spec, payload or number of partitions.
+    Raises:
+        StreamConflict: The stream exists with another spec, payload or number of partitions.
     """
     stream = find_stream(client, name)
     if stream is None:
@@ -272,7 +273,7 @@ def _refuse_conflict(stream: Stream, partitions: int | None, payload: str | None
 
 
 def fix_spec(client: Client, stream: Stream, spec: Spec) -> Spec:
-    """Makes this the stream's spec if it has none yet; raises StreamConflict if it has another. Returns the spec."""
+    """Make this the stream's spec if it has none, and return it. Raises StreamConflict if it has another."""
     text = json.dumps(spec.as_json())
     known = run_script(client, FIX_SPEC, [stream.keys.meta], [stream.id, text])
     if known == -1:
@@ -290,20 +291,20 @@ def fix_spec(client: Client, stream: Stream, spec: Spec) -> Spec:
 
 
 def set_field(client: Client, stream: Stream, field: str, value: str | int) -> None:
-    """Changes one setting of the stream; raises StreamDeleted rather than leave half a meta."""
+    """Change one setting of the stream. Raises StreamDeleted, and never leaves half a meta."""
     if int(run_script(client, SET_IF_THERE, [stream.keys.meta], [stream.id, field, value])) < 0:
         raise deleted(client, stream)
 
 
 def announce(client: Client, keys: StreamKeys, what: str, value: object) -> None:
-    """Wakes everyone who waits for something of this stream; a hint only, so old ones may be trimmed."""
+    """Wake all that wait for a change of this stream. An event is a hint only, so old ones may be trimmed."""
     # nothing is announced of a stream that was deleted: its events must not come back
     with suppress(DamagedKey, ResponseError):  # no stream any more, or no id is left in it: waits look without hints
         client.xadd(keys.events, {what: str(value)}, maxlen=EVENTS_KEPT, approximate=True, nomkstream=what != CREATED)
 
 
 def last_event(client: Client, keys: StreamKeys) -> bytes:
-    """Where to wait from: read this first, then the state, then `await_event`, so that no event is missed."""
+    """Return the id of the newest event. Read it before the state and give it to `await_event`, to miss no event."""
     found: list[tuple[bytes, Any]] = []
     with suppress(DamagedKey):  # `await_event` knows what to do then
         found = client.xrevrange(keys.events, count=1)
@@ -311,9 +312,9 @@ def last_event(client: Client, keys: StreamKeys) -> bytes:
 
 
 def await_event(client: Client, keys: StreamKeys, after: bytes, block_ms: int) -> bool:
-    """Blocks until an event later than ``after``, at most ``block_ms`` (> 0); whether there was one.
+    """Wait for an event after ``after``, at most ``block_ms`` (> 0), and return whether there was one.
 
-    Where another program has made the key something else, it returns after a short while: the caller looks again.
+    If another program changed the key's type, this returns after a short pause, and the caller checks the state.
     """
     try:
         return bool(client.xread({keys.events: after}, block=max(1, block_ms), count=1))
@@ -323,7 +324,7 @@ def await_event(client: Client, keys: StreamKeys, after: bytes, block_ms: int) -
 
 
 def set_plan(client: Client, stream: Stream, epochs: int | None) -> None:
-    """Says how many epochs the stream will have in all, so that trainers know when they have read the last."""
+    """Store how many epochs the stream will have, so that trainers know the last one."""
     if epochs is None:
         client.hdel(stream.keys.meta, "final")
     else:
@@ -333,7 +334,7 @@ def set_plan(client: Client, stream: Stream, epochs: int | None) -> None:
 
 @readable(lambda client, stream: stream.keys.meta)
 def read_counters(client: Client, stream: Stream) -> tuple[int, int | None, str]:
-    """(number of the next epoch, planned number of epochs or None, ranges of released epochs such as ``0-4,6``)."""
+    """Return (number of the next epoch, planned number of epochs or None, released epochs such as ``0-4,6``)."""
     following, final, released = client.hmget(stream.keys.meta, "next_epoch", "final", "released")
     ranges = (released or b"").decode()
     parse_ranges(ranges)  # raises ValueError where they are none
@@ -341,5 +342,5 @@ def read_counters(client: Client, stream: Stream) -> tuple[int, int | None, str]
 
 
 def is_released(client: Client, stream: Stream, epoch: int) -> bool:
-    """Whether the epoch was there, and was given up by retention or an operator."""
+    """Return whether the epoch existed and was released, by retention or an operator."""
     return any(low <= epoch <= high for low, high in parse_ranges(read_counters(client, stream)[2]))
