@@ -21,6 +21,7 @@ import pytest
 import penstock
 from penstock.__main__ import main
 from penstock.cli import COMMANDS
+from tests.house.lua import LUA_FILES, loads_of, parse_lua
 from tests.house.rules import RULES, excepted, found, list_of
 from tests.house.shrink import shrunk
 
@@ -411,3 +412,32 @@ def test_links_between_documents_lead_somewhere() -> None:
         if "://" not in target and not (path.parent / target).exists()
     }
     assert not dead
+
+
+# --- scripts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", LUA_FILES, ids=lambda path: path.stem)
+def test_a_script_says_what_it_takes_answers_and_who_calls_it(path: Path) -> None:
+    """A reader of another language has the file alone."""
+    script, loads = parse_lua(path), loads_of([file for file in _package_files() if "scripts" not in file.parts])
+    assert script.callers == loads.get(path.stem), path.name
+    for table in ("KEYS", "ARGV"):
+        assert not script.wrong_numbers(table), (path.name, table)
+
+
+def test_every_script_that_is_loaded_is_a_file() -> None:
+    """A misspelt name would be met by the command that uses it alone."""
+    loaded = loads_of([file for file in _package_files() if "scripts" not in file.parts])
+    assert set(loaded) == {path.stem for path in LUA_FILES}
+
+
+def test_an_undescribed_key_of_a_script_is_found(tmp_path: Path) -> None:
+    """The test above can fail."""
+    (wrong := tmp_path / "wrong.lua").write_text(
+        "-- Does it.\n--\n-- KEYS: roster\n-- ARGV: none\n-- Answer: 1\n-- Callers: a.py\n\nreturn KEYS[2] .. ARGV[1]\n"
+    )
+    assert (parse_lua(wrong).wrong_numbers("KEYS"), parse_lua(wrong).wrong_numbers("ARGV")) == ({2}, {1})
+    wrong.write_text("-- Does it.\n--\n-- KEYS: roster\n-- ARGV: none\n-- Callers: a.py\n\nreturn 1\n")
+    with pytest.raises(AssertionError, match="headings"):
+        parse_lua(wrong)

@@ -15,12 +15,11 @@ import pytest
 
 from penstock_common.errors import GroupBusy
 from penstock_common.server.client import ControlClient
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.client import connect
 from penstock_common.stream.entries import list_held, list_overdue
 from penstock_common.stream.groups.presence import SILENT_MS
 from penstock_common.stream.groups.roster import Membership, beat, join_group, leave, load_roster, server_ms
-from penstock_common.stream.lua.entries import CLAIM
-from penstock_common.stream.lua.groups import LEAVE
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_consumer.pipeline.batch import Lease
 from penstock_consumer.shared.holdings import Holdings
@@ -122,7 +121,7 @@ class TestReclaiming:
         def take() -> None:
             assert scene.client.xclaim(entries, "g", "other", 0, [entry], justid=True) == [entry]
 
-        with between(f"{KEEPER}.list_overdue", CLAIM, take):
+        with between(f"{KEEPER}.list_overdue", load_script("claim_entry"), take):
             scene.keeper.look()
         assert scene.claimed() == []
         assert not scene.held.holds(0, 0, entry)
@@ -254,7 +253,7 @@ class TestEnded:
         process, _ = holder
         process.kill()
         process.wait()
-        with between(f"{KEEPER}.list_held", LEAVE, lambda: self.join(scene, "2")):
+        with between(f"{KEEPER}.list_held", load_script("leave_group"), lambda: self.join(scene, "2")):
             scene.keeper.look()
         assert load_roster(scene.client, scene.partition).incarnations["g", "holds"] == "2"
         assert scene.said == []

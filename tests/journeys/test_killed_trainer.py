@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
-from penstock_common.stream.lua.epochs import OPEN_EPOCH
 from penstock_common.stream.streams import set_plan
 from penstock_consumer.loader import Loader
 from penstock_producer.writing.writer import Writer
@@ -155,7 +155,7 @@ def test_an_epoch_that_is_just_being_opened_is_waited_for_and_not_passed_by(
     has_looked = threading.Event()
 
     def slow(client: Client, script: str, *rest: Any) -> Any:
-        if script is OPEN_EPOCH and next(scripts) == told:
+        if script is load_script("open_epoch") and next(scripts) == told:
             assert has_looked.wait(10)
         return run_script(client, script, *rest)
 

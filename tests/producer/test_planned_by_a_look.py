@@ -12,15 +12,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.forgetting import reset_group
 from penstock_common.stream.groups.pins import pin_epoch
 from penstock_common.stream.groups.roster import Membership, beat, hold_for_replay, join_group, load_roster, server_ms
-from penstock_common.stream.lua.entries import TRIM
-from penstock_common.stream.lua.epochs import RETIRE
-from penstock_common.stream.lua.groups import EXPIRE_SILENT, JOIN_GROUP
-from penstock_common.stream.lua.repairs import BALANCE, REOPEN
 from penstock_common.stream.manifest import open_epoch, retained_epochs
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_producer.keeping import janitor
@@ -50,7 +47,7 @@ def start_again(client: Client, stream: Stream) -> None:
 
 def reopen(client: Client, stream: Stream) -> None:
     """An operator had something put back of which the group was never given all."""
-    assert run_script(client, REOPEN, [stream.partitions[0].roster], ["g", 0]) == 1
+    assert run_script(client, load_script("reopen_epoch_for_group"), [stream.partitions[0].roster], ["g", 0]) == 1
 
 
 ACTS: dict[str, Act] = {
@@ -83,7 +80,11 @@ def test_a_pass_of_retention_releases_nothing_that_was_promised_meanwhile(
 ) -> None:
     """Its plan is as old as its look at all partitions, which takes a while where there are many."""
     with settled(any_url) as stream:
-        with between("penstock_producer.keeping.janitor.look_at_rosters", RETIRE, lambda: act(any_client, stream)):
+        with between(
+            "penstock_producer.keeping.janitor.look_at_rosters",
+            load_script("retire_epoch"),
+            lambda: act(any_client, stream),
+        ):
             done = tidy(any_client, stream, lambda _: None, policy=parse_policy("epochs:1"))
         assert done.released == []
         assert list(retained_epochs(any_client, stream)) == [0, 1]
@@ -94,7 +95,11 @@ def test_making_room_releases_nothing_that_was_promised_meanwhile(any_url: str, 
     """A writer that waits is no reason to break a promise to a reader."""
     with settled(any_url) as stream:
         worker = Janitor(any_client, stream, stream.partitions[0], lambda _: None)
-        with between("penstock_producer.keeping.janitor.look_around", RETIRE, lambda: act(any_client, stream)):
+        with between(
+            "penstock_producer.keeping.janitor.look_around",
+            load_script("retire_epoch"),
+            lambda: act(any_client, stream),
+        ):
             worker.make_room(1)
         assert 0 in retained_epochs(any_client, stream)
         assert any_client.xlen(stream.partitions[0].entries(0)) == 2
@@ -116,7 +121,9 @@ def test_making_room_trims_nothing_that_was_promised_meanwhile(any_url: str, any
         loader.checkpointed()
         stream, entries = writer.stream, writer.stream.partitions[0].entries(0)
         worker = Janitor(any_client, stream, stream.partitions[0], lambda _: None)
-        with between("penstock_producer.keeping.janitor.look_around", TRIM, lambda: act(any_client, stream)):
+        with between(
+            "penstock_producer.keeping.janitor.look_around", load_script("trim"), lambda: act(any_client, stream)
+        ):
             assert worker.make_room(1) == 0
         assert any_client.xlen(entries) == 3
 
@@ -134,7 +141,7 @@ def test_a_member_that_shows_itself_between_two_looks_is_not_forgotten(
             pass
         with between(
             "penstock_producer.keeping.janitor.look_at_rosters",
-            EXPIRE_SILENT,
+            load_script("expire_silent"),
             lambda: beat(any_client, who, stream.partitions[0], {}),
         ):
             done = tidy(any_client, stream, lambda _: None, silent_ms=-1)
@@ -150,7 +157,7 @@ def test_a_group_that_joins_while_an_epoch_is_opened_reads_it(any_url: str, any_
         stream = writer.stream
         who = Membership(stream, "g", "m", "1")
         look = "penstock_common.stream.groups.roster.load_roster"
-        with between(look, JOIN_GROUP, lambda: open_epoch(any_client, stream)):
+        with between(look, load_script("join_group"), lambda: open_epoch(any_client, stream)):
             assert join_group(any_client, who) == 0
         for epoch in (0, 1):
             groups = [info["name"] for info in any_client.xinfo_groups(stream.partitions[0].entries(epoch))]
@@ -169,7 +176,7 @@ def test_bytes_that_move_while_they_are_counted_are_left_to_who_moves_them(any_u
             any_client.hincrby(roster, field, 1000)
 
     before = load_roster(any_client, stream.partitions[0]).bytes
-    with between("penstock_producer.jobs.repair.survey_epoch", BALANCE, commit):
+    with between("penstock_producer.jobs.repair.survey_epoch", load_script("correct_bytes"), commit):
         repair(any_url)
     after = load_roster(any_client, stream.partitions[0])
     assert after.bytes == sum(after.epoch_bytes.values())

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_common.errors import EpochNotFound, EpochsReleased, ReplayTruncated
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import Record
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import GroupRecord, Membership, Roster, expire_silent, join_group, load_roster
-from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.ranges import add_to_ranges, format_ranges, parse_ranges
 from penstock_consumer.loader import Loader
@@ -324,7 +324,7 @@ def test_a_release_that_was_cut_short_is_finished_by_the_next(any_url: str, any_
             read(loader)
         manifest = load_manifest(any_client, stream, 0)
         first = stream.partitions[0]
-        run_script(any_client, RETIRE, [first.roster, first.state(0)], ["", 0, manifest.id])
+        run_script(any_client, load_script("retire_epoch"), [first.roster, first.state(0)], ["", 0, manifest.id])
         for partition in (1, 0):
             Janitor(any_client, stream, stream.partitions[partition], lambda _: None).make_room(1)
         assert list(retained_epochs(any_client, stream)) in ([1], [])

@@ -17,17 +17,20 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 from penstock_common.errors import PenstockError
 from penstock_common.server.channel import Command, Reply
 from penstock_common.server.error_translation import translate_reply
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, is_script_error, readable, run_script
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.keys import LAST, RELEASED, PartitionKeys
-from penstock_common.stream.lua.entries import CLAIM, COMMIT, TRIM
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
 from penstock_common.wire.block import Block
 from penstock_common.wire.codec import Fields
 from penstock_common.wire.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 
-_COMMIT = COMMIT.encode()
+_CLAIM_ENTRY = load_script("claim_entry")
+_TRIM = load_script("trim")
+
+_COMMIT = load_script("commit").encode()
 """The script is sent in full: a digest that the server forgot would fail in EXEC and leave an unindexed entry."""
 FIRST_PAGE, PAGE = 32, 1000
 """Index records in the first page and in the largest one. A page doubles, because many callers need few records."""
@@ -451,7 +454,7 @@ def claim(
     The caller fetches the entry by id later. With ``counts`` it is one more delivery.
     """
     args = (*who, pending.member, min_idle_ms, pending.entry_id, pending.deliveries + counts)
-    return bool(run_script(client, CLAIM, [partition.entries(epoch)], args))
+    return bool(run_script(client, _CLAIM_ENTRY, [partition.entries(epoch)], args))
 
 
 def trim_entries(
@@ -462,7 +465,7 @@ def trim_entries(
         return 0
     args = [part for record in records for part in (record.entry_id, record.nbytes, record.segment)]
     keys = [partition.roster, partition.entries(epoch), partition.segments(epoch)]
-    freed = int(run_script(client, TRIM, keys, [generation, epoch, *args]))
+    freed = int(run_script(client, _TRIM, keys, [generation, epoch, *args]))
     return freed if freed >= 0 else None
 
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import EpochAbandoned
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, is_script_error, run_script
 from penstock_common.stream.entries import index_ends
-from penstock_common.stream.lua.epochs import CLOSE_AS_COMMITTED, FINISH_FEED_SHARD, RETAKE_SHARD, TAKE_SHARD
 from penstock_common.stream.manifest import (
     ABANDONED,
     OPEN,
@@ -28,6 +28,11 @@ from penstock_common.stream.manifest import (
     retained_epochs,
 )
 from penstock_common.stream.streams import Stream, require_there
+
+_CLOSE_AS_COMMITTED = load_script("close_as_committed")
+_FINISH_FEED_SHARD = load_script("finish_feed_shard")
+_RETAKE_SHARD = load_script("retake_shard")
+_TAKE_SHARD = load_script("take_shard")
 
 FEED = "feed"
 
@@ -64,7 +69,7 @@ def _take_shard(client: Client, stream: Stream, manifest: Manifest) -> FeedShard
     A call that is repeated after a lost reply gets the same shard: one without a writer would keep the epoch open.
     """
     token = secrets.token_hex(6)
-    shard = int(run_script(client, TAKE_SHARD, [stream.keys.manifest(manifest.epoch)], [token]))
+    shard = int(run_script(client, _TAKE_SHARD, [stream.keys.manifest(manifest.epoch)], [token]))
     return FeedShard(manifest, shard, token) if shard >= 0 else None
 
 
@@ -78,7 +83,7 @@ def retake_shard(client: Client, stream: Stream, manifest: Manifest, shard: int,
         False if the epoch takes the shard no more.
     """
     keys = [stream.keys.manifest(manifest.epoch)]
-    return bool(run_script(client, RETAKE_SHARD, keys, [manifest.id, token, shard]))
+    return bool(run_script(client, _RETAKE_SHARD, keys, [manifest.id, token, shard]))
 
 
 def is_sealed(client: Client, stream: Stream, epoch: int) -> bool:
@@ -90,7 +95,7 @@ def finish_feed_shard(client: Client, stream: Stream, manifest: Manifest, shard:
     """End a writer's shard and seal the epoch, which is produced once all its writers have done so."""
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
     try:
-        run_script(client, FINISH_FEED_SHARD, keys, [manifest.id, manifest.epoch, shard, size])
+        run_script(client, _FINISH_FEED_SHARD, keys, [manifest.id, manifest.epoch, shard, size])
     except ResponseError as error:
         if is_script_error(error, "epoch has another manifest"):
             require_there(client, stream)
@@ -114,5 +119,5 @@ def close_epoch(client: Client, stream: Stream, epoch: int) -> int:
         for shard in begun_shards(client, stream, manifest)
     ]
     keys = [stream.keys.manifest(epoch), stream.keys.events, stream.keys.epochs]
-    run_script(client, CLOSE_AS_COMMITTED, keys, [manifest.id, epoch, *sizes])
+    run_script(client, _CLOSE_AS_COMMITTED, keys, [manifest.id, epoch, *sizes])
     return sum(sizes)

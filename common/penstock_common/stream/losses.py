@@ -19,13 +19,15 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.server.client import RestartDetector
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import index_heads, indexed_ids
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.lua.losses import NOTE_LOSS
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
 from penstock_common.stream.streams import Stream, is_released
 from penstock_common.waiting import Notify
+
+_NOTE_LOSS = load_script("note_loss")
 
 FIELD = "lost:"
 """Fields of a manifest, and of a stream's meta for epochs that have no manifest any more, begin with it."""
@@ -317,9 +319,9 @@ def note_loss(client: Client, stream: Stream, loss: Loss) -> None:
     text = json.dumps(asdict(loss))
     name = f"{loss.was}:{loss.by}:{loss.shard}:{loss.first}"
     manifest = stream.keys.manifest(loss.epoch)
-    if run_script(client, NOTE_LOSS, [manifest], [loss.manifest, MOST_NOTES, f"{FIELD}{name}", text]) == 0:
+    if run_script(client, _NOTE_LOSS, [manifest], [loss.manifest, MOST_NOTES, f"{FIELD}{name}", text]) == 0:
         field = f"{FIELD}{loss.epoch}:{name}"
-        run_script(client, NOTE_LOSS, [stream.keys.meta], [stream.id, MOST_NOTES, field, text])
+        run_script(client, _NOTE_LOSS, [stream.keys.meta], [stream.id, MOST_NOTES, field, text])
 
 
 @readable(lambda client, stream, epoch: stream.keys.manifest(epoch))

@@ -1,6 +1,6 @@
 """Manifests: the plan of an epoch and its progress. States: ``open -> sized -> produced``, or ``abandoned``.
 
-Opening an epoch first registers it in every partition (OPEN_EPOCH). Only that creates entries keys.
+Opening an epoch first registers it in every partition (_OPEN_EPOCH). Only that creates entries keys.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import DamagedKey, EpochAbandoned, EpochNotFound, StreamConflict
 from penstock_common.printable import printable
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import (
     Arg,
     Call,
@@ -29,17 +30,17 @@ from penstock_common.stream.commands import (
 )
 from penstock_common.stream.damage import unreadable_value
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua.epochs import (
-    FINISH_SHARD,
-    FORGET_MANIFEST,
-    OPEN_EPOCH,
-    RESERVE_SHARD,
-    SIZE_EPOCH,
-    UNMAKE_EPOCH,
-)
-from penstock_common.stream.lua.streams import BEGIN_MANIFEST, RESERVE_EPOCH
 from penstock_common.stream.streams import Stream, announce, deleted, is_released, read_counters, require_there
 from penstock_common.wire.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
+
+_BEGIN_MANIFEST = load_script("begin_manifest")
+_FINISH_SHARD = load_script("finish_shard")
+_FORGET_MANIFEST = load_script("forget_manifest")
+_OPEN_EPOCH = load_script("open_epoch")
+_RESERVE_EPOCH = load_script("reserve_epoch")
+_RESERVE_SHARD = load_script("reserve_shard")
+_SIZE_EPOCH = load_script("size_epoch")
+_UNDO_OPEN_EPOCH = load_script("undo_open_epoch")
 
 OPEN, SIZED, PRODUCED, ABANDONED = "open", "sized", "produced", "abandoned"
 MAX_SHARDS = 1 << 20
@@ -267,7 +268,7 @@ def open_epoch(
         "created_ms": time.time_ns() // 1_000_000, "state": OPEN,
     }  # fmt: skip
     flat = [part for field in fields.items() for part in field]
-    begun = run_script(client, BEGIN_MANIFEST, [keys.meta, key, keys.epochs], [stream.id, epoch, OPEN, *flat])
+    begun = run_script(client, _BEGIN_MANIFEST, [keys.meta, key, keys.epochs], [stream.id, epoch, OPEN, *flat])
     if begun < 1:
         raise deleted(client, stream) if begun < 0 else _was_released(client, stream, epoch)
     manifest = load_manifest(client, stream, epoch)
@@ -317,13 +318,15 @@ def _register(client: Client, stream: Stream, manifest: Manifest, *, is_begun_he
     made = [[p.roster, p.state(epoch), p.entries(epoch)] for p in stream.partitions]
     calls: list[Call] = [(names, [epoch, manifest.id]) for names in made]
     try:
-        is_whole = all(run_scripts(client, OPEN_EPOCH, calls))
+        is_whole = all(run_scripts(client, _OPEN_EPOCH, calls))
     except ResponseError as error:
         if not is_script_error(error, "epoch has another manifest"):
             raise
         if is_begun_here:  # else others use it
-            run_scripts(client, UNMAKE_EPOCH, calls)
-            run_script(client, FORGET_MANIFEST, [stream.keys.manifest(epoch), stream.keys.epochs], [manifest.id, epoch])
+            run_scripts(client, _UNDO_OPEN_EPOCH, calls)
+            run_script(
+                client, _FORGET_MANIFEST, [stream.keys.manifest(epoch), stream.keys.epochs], [manifest.id, epoch]
+            )
         raise _was_given_twice(stream, epoch, "a partition has it under another manifest") from None
     flat = [stream.keys.manifest(epoch), stream.keys.epochs, *(name for names in made for name in names)]
     require_there(client, stream, flat)
@@ -332,7 +335,7 @@ def _register(client: Client, stream: Stream, manifest: Manifest, *, is_begun_he
     if is_whole and is_there:
         return
     if not is_there:  # else the release is under way, and sweeps up all of it
-        run_scripts(client, UNMAKE_EPOCH, calls)
+        run_scripts(client, _UNDO_OPEN_EPOCH, calls)
     raise _was_released(client, stream, epoch)
 
 
@@ -347,7 +350,7 @@ def _reserve_number(client: Client, stream: Stream, wanted: int | None) -> int:
     A call that is repeated after a lost reply skips a number. That is harmless, because readers use existing epochs.
     """
     arguments = [stream.id, "" if wanted is None else wanted]
-    epoch = int(run_script(client, RESERVE_EPOCH, [stream.keys.meta], arguments))
+    epoch = int(run_script(client, _RESERVE_EPOCH, [stream.keys.meta], arguments))
     if epoch < 0:
         raise deleted(client, stream)
     if is_released(client, stream, epoch):
@@ -368,7 +371,7 @@ def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequen
         raise StreamConflict(reason)
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
     plan: list[Arg] = [manifest.id, manifest.epoch, len(sizes), json.dumps(list(sizes))]
-    state = _scripted(client, stream, SIZE_EPOCH, keys, plan)
+    state = _scripted(client, stream, _SIZE_EPOCH, keys, plan)
     found = load_manifest(client, stream, manifest.epoch)
     if found.sizes is not None and found.sizes != tuple(sizes):
         raise StreamConflict(
@@ -386,7 +389,7 @@ def finish_shard(
     ``run`` runs the script, which may run more than once; None leaves that to the client.
     """
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
-    return _scripted(client, stream, FINISH_SHARD, keys, [manifest.id, manifest.epoch, shard, size], run)
+    return _scripted(client, stream, _FINISH_SHARD, keys, [manifest.id, manifest.epoch, shard, size], run)
 
 
 def _scripted(
@@ -417,7 +420,7 @@ def reserve_shard(client: Client, stream: Stream, manifest: Manifest, shard: int
     """Register a shard that its writer chose by number in an open epoch. Raises StreamConflict."""
     if not 0 <= shard < MAX_SHARDS:
         raise StreamConflict(f"shard {shard}: shards are numbered from 0 to {MAX_SHARDS - 1}")
-    run_script(client, RESERVE_SHARD, [stream.keys.manifest(manifest.epoch)], [manifest.id, shard])
+    run_script(client, _RESERVE_SHARD, [stream.keys.manifest(manifest.epoch)], [manifest.id, shard])
 
 
 def abandon_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str | None = None) -> None:

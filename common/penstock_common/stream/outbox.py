@@ -14,13 +14,15 @@ from penstock_common.errors import ServerUnavailable
 from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel, Command
 from penstock_common.server.connection import open_channel
 from penstock_common.server.error_translation import translate_reply
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Arg, Client, sha_of
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.groups.ledger import Ranges, acknowledgement
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua.entries import ACK
 from penstock_common.stream.manifest import Manifest
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
+
+_ACKNOWLEDGE = load_script("acknowledge")
 
 UNANSWERED = 8
 """Acknowledgements under way at once. What a crash of the server loses of them is delivered again."""
@@ -50,7 +52,7 @@ class Outbox:
         ranges: Mapping[int, Ranges],
     ) -> None:
         """Send what `ledger.acknowledge` does; raises ServerUnavailable if the server stays away."""
-        self.send(ACK, *acknowledgement(partition, manifest, group, ids, ranges))
+        self.send(_ACKNOWLEDGE, *acknowledgement(partition, manifest, group, ids, ranges))
 
     def send(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> None:
         """Send a script that may run twice. A later call raises its refusal, as ReplyError or DamagedKey."""

@@ -9,14 +9,16 @@ from penstock_common.segments.folder import SegmentFolder
 from penstock_common.segments.mapping import Maps, maps_of
 from penstock_common.segments.plane import INLINE, folder_of
 from penstock_common.segments.reading import SegmentReader
+from penstock_common.server.scripts import load_script
 from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client, run_script
-from penstock_common.stream.lua.repairs import SHOW
 from penstock_common.stream.streams import Stream
 from penstock_common.wire.codec import Fields
 from penstock_common.wire.header import parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
 from penstock_common.wire.spec import Spec
+
+_DESCRIBE_ENTRY = load_script("describe_entry")
 
 
 def segments_of(stream: Stream) -> SegmentFolder | None:
@@ -96,7 +98,9 @@ def entry_fields(
 
 def entry_digest(client: Client, stream: Stream, epoch: int, shard: int, entry_id: bytes) -> str | None:
     """The checksum that an entry's header names, no payload being sent; None where it has none, or is gone."""
-    found = run_script(client, SHOW, [stream.partition_of(shard).entries(epoch)], [entry_id, MAX_HEADER_BYTES])
+    found = run_script(
+        client, _DESCRIBE_ENTRY, [stream.partition_of(shard).entries(epoch)], [entry_id, MAX_HEADER_BYTES]
+    )
     if not found or stream.spec is None:
         return None
     return parse_header(found[0], stream.spec, takes_refs=True).xxh3

@@ -9,10 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock_common.server.channel import Command
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, Run, readable, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua.entries import FREE_SEGMENTS, SEAL
 from penstock_common.stream.manifest import Manifest
+
+_FREE_SEGMENTS = load_script("free_segments")
+_SEAL_SEGMENTS = load_script("seal_segments")
 
 SEALED = "s:"
 
@@ -51,15 +54,15 @@ def seal_segments(
     if wanted := list(names):
         keys, args = _keys_of(partition, manifest), [manifest.id, 2 if for_the_dead else 1, *wanted]
         if run is None:
-            run_script(client, SEAL, keys, args)
+            run_script(client, _SEAL_SEGMENTS, keys, args)
         else:
-            run(SEAL, keys, args)
+            run(_SEAL_SEGMENTS, keys, args)
 
 
 def seal_command(partition: PartitionKeys, manifest: Manifest, names: Iterable[str]) -> Command:
     """The same of their own writer, as a command to be sent along with others; may be said again."""
     told = ["2", *_keys_of(partition, manifest), manifest.id, "1", *names]
-    return (b"EVAL", SEAL.encode(), *[text.encode() for text in told])
+    return (b"EVAL", _SEAL_SEGMENTS.encode(), *[text.encode() for text in told])
 
 
 def _keys_of(partition: PartitionKeys, manifest: Manifest) -> list[str]:
@@ -74,4 +77,4 @@ def free_segments(client: Client, partition: PartitionKeys, epoch: int, names: I
     wanted = list(names)
     if not wanted:
         return []
-    return [name.decode() for name in run_script(client, FREE_SEGMENTS, [partition.segments(epoch)], wanted)]
+    return [name.decode() for name in run_script(client, _FREE_SEGMENTS, [partition.segments(epoch)], wanted)]

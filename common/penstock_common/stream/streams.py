@@ -18,6 +18,7 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import DamagedKey, StreamConflict, StreamDeleted, StreamNotFound
 from penstock_common.hints import near
 from penstock_common.segments.plane import INLINE
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, decoded, readable, run_script
 from penstock_common.stream.keys import (
     ANY_META,
@@ -28,10 +29,12 @@ from penstock_common.stream.keys import (
     name_in_meta_key,
     search_tags,
 )
-from penstock_common.stream.lua.streams import FIX_SPEC, SET_IF_THERE
 from penstock_common.stream.ranges import parse_ranges
 from penstock_common.wire.header import STREAM_ID
 from penstock_common.wire.spec import Spec
+
+_FIX_SPEC = load_script("fix_spec")
+_SET_STREAM_FIELD = load_script("set_stream_field")
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 DEFAULT_BLOCK_BYTES = 1_000_000
@@ -275,7 +278,7 @@ def _refuse_conflict(stream: Stream, partitions: int | None, payload: str | None
 def fix_spec(client: Client, stream: Stream, spec: Spec) -> Spec:
     """Make this the stream's spec if it has none, and return it. Raises StreamConflict if it has another."""
     text = json.dumps(spec.as_json())
-    known = run_script(client, FIX_SPEC, [stream.keys.meta], [stream.id, text])
+    known = run_script(client, _FIX_SPEC, [stream.keys.meta], [stream.id, text])
     if known == -1:
         raise deleted(client, stream)
     if known == text.encode():
@@ -292,7 +295,7 @@ def fix_spec(client: Client, stream: Stream, spec: Spec) -> Spec:
 
 def set_field(client: Client, stream: Stream, field: str, value: str | int) -> None:
     """Change one setting of the stream. Raises StreamDeleted, and never leaves half a meta."""
-    if int(run_script(client, SET_IF_THERE, [stream.keys.meta], [stream.id, field, value])) < 0:
+    if int(run_script(client, _SET_STREAM_FIELD, [stream.keys.meta], [stream.id, field, value])) < 0:
         raise deleted(client, stream)
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Arg, Client, readable, run_script
-from penstock_common.stream.lua.watched import TAKE_FILES
 from penstock_common.stream.streams import Stream, deleted
+
+_TAKE_FILES = load_script("take_files")
 
 PAGE = 1000
 
@@ -48,7 +50,7 @@ def take_files(client: Client, stream: Stream, epoch: int, files: Iterable[str])
     args: list[Arg] = [stream.id, epoch]
     for path in files:
         args += [path, epoch]
-    answer = int(run_script(client, TAKE_FILES, [stream.keys.watched, stream.keys.meta], args))
+    answer = int(run_script(client, _TAKE_FILES, [stream.keys.watched, stream.keys.meta], args))
     if answer < 0:
         raise deleted(client, stream)
     return answer == 1

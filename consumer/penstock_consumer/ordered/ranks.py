@@ -17,12 +17,12 @@ from penstock_common.errors import (
     WaitTimeout,
 )
 from penstock_common.server.error_translation import ReplyError
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.ledger import behind
 from penstock_common.stream.groups.positions import known_positions, refusal_of, report, report_arguments, rewind
 from penstock_common.stream.groups.roster import QUIET_MS, Order, close_for_group, join_group, load_roster
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua.positions import REPORT
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.streams import read_counters
 from penstock_common.waiting import Wait
@@ -30,6 +30,8 @@ from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.settling.overdue import Jam
 from penstock_consumer.shared.holdings import settled_entries
 from penstock_consumer.shared.place import Place
+
+_REPORT_POSITION = load_script("report_position")
 
 JOIN_EVERY_S = 0.2
 
@@ -146,7 +148,7 @@ class OrderedPlace(Place):
             return
         self._known[batch.epoch] = manifest
         with self._refusals():
-            self._outbox.send(REPORT, *report_arguments(manifest, self.who, batch.position))
+            self._outbox.send(_REPORT_POSITION, *report_arguments(manifest, self.who, batch.position))
         settled = settled_entries(batch)
         if all(one.lease.entry_id for one in settled):
             self.witness.acknowledged(manifest, settled)

@@ -12,10 +12,10 @@ from penstock_common.stream.entries import is_indexed
 from penstock_common.server.channel import Channel, Reply
 from penstock_common.stream.commands import Client
 from penstock_common.server.connection import open_channel
-from penstock_common.stream.lua.entries import NAMED
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.streams import Stream
 
-_NAMED = NAMED.encode()
+_LIST_COMMITTED = load_script("list_committed").encode()
 """Sent in full: it is short, and a digest that the server forgot would be a refusal."""
 
 PAGE = 32
@@ -58,7 +58,7 @@ class Committed:
         try:
             if self._channel is None:
                 self._channel = open_channel(self._client)
-            self._channel.send([(b"EVAL", _NAMED, b"1", key, b"%d-0" % header.end, b"%d" % self._size)])
+            self._channel.send([(b"EVAL", _LIST_COMMITTED, b"1", key, b"%d-0" % header.end, b"%d" % self._size)])
             self._awaited = at
         except ServerUnavailable:  # idle for too long, perhaps: `require` asks the control client, which bears outages
             self.close()
@@ -103,6 +103,6 @@ class Committed:
 
 
 def _page(reply: Reply) -> dict[bytes, bytes]:
-    """What NAMED answers; where it answers an error the control client is asked for each entry, and raises it."""
+    """Return entry ids by record id. After an error of the script the control client asks for each entry, and raises it."""
     words = reply.split() if isinstance(reply, bytes) else []
     return dict(zip(words[::2], words[1::2], strict=False))

@@ -9,16 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from penstock_common.errors import BadEntry
 from penstock_common.server.channel import Channel
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import PAGE, Record, raise_errors, read_index_page
 from penstock_common.stream.groups.ledger import dead_letters, group_bits
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua.entries import ENTRY_HEADERS
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
 from penstock_common.wire.header import parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
+
+_READ_HEADERS = load_script("read_headers")
 
 FIRST_PAGE = 64
 """Records of a shard that most have; then a thousand at once."""
@@ -71,7 +73,7 @@ def find_forged(
         page = named[begin : begin + some]
         ids = [record.entry_id for record in page]
         keys = [partition.entries(manifest.epoch)]
-        headers: list[bytes] = run_script(client, ENTRY_HEADERS, keys, [MAX_HEADER_BYTES, *ids])
+        headers: list[bytes] = run_script(client, _READ_HEADERS, keys, [MAX_HEADER_BYTES, *ids])
         for record, meta in zip(page, headers, strict=True):
             is_right = _is_of(meta, stream, manifest.epoch, shard, record) if meta else False
             if not is_right and (meta or not _is_trimmed(client, stream, manifest, shard, record)):

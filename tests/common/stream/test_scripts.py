@@ -13,13 +13,13 @@ import redis
 from redis.exceptions import ResponseError
 
 from penstock_common.server.connection import open_channel
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.damage import unreadable_value
 from penstock_common.stream.entries import commit_commands, group_counts, index_records, is_sealed, trim_entries
 from penstock_common.stream.groups.ledger import settled_bits
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import LAST, PartitionKeys
-from penstock_common.stream.lua import entries, epochs, groups, losses, positions, repairs, streams, watched
 from penstock_common.stream.manifest import Manifest, abandon_epoch, load_manifest, open_epoch
 from penstock_common.stream.removal.release import release_epoch, retire_epoch
 from penstock_common.stream.servers.embedded import EmbeddedServer
@@ -116,72 +116,72 @@ def manifest_keys(w: World, epoch: int) -> list[str]:
 @case
 def a_shard_of_two_is_finished(w: World) -> Any:
     """Counted twice, the epoch was complete with half of its samples."""
-    return epochs.FINISH_SHARD, manifest_keys(w, 0), [w.planned.id, 0, 0, 10]
+    return load_script("finish_shard"), manifest_keys(w, 0), [w.planned.id, 0, 0, 10]
 
 
 @case
 def the_last_shard_is_finished(w: World) -> Any:
     """It makes the epoch produced."""
-    run_script(w.client, epochs.FINISH_SHARD, manifest_keys(w, 0), [w.planned.id, 0, 1, 10])
-    return epochs.FINISH_SHARD, manifest_keys(w, 0), [w.planned.id, 0, 0, 10]
+    run_script(w.client, load_script("finish_shard"), manifest_keys(w, 0), [w.planned.id, 0, 1, 10])
+    return load_script("finish_shard"), manifest_keys(w, 0), [w.planned.id, 0, 0, 10]
 
 
 @case
 def a_feeds_shard_of_two_is_finished(w: World) -> Any:
     """Counted twice, it would end the epoch under its other writer."""
     for token in ("a", "b"):
-        run_script(w.client, epochs.TAKE_SHARD, manifest_keys(w, 1)[:1], [token])
-    return epochs.FINISH_FEED_SHARD, manifest_keys(w, 1), [w.feed.id, 1, 0, 10]
+        run_script(w.client, load_script("take_shard"), manifest_keys(w, 1)[:1], [token])
+    return load_script("finish_feed_shard"), manifest_keys(w, 1), [w.feed.id, 1, 0, 10]
 
 
 @case
 def a_feeds_last_shard_is_finished(w: World) -> Any:
     """It sizes the epoch."""
-    run_script(w.client, epochs.TAKE_SHARD, manifest_keys(w, 1)[:1], ["a"])
-    return epochs.FINISH_FEED_SHARD, manifest_keys(w, 1), [w.feed.id, 1, 0, 10]
+    run_script(w.client, load_script("take_shard"), manifest_keys(w, 1)[:1], ["a"])
+    return load_script("finish_feed_shard"), manifest_keys(w, 1), [w.feed.id, 1, 0, 10]
 
 
 @case
 def a_feeds_shard_is_taken(w: World) -> Any:
     """A shard that nobody writes would keep the epoch open."""
-    return epochs.TAKE_SHARD, manifest_keys(w, 1)[:1], ["token"]
+    return load_script("take_shard"), manifest_keys(w, 1)[:1], ["token"]
 
 
 @case
 def a_feeds_shard_is_taken_again(w: World) -> Any:
     """After a server came back without it."""
-    return epochs.RETAKE_SHARD, manifest_keys(w, 1)[:1], [w.feed.id, "token", 3]
+    return load_script("retake_shard"), manifest_keys(w, 1)[:1], [w.feed.id, "token", 3]
 
 
 @case
 def a_shard_is_reserved(w: World) -> Any:
     """By number."""
-    return epochs.RESERVE_SHARD, manifest_keys(w, 1)[:1], [w.feed.id, 4]
+    return load_script("reserve_shard"), manifest_keys(w, 1)[:1], [w.feed.id, 4]
 
 
 @case
 def an_epoch_is_closed_as_it_stands(w: World) -> Any:
     """By an operator."""
-    return epochs.CLOSE_AS_COMMITTED, manifest_keys(w, 1), [w.feed.id, 1, 5, 6]
+    return load_script("close_as_committed"), manifest_keys(w, 1), [w.feed.id, 1, 5, 6]
 
 
 @case
 def an_epoch_is_sized(w: World) -> Any:
     """With shards of which none is done."""
-    return epochs.SIZE_EPOCH, manifest_keys(w, 1), [w.feed.id, 1, 2, "[5,5]"]
+    return load_script("size_epoch"), manifest_keys(w, 1), [w.feed.id, 1, 2, "[5,5]"]
 
 
 @case
 def an_epoch_is_begun(w: World) -> Any:
     """Its first fields stay."""
     keys = [w.stream.keys.meta, w.stream.keys.manifest(2), w.stream.keys.epochs]
-    return streams.BEGIN_MANIFEST, keys, [w.stream.id, 2, "open", "id", "x", "state", "open"]
+    return load_script("begin_manifest"), keys, [w.stream.id, 2, "open", "id", "x", "state", "open"]
 
 
 @case
 def an_epoch_is_registered(w: World) -> Any:
     """In one partition."""
-    return epochs.OPEN_EPOCH, [w.partition.roster, w.partition.state(2), w.partition.entries(2)], [2, "x"]
+    return load_script("open_epoch"), [w.partition.roster, w.partition.state(2), w.partition.entries(2)], [2, "x"]
 
 
 @case
@@ -189,34 +189,38 @@ def a_registration_is_taken_back(w: World) -> Any:
     """Its bytes are taken off once."""
     w.client.hincrby(w.partition.roster, "b:1", 100)
     w.client.hincrby(w.partition.roster, "bytes", 100)
-    return epochs.UNMAKE_EPOCH, [w.partition.roster, w.partition.state(1), w.partition.entries(1)], [1, w.feed.id]
+    return (
+        load_script("undo_open_epoch"),
+        [w.partition.roster, w.partition.state(1), w.partition.entries(1)],
+        [1, w.feed.id],
+    )
 
 
 @case
 def a_manifest_is_taken_back(w: World) -> Any:
     """One that could not be registered."""
-    return epochs.FORGET_MANIFEST, [w.stream.keys.manifest(1), w.stream.keys.epochs], [w.feed.id, 1]
+    return load_script("forget_manifest"), [w.stream.keys.manifest(1), w.stream.keys.epochs], [w.feed.id, 1]
 
 
 @case
 def an_epoch_is_retired(w: World) -> Any:
     """Its bytes are taken off once, and groups note once that they had read it."""
-    run_script(w.client, groups.CLOSE_FOR_GROUP, [w.partition.roster], ["g", 0])
-    return epochs.RETIRE, [w.partition.roster, w.partition.state(0)], ["", 0, w.planned.id]
+    run_script(w.client, load_script("close_epoch_for_group"), [w.partition.roster], ["g", 0])
+    return load_script("retire_epoch"), [w.partition.roster, w.partition.state(0)], ["", 0, w.planned.id]
 
 
 @case
 def entries_are_acknowledged(w: World) -> Any:
     """With the bits of their samples."""
     keys = [w.partition.state(0), w.partition.entries(0), w.partition.ledger(0, "g", 0)]
-    return entries.ACK, keys, [w.planned.live_state, "g", 1, w.ids[0], 1, 0, 5]
+    return load_script("acknowledge"), keys, [w.planned.live_state, "g", 1, w.ids[0], 1, 0, 5]
 
 
 @case
 def an_entry_is_buried(w: World) -> Any:
     """As a dead letter."""
     keys = [w.partition.state(0), w.partition.entries(0), w.partition.dead(0, "g")]
-    return entries.BURY, keys, [w.planned.live_state, "g", w.ids[0], "unreadable"]
+    return load_script("dead_letter"), keys, [w.planned.live_state, "g", w.ids[0], "unreadable"]
 
 
 @case
@@ -225,44 +229,44 @@ def entries_are_trimmed(w: World) -> Any:
     w.client.hset(w.partition.segments(0), "segment", 2)
     keys = [w.partition.roster, w.partition.entries(0), w.partition.segments(0)]
     generation = w.client.hget(w.partition.roster, "gen")
-    return entries.TRIM, keys, [generation, 0, w.ids[0], 5 * SAMPLE_BYTES, "segment"]
+    return load_script("trim"), keys, [generation, 0, w.ids[0], 5 * SAMPLE_BYTES, "segment"]
 
 
 @case
 def a_segment_is_sealed(w: World) -> Any:
     """For a dead writer."""
-    return entries.SEAL, [w.partition.segments(0), w.partition.state(0)], [w.planned.id, 2, "segment"]
+    return load_script("seal_segments"), [w.partition.segments(0), w.partition.state(0)], [w.planned.id, 2, "segment"]
 
 
 @case
 def a_segment_is_freed(w: World) -> Any:
     """One that was sealed by its writer."""
     w.client.hset(w.partition.segments(0), mapping={"segment": 0, "s:segment": 1})
-    return entries.FREE_SEGMENTS, [w.partition.segments(0)], ["segment"]
+    return load_script("free_segments"), [w.partition.segments(0)], ["segment"]
 
 
 @case
 def a_group_closes_an_epoch(w: World) -> Any:
     """Its ledger covers the manifest."""
-    return groups.CLOSE_FOR_GROUP, [w.partition.roster], ["g", 0]
+    return load_script("close_epoch_for_group"), [w.partition.roster], ["g", 0]
 
 
 @case
 def a_member_leaves(w: World) -> Any:
     """What it held is handed back."""
-    return groups.LEAVE, [w.partition.roster, w.partition.entries(0)], ["g", "m", "inc", 1, w.ids[0]]
+    return load_script("leave_group"), [w.partition.roster, w.partition.entries(0)], ["g", "m", "inc", 1, w.ids[0]]
 
 
 @case
 def a_group_is_dropped(w: World) -> Any:
     """Its field goes, and the generation rises once."""
-    return groups.DROP_GROUP, [w.partition.roster, w.partition.entries(0), w.partition.entries(1)], ["g"]
+    return load_script("drop_group"), [w.partition.roster, w.partition.entries(0), w.partition.entries(1)], ["g"]
 
 
 @case
 def a_replay_holds_an_epoch(w: World) -> Any:
     """By a lease."""
-    return groups.REPLAY_LEASE, [w.partition.roster], ["token", 0, 30_000, 0]
+    return load_script("lease_replay"), [w.partition.roster], ["token", 0, 30_000, 0]
 
 
 @case
@@ -271,14 +275,14 @@ def a_rank_reports(w: World) -> Any:
     member = '{"inc":"i","seen":1}'
     w.client.hset(w.partition.roster, mapping={"g:o": '{"world":1,"first":0,"holds":true}', "m:o:rank-0": member})
     keys = [w.partition.roster, w.partition.state(0), w.partition.positions(0, "o")]
-    return positions.REPORT, keys, [w.planned.live_state, "o", 0, "i", 5]
+    return load_script("report_position"), keys, [w.planned.live_state, "o", 0, "i", 5]
 
 
 @case
 def samples_are_given_up(w: World) -> Any:
     """By an operator."""
     keys = [w.partition.state(0), w.partition.entries(0), w.partition.dead(0, "g"), w.partition.ledger(0, "g", 0)]
-    return repairs.GIVE_UP, keys, [w.planned.live_state, "g", w.ids[0], w.ids[0], "{}", 1, 0, 5]
+    return load_script("give_up_samples"), keys, [w.planned.live_state, "g", w.ids[0], w.ids[0], "{}", 1, 0, 5]
 
 
 @case
@@ -286,43 +290,43 @@ def a_dead_letter_is_given_back(w: World) -> Any:
     """To any member."""
     run_script(w.client, *an_entry_is_buried(w))
     keys = [w.partition.state(0), w.partition.entries(0), w.partition.dead(0, "g")]
-    return repairs.RETRY, keys, [w.planned.live_state, "g", w.ids[0]]
+    return load_script("retry_dead_letter"), keys, [w.planned.live_state, "g", w.ids[0]]
 
 
 @case
 def bytes_are_balanced(w: World) -> Any:
     """What was counted is corrected once."""
-    return repairs.BALANCE, [w.partition.roster], [0, 10 * SAMPLE_BYTES, 5 * SAMPLE_BYTES]
+    return load_script("correct_bytes"), [w.partition.roster], [0, 10 * SAMPLE_BYTES, 5 * SAMPLE_BYTES]
 
 
 @case
 def an_epoch_is_pinned(w: World) -> Any:
     """The generation rises once."""
-    return streams.PIN, [w.partition.roster], [0]
+    return load_script("pin_epoch"), [w.partition.roster], [0]
 
 
 @case
 def a_setting_is_changed(w: World) -> Any:
     """Of a stream that is there."""
-    return streams.SET_IF_THERE, [w.stream.keys.meta], [w.stream.id, "budget_bytes", 5]
+    return load_script("set_stream_field"), [w.stream.keys.meta], [w.stream.id, "budget_bytes", 5]
 
 
 @case
 def a_deletion_is_begun(w: World) -> Any:
     """From then on nothing is opened."""
-    return streams.MARK_DELETING, [w.stream.keys.meta], [w.stream.id, 5]
+    return load_script("mark_deleting"), [w.stream.keys.meta], [w.stream.id, 5]
 
 
 @case
 def a_loss_is_noted(w: World) -> Any:
     """In the manifest."""
-    return losses.NOTE_LOSS, manifest_keys(w, 0)[:1], [w.planned.id, 5, "lost:x", "{}"]
+    return load_script("note_loss"), manifest_keys(w, 0)[:1], [w.planned.id, 5, "lost:x", "{}"]
 
 
 @case
 def files_are_taken_for_an_epoch(w: World) -> Any:
     """Of a watched folder."""
-    return watched.TAKE_FILES, [w.stream.keys.watched, w.stream.keys.meta], [w.stream.id, 2, "a.jpg", "1"]
+    return load_script("take_files"), [w.stream.keys.watched, w.stream.keys.meta], [w.stream.id, 2, "a.jpg", "1"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -433,7 +437,7 @@ def test_an_acknowledgement_sets_the_bits_of_all_its_ranges_and_no_others(world:
     ledgers = [world.partition.ledger(0, "g", shard) for shard in ranges]
     keys = [world.partition.state(0), world.partition.entries(0), *ledgers]
     arguments = [world.planned.live_state, "g", len(world.ids), *world.ids, *told]
-    assert run_script(world.client, entries.ACK, keys, arguments) == len(world.ids)
+    assert run_script(world.client, load_script("acknowledge"), keys, arguments) == len(world.ids)
     assert world.client.xpending(world.partition.entries(0), "g")["pending"] == 0
     for shard, spans in ranges.items():
         expected = [any(low <= offset < high for low, high in spans) for offset in range(80)]
@@ -443,7 +447,7 @@ def test_an_acknowledgement_sets_the_bits_of_all_its_ranges_and_no_others(world:
 def seal(w: World, manifest_id: str) -> Any:
     """Says that the segment ``a`` of epoch 0 gets no more entries, for a dead writer."""
     keys = [w.partition.segments(0), w.partition.state(0)]
-    return run_script(w.client, entries.SEAL, keys, [manifest_id, 2, "a"])
+    return run_script(w.client, load_script("seal_segments"), keys, [manifest_id, 2, "a"])
 
 
 def newest_noted(w: World) -> bytes:
@@ -471,7 +475,7 @@ def test_a_freed_segment_of_a_dead_writer_still_takes_no_entry(world: World) -> 
     segments = world.partition.segments(0)
     world.client.hset(segments, mapping={"b": 0, "s:b": 1})  # the other one was sealed by its own writer
     seal(world, world.planned.id)
-    assert run_script(world.client, entries.FREE_SEGMENTS, [segments], ["a", "b"]) == [b"a", b"b"]
+    assert run_script(world.client, load_script("free_segments"), [segments], ["a", "b"]) == [b"a", b"b"]
     assert world.client.hgetall(segments) == {b"s:a": b"2"}
     assert is_sealed(commit(world, 10, segment="a")[-1])
     assert world.client.hgetall(segments) == {b"s:a": b"2"}

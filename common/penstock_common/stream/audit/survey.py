@@ -14,6 +14,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import BadEntry, DamagedKey
 from penstock_common.segments.reading import SegmentReader
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import PAGE, Record, group_counts, index_records, is_believable, is_gone, parse_id
 from penstock_common.stream.groups.ledger import whole_ledgers
@@ -29,6 +30,8 @@ from penstock_common.wire.header import Header, SegmentRef, parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES, MAX_NUMBER
 from penstock_common.wire.spec import SHAPES_SUFFIX, Spec
 
+_LIST_ENTRIES = load_script("list_entries")
+
 EntryId = tuple[int, int]
 Listed = tuple[bytes, bytes, int]
 """Entry id, header, payload bytes."""
@@ -41,24 +44,6 @@ MOST_ENTRIES = 1000
 PENDING_PAGE = 10_000
 LATEST: EntryId = (1 << 64, 0)
 """Behind every id: where the key of the entries is gone, or was made by another program, no record is too new."""
-
-LIST_ENTRIES = """
--- KEYS entries | ARGV from count most_header_bytes : {id, header, payload bytes} of each entry. No command lists ids
--- without payloads: XRANGE inside a script copies them in the server's memory, a page at a time, but not to the wire.
-local found = {}
-for i, entry in ipairs(redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])) do
-  local fields, meta, bytes = entry[2], '', 0
-  for j = 1, #fields, 2 do
-    if j == 1 and fields[1] == 'meta' then
-      if #fields[2] <= tonumber(ARGV[3]) then meta = fields[2] end
-    elseif string.sub(fields[j], -7) ~= '.shapes' then
-      bytes = bytes + #fields[j + 1]
-    end
-  end
-  found[i] = {entry[1], meta, bytes}
-end
-return found
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +236,7 @@ def _held(
 def _page(
     client: Client, partition: PartitionKeys, epoch: int, start: bytes, count: int
 ) -> list[tuple[bytes, bytes, int]]:
-    reply = run_script(client, LIST_ENTRIES, [partition.entries(epoch)], [start, count, MAX_HEADER_BYTES])
+    reply = run_script(client, _LIST_ENTRIES, [partition.entries(epoch)], [start, count, MAX_HEADER_BYTES])
     return [(entry_id, meta, int(nbytes)) for entry_id, meta, nbytes in reply]
 
 

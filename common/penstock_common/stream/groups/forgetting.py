@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.lua.groups import DROP_GROUP, RESET_GROUP
 from penstock_common.stream.manifest import begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream
+
+_DROP_GROUP = load_script("drop_group")
+_RESET_GROUP = load_script("reset_group")
 
 
 def reset_group(client: Client, stream: Stream, group: str, first: int) -> None:
@@ -21,7 +24,7 @@ def reset_group(client: Client, stream: Stream, group: str, first: int) -> None:
     for partition in stream.partitions:
         epochs = list(load_roster(client, partition).epochs)
         keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
-        run_script(client, RESET_GROUP, keys, [group, first, *map(str, epochs)])
+        run_script(client, _RESET_GROUP, keys, [group, first, *map(str, epochs)])
 
 
 def first_whole(client: Client, stream: Stream) -> int:
@@ -38,7 +41,7 @@ def drop_group(client: Client, stream: Stream, group: str) -> bool:
     for partition in reversed(stream.partitions):  # the first, by which a group is known, last: it may be asked again
         epochs = load_roster(client, partition).epochs
         keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
-        found = bool(run_script(client, DROP_GROUP, keys, [group])) or found
+        found = bool(run_script(client, _DROP_GROUP, keys, [group])) or found
     _forget(client, stream, group, retained_epochs(client, stream))  # what its members, if it had any, settled till now
     return found
 

@@ -10,15 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Arg, Client, run_script
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.groups.positions import kept_head, known_positions, settled_below, starts_of
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, load_roster
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua.entries import ACK, BURY
 from penstock_common.stream.manifest import Manifest, begun_shards
 from penstock_common.stream.mending.dead import load_notes
 from penstock_common.stream.streams import Stream
+
+_ACKNOWLEDGE = load_script("acknowledge")
+_DEAD_LETTER = load_script("dead_letter")
 
 SHARDS_AT_ONCE = 64
 """Ledgers asked for in one round trip: 8 MB at most."""
@@ -35,7 +38,7 @@ def acknowledge(
 
     False where the epoch is no longer live: then nothing is written.
     """
-    return bool(run_script(client, ACK, *acknowledgement(partition, manifest, group, ids, ranges)) >= 0)
+    return bool(run_script(client, _ACKNOWLEDGE, *acknowledgement(partition, manifest, group, ids, ranges)) >= 0)
 
 
 def acknowledgement(
@@ -59,7 +62,7 @@ def bury(
     """Makes an entry a dead letter of this group: acknowledged, kept by id with the reason."""
     epoch = manifest.epoch
     keys = [partition.state(epoch), partition.entries(epoch), partition.dead(epoch, group)]
-    return bool(run_script(client, BURY, keys, [manifest.live_state, group, entry_id, reason]) >= 0)
+    return bool(run_script(client, _DEAD_LETTER, keys, [manifest.live_state, group, entry_id, reason]) >= 0)
 
 
 def settled_bits(

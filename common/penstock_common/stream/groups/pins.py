@@ -6,11 +6,13 @@ What a pin keeps is the producer's plan; a replay's lease is ``roster``'s.
 from __future__ import annotations
 
 from penstock_common.errors import ReplayTruncated
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua.streams import PIN
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.streams import Stream
+
+_PIN_EPOCH = load_script("pin_epoch")
 
 
 def pin_epoch(client: Client, stream: Stream, epoch: int) -> bool:
@@ -21,7 +23,7 @@ def pin_epoch(client: Client, stream: Stream, epoch: int) -> bool:
     load_manifest(client, stream, epoch)
     made: list[PartitionKeys] = []
     for partition in stream.partitions:
-        answer: bytes = run_script(client, PIN, [partition.roster], [epoch])
+        answer: bytes = run_script(client, _PIN_EPOCH, [partition.roster], [epoch])
         if answer in (b"gone", b"trimmed"):
             for one in made:
                 client.hdel(one.roster, f"p:{epoch}")

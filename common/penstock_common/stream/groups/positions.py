@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import GroupNotFound, MemberReplaced, PenstockError, ReplayTruncated
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Arg, Client, decoded, is_script_error, readable, run_script
 from penstock_common.stream.groups.roster import GroupRecord, Membership
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua.positions import REPORT, REWIND
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
+
+_REPORT_POSITION = load_script("report_position")
+_REWIND_POSITION = load_script("rewind_position")
 
 FLOOR = "floor"
 HEAD_STEPS = 2
@@ -79,7 +82,7 @@ def kept_head(record: GroupRecord) -> int:
 
 
 def report_arguments(manifest: Manifest, who: Membership, position: int) -> tuple[list[str], list[Arg]]:
-    """Keys and arguments of REPORT: everything of this rank below ``position`` is settled."""
+    """Keys and arguments of _REPORT_POSITION: everything of this rank below ``position`` is settled."""
     return _arguments(who.stream.partitions[0], manifest, who, position)
 
 
@@ -96,7 +99,7 @@ def report(client: Client, who: Membership, manifest: Manifest, position: int) -
 
     Raises MemberReplaced, GroupNotFound.
     """
-    _run(client, who, REPORT, *report_arguments(manifest, who, position))
+    _run(client, who, _REPORT_POSITION, *report_arguments(manifest, who, position))
 
 
 def rewind(client: Client, who: Membership, manifest: Manifest, position: int) -> None:
@@ -110,7 +113,7 @@ def rewind(client: Client, who: Membership, manifest: Manifest, position: int) -
         for partition in who.stream.partitions:
             keys, args = _arguments(partition, manifest, who, position)
             args[4:] = [manifest.epoch, position, look_only, settled]
-            answer, settled = _run(client, who, REWIND, keys, args)
+            answer, settled = _run(client, who, _REWIND_POSITION, keys, args)
             if answer != b"ok":
                 assert who.order is not None
                 if not look_only:

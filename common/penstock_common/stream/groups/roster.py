@@ -22,19 +22,19 @@ from penstock_common.errors import (
     PenstockError,
 )
 from penstock_common.hints import did_you_mean
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Arg, Client, decoded, is_script_error, readable, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua.groups import (
-    BEAT,
-    CLOSE_FOR_GROUP,
-    EXPIRE_SILENT,
-    JOIN_GROUP,
-    LEAVE,
-    REPLAY_LEASE,
-)
-from penstock_common.stream.lua.streams import FORGET_CONSUMERS
 from penstock_common.stream.streams import Stream, require_there
 from penstock_common.stream.watching.waiters import STALE_MS, Waiter, read_waiters
+
+_CLOSE_EPOCH_FOR_GROUP = load_script("close_epoch_for_group")
+_EXPIRE_SILENT = load_script("expire_silent")
+_FORGET_CONSUMERS = load_script("forget_consumers")
+_HEARTBEAT = load_script("heartbeat")
+_JOIN_GROUP = load_script("join_group")
+_LEASE_REPLAY = load_script("lease_replay")
+_LEAVE_GROUP = load_script("leave_group")
 
 SHARED, ORDERED = "shared", "ordered"
 QUIET_MS = 5000
@@ -240,7 +240,7 @@ def _join(
             keys += [partition.positions(epoch, who.group) for epoch in epochs]
         args: list[Arg] = [who.group, who.member, who.incarnation, declared, first, settle, force]
         args += [who.kind, order.world, order.batch, quiet_ms, *map(str, epochs)]
-        answer, *facts = run_script(client, JOIN_GROUP, keys, args)
+        answer, *facts = run_script(client, _JOIN_GROUP, keys, args)
         if answer == b"joined":
             return int(facts[0])
         if answer != b"epochs":
@@ -285,7 +285,7 @@ def beat(
     """
     keys, args = _with_ids(who, partition, held, [idle_ms, handed_bytes])
     try:
-        lost = run_script(client, BEAT, keys, args)
+        lost = run_script(client, _HEARTBEAT, keys, args)
     except ResponseError as error:
         if is_script_error(error, "replaced"):
             raise MemberReplaced(
@@ -309,7 +309,7 @@ def leave(client: Client, who: Membership, partition: PartitionKeys, held: Held)
     Returns False if another incarnation has the name, or nobody.
     """
     keys, args = _with_ids(who, partition, held)
-    was_there = bool(run_script(client, LEAVE, keys, args))
+    was_there = bool(run_script(client, _LEAVE_GROUP, keys, args))
     forget_consumers(client, partition, who.group, who.member)
     return was_there
 
@@ -318,7 +318,7 @@ def forget_consumers(client: Client, partition: PartitionKeys, group: str, membe
     """Removes what Redis remembers of a member that is gone, but for entries it still holds: those are taken over."""
     entries = [partition.entries(epoch) for epoch in load_roster(client, partition).epochs]
     if entries:
-        run_script(client, FORGET_CONSUMERS, entries, [group, member])
+        run_script(client, _FORGET_CONSUMERS, entries, [group, member])
 
 
 def _with_ids(
@@ -333,7 +333,7 @@ def _with_ids(
 def close_for_group(client: Client, stream: Stream, group: str, epoch: int) -> None:
     """Records in every partition that the group has settled the epoch."""
     for partition in stream.partitions:
-        run_script(client, CLOSE_FOR_GROUP, [partition.roster], [group, epoch])
+        run_script(client, _CLOSE_EPOCH_FOR_GROUP, [partition.roster], [group, epoch])
 
 
 @readable(lambda partition, reply, before_ms: partition.roster)
@@ -369,14 +369,14 @@ def expire_silent(
         return []
     args: list[Arg] = [silent_ms, STALE_MS, int(looked is not None)]
     args += [part for field in (looked or {}).items() for part in field]
-    return [name.decode() for name in run_script(client, EXPIRE_SILENT, [partition.roster], args)]
+    return [name.decode() for name in run_script(client, _EXPIRE_SILENT, [partition.roster], args)]
 
 
 def hold_for_replay(
     client: Client, partition: PartitionKeys, token: str, epoch: int, ttl_ms: int, *, renew: bool
 ) -> bool:
     """Takes or renews a replay's lease on an epoch; False if the epoch is gone, or the lease had lapsed."""
-    return bool(run_script(client, REPLAY_LEASE, [partition.roster], [token, epoch, ttl_ms, int(renew)]))
+    return bool(run_script(client, _LEASE_REPLAY, [partition.roster], [token, epoch, ttl_ms, int(renew)]))
 
 
 def end_replay(client: Client, partition: PartitionKeys, token: str) -> None:

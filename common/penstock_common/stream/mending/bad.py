@@ -18,16 +18,20 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import BadEntry, EntryNotFound, StreamConflict
 from penstock_common.segments.plane import INLINE
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import Record, index_records, is_gone
 from penstock_common.stream.groups.roster import ORDERED, load_roster, require_group
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua.repairs import REOPEN, RETRY, SHOW
 from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, retained_epochs
 from penstock_common.stream.mending.dead import DeadNote, load_notes
 from penstock_common.stream.streams import Stream
 from penstock_common.wire.header import parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
+
+_DESCRIBE_ENTRY = load_script("describe_entry")
+_REOPEN_EPOCH_FOR_GROUP = load_script("reopen_epoch_for_group")
+_RETRY_DEAD_LETTER = load_script("retry_dead_letter")
 
 LOOKED_AT, KINDS_SHOWN = 1000, 5
 """Bad samples of an epoch and partition whose reasons are compared, and how many kinds of reasons are shown."""
@@ -112,7 +116,7 @@ def show_entry(client: Client, stream: Stream, epoch: int, entry: str) -> EntryV
     letters = [letter for letter in list_bad(client, stream, epoch=epoch).dead if letter.entry == entry]
     for partition in stream.partitions:
         try:
-            reply = run_script(client, SHOW, [partition.entries(epoch)], [entry, MAX_HEADER_BYTES])
+            reply = run_script(client, _DESCRIBE_ENTRY, [partition.entries(epoch)], [entry, MAX_HEADER_BYTES])
         except ResponseError:
             raise EntryNotFound(f"{entry!r} is no entry's id: they look like 1700000000000-0") from None
         if reply:
@@ -166,13 +170,13 @@ def _retry(client: Client, stream: Stream, letter: DeadLetter, *, must: bool) ->
         return False
     # first the epoch is owed again, everywhere: from then on no release can take what becomes pending
     for partition in stream.partitions:
-        run_script(client, REOPEN, [partition.roster], [letter.group, letter.epoch])
+        run_script(client, _REOPEN_EPOCH_FOR_GROUP, [partition.roster], [letter.group, letter.epoch])
     for partition in stream.partitions:
         keys = [
             partition.state(letter.epoch), partition.entries(letter.epoch), partition.dead(letter.epoch, letter.group)
         ]  # fmt: skip
         try:
-            if run_script(client, RETRY, keys, [manifest.live_state, letter.group, letter.entry]) == 1:
+            if run_script(client, _RETRY_DEAD_LETTER, keys, [manifest.live_state, letter.group, letter.entry]) == 1:
                 return True
         except ResponseError as error:
             if not is_gone(error):  # the group was dropped meanwhile, or reads in order

@@ -9,6 +9,7 @@ from __future__ import annotations
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import EntryNotFound, GroupNotFound, StreamConflict
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.audit import audit_stream, survey_epoch
 from penstock_common.stream.audit.accounts import MissingRange
 from penstock_common.stream.commands import Arg, Client, run_script
@@ -24,12 +25,13 @@ from penstock_common.stream.groups.roster import (
     server_ms,
 )
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua.repairs import GIVE_UP
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, load_manifest
 from penstock_common.stream.mending.bad import DeadLetter, letter_of, records_by_entry
 from penstock_common.stream.mending.dead import DeadNote, load_notes, write_note
 from penstock_common.stream.mending.repairs import balance_bytes
 from penstock_common.stream.streams import Stream
+
+_GIVE_UP_SAMPLES = load_script("give_up_samples")
 
 
 def drop_bad(
@@ -176,7 +178,7 @@ def _give_up(
     ]  # fmt: skip
     args: list[Arg] = [manifest.live_state, group, entry_id, name, write_note(note), len(spans)]
     args += [bound for span in spans for bound in span]
-    if run_script(client, GIVE_UP, keys, args) != 1:
+    if run_script(client, _GIVE_UP_SAMPLES, keys, args) != 1:
         raise StreamConflict(f"epoch {manifest.epoch} was abandoned or released: nothing of it is owed to anyone")
     return letter_of(manifest.epoch, group, name, note)
 

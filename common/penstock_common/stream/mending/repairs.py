@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from redis.exceptions import WatchError
 
 from penstock_common.errors import BadEntry, EpochAbandoned
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.audit.accounts import MissingRange
 from penstock_common.stream.audit.survey import Survey
 from penstock_common.stream.commands import Client, run_script
@@ -20,11 +21,14 @@ from penstock_common.stream.entries import Record, group_counts, index_record, o
 from penstock_common.stream.groups.presence import ended_members
 from penstock_common.stream.groups.roster import ORDERED, load_roster, server_ms
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua.repairs import BALANCE, REOPEN, REPAIR
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import reader_of, whole_fields
 from penstock_common.stream.streams import Stream
 from penstock_common.wire.codec import Fields, decode
+
+_COMMIT_REPAIR = load_script("commit_repair")
+_CORRECT_BYTES = load_script("correct_bytes")
+_REOPEN_EPOCH_FOR_GROUP = load_script("reopen_epoch_for_group")
 
 ALIVE_MS = 30_000
 """A member that renewed within a lease may be training on an entry whose payload is gone."""
@@ -75,7 +79,7 @@ def _reopen(client: Client, stream: Stream, epoch: int, lost: MissingRange, grou
         is_shared = group in known and known[group].kind != ORDERED
         if lost.entry and is_shared and client.hexists(partition.dead(epoch, group), lost.entry):
             for each in stream.partitions:
-                run_script(client, REOPEN, [each.roster], [group, epoch])
+                run_script(client, _REOPEN_EPOCH_FOR_GROUP, [each.roster], [group, epoch])
 
 
 def _commit_once(
@@ -101,7 +105,7 @@ def _commit_once(
             pipe.execute_command("XADD", entries, "NOMKSTREAM", "*", *flat)
         holes = json.dumps(patch.holes, separators=(",", ":"))
         pipe.eval(
-            REPAIR, 3, entries, index if at_end else repairs, partition.roster, epoch,
+            _COMMIT_REPAIR, 3, entries, index if at_end else repairs, partition.roster, epoch,
             f"{patch.end}-0" if at_end else "*", patch.first, patch.count, patch.nbytes, holes, patch.found,
         )  # fmt: skip
         if patch.bad:
@@ -151,7 +155,7 @@ def balance_bytes(client: Client, partition: PartitionKeys, survey: Survey, epoc
     named = {record.entry_id: record.nbytes for records in survey.index.values() for record in records}
     held = sum(named[entry_id] for entry_id in survey.held if entry_id in named)
     if before == after and held < after:
-        run_script(client, BALANCE, [partition.roster], [epoch, after, held])
+        run_script(client, _CORRECT_BYTES, [partition.roster], [epoch, after, held])
 
 
 def find_patch(client: Client, stream: Stream, epoch: int, lost: MissingRange) -> Patch | None:

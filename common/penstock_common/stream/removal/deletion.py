@@ -10,16 +10,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock_common.errors import DamagedKey, StreamNotFound
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import group_counts
 from penstock_common.stream.groups.presence import ended_members
 from penstock_common.stream.groups.roster import load_roster, server_ms
 from penstock_common.stream.keys import LAST, StreamKeys, checked_name, is_of_stream, patterns_of_stream
-from penstock_common.stream.lua.streams import MARK_DELETING
 from penstock_common.stream.manifest import find_manifest, retained_epochs
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.removal.release import retire_epoch
 from penstock_common.stream.streams import Stream, absence, find_stream
+
+_MARK_DELETING = load_script("mark_deleting")
 
 ALIVE_MS = 30_000
 """One lease: who gave a sign of life within it may be at work."""
@@ -92,7 +94,7 @@ def delete_stream(client: Client, name: str) -> Deleted:
         stream = None  # nobody can open it: there is nothing to be marked, and its keys have its name
     epochs, nbytes = 0, 0
     if stream is not None:
-        run_script(client, MARK_DELETING, [keys.meta], [stream.id, time.time_ns() // 1_000_000])
+        run_script(client, _MARK_DELETING, [keys.meta], [stream.id, time.time_ns() // 1_000_000])
         with suppress(DamagedKey):  # a writer of what it does not name meets the mark, or the key
             epochs, nbytes = _retire_all(client, stream)
     is_left = not _remove_segments(stream)  # before the meta, which alone knows where they are

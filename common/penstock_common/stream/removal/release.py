@@ -9,14 +9,16 @@ from collections.abc import Iterable, Sequence
 
 from redis.exceptions import WatchError
 
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Call, Client, run_script, run_scripts
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.losses import forget_losses
-from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.manifest import begun_shards, find_manifest
 from penstock_common.stream.ranges import add_to_ranges
 from penstock_common.stream.removal.outlook import look_at_rosters
 from penstock_common.stream.streams import Stream
+
+_RETIRE_EPOCH = load_script("retire_epoch")
 
 CHUNK = 512
 
@@ -35,7 +37,7 @@ def release_epoch(client: Client, stream: Stream, epoch: int, generation: str = 
 def retire_epoch(client: Client, partition: PartitionKeys, epoch: int, manifest_id: str, generation: str = "") -> bool:
     """First step, in one partition: nothing is written or acknowledged any more. False if the roster has changed."""
     keys = [partition.roster, partition.state(epoch)]
-    return int(run_script(client, RETIRE, keys, [generation, epoch, manifest_id])) >= 0
+    return int(run_script(client, _RETIRE_EPOCH, keys, [generation, epoch, manifest_id])) >= 0
 
 
 def unlink_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str) -> None:
@@ -43,7 +45,7 @@ def unlink_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str) -
     manifest = find_manifest(client, stream, epoch)
     ours = manifest if manifest is not None and manifest.id == manifest_id else None
     calls: list[Call] = [([p.roster, p.state(epoch)], ["", epoch, manifest_id]) for p in stream.partitions]
-    run_scripts(client, RETIRE, calls)
+    run_scripts(client, _RETIRE_EPOCH, calls)
     shards = begun_shards(client, stream, ours) if ours is not None else range(0)
     _, told = look_at_rosters(client, stream)
     with client.pipeline(transaction=False) as pipe:

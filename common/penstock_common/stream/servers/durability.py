@@ -16,28 +16,18 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import BadDurability, DurabilityLost, ServerUnsuitable, WaitTimeout
 from penstock_common.server.channel import Command, Reply
 from penstock_common.server.error_translation import address, translate_reply
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client
-from penstock_common.stream.lua.pieces import GO_ON
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, Wait
+
+_TOUCH = load_script("touch")
 
 ROUND_MS: Final = 1000
 """How long the server holds its answer back; a shortfall is asked for again, after it was said."""
 SAFE_S: Final = 30.0
 """How long too few replicas, or a disk that does not follow, are waited for."""
 LEVELS = "memory, fsync, replicas=K, fsync+replicas=K"
-
-_TOUCH = (
-    GO_ON
-    + """
--- KEYS meta events : something written, for WAIT and WAITAOF to answer for; a hint of no meaning, to be repeated freely
-local said = redis.pcall('XADD', KEYS[2], 'NOMKSTREAM', 'MAXLEN', '~', '256', '*', 'durable', '')
-local version = redis.call('HGET', KEYS[1], 'v')
--- events is no stream: WAIT must have a write to answer for all the same
-if type(said) == 'table' and said.err and version then redis.call('HSET', KEYS[1], 'v', version) end
-return 1
-"""
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,13 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError
 from penstock_common.pace import Pace
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Arg, Client, decoded, readable, run_script
 from penstock_common.stream.groups.roster import server_ms
 from penstock_common.stream.keys import is_name
-from penstock_common.stream.lua.paces import TELL_PACE
 from penstock_common.stream.streams import Stream
+
+_REPORT_RATE = load_script("report_rate")
 
 TELL_S = 2.0
 """How often each says how fast it is."""
@@ -131,7 +133,7 @@ class Teller:
         keys = [self.stream.keys.paces, self.stream.keys.meta]
         args: list[Arg] = [self.stream.id, self._name, json.dumps(value), GONE_MS if sweep else 0]
         with suppress(PenstockError, ResponseError):  # nothing depends on it, and it is said again
-            run_script(self._client, TELL_PACE, keys, args)
+            run_script(self._client, _REPORT_RATE, keys, args)
             self._swept_s = now if sweep else self._swept_s
 
     def leave(self) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.lua.room import NOTE_WAIT
+
+_NOTE_WAIT = load_script("note_wait")
 
 RENEW_S = 1.0
 """A writer that waits says so again this often."""
@@ -47,7 +49,7 @@ def note_wait(
 ) -> None:  # fmt: skip
     """Says, or says again, that the writer of that shard waits for room, and since when."""
     args = [epoch, shard, int(waited_s * 1000), need_bytes, held_bytes, why, int(is_next)]
-    run_script(client, NOTE_WAIT, [partition.roster], args)
+    run_script(client, _NOTE_WAIT, [partition.roster], args)
 
 
 def end_wait(client: Client, partition: PartitionKeys, epoch: int, shard: int) -> None:

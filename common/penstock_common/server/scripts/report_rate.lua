@@ -1,17 +1,13 @@
-"""The Lua of paces: what workers, trainers and fleets say of themselves, and the end of what nobody says any more.
+-- Reports the rate of a worker, trainer or fleet, as of now. With sweep_ms > 0 it removes reports that are older. A
+-- report to a stream that is gone is refused, because nobody would remove the key.
+--
+-- KEYS: paces meta
+-- ARGV: stream_id field value sweep_ms
+-- Answer: 1; 0 if the stream is gone
+-- Callers: penstock_common/stream/watching/paces.py
 
-Who calls it, and what a pace means, is ``stream.paces``'s.
-"""
+redis.call('HDEL', KEYS[1], '') -- the first write frees, so that the server permits the next at maxmemory
 
-from __future__ import annotations
-
-from penstock_common.stream.lua.pieces import GO_ON
-
-TELL_PACE = (
-    GO_ON
-    + """
--- KEYS paces meta | ARGV stream_id field value sweep_ms : says it, as of now; with sweep_ms > 0 forgets who is silent
--- Refused (0) once this life of the stream is over: nobody would take the key away.
 if redis.call('HGET', KEYS[2], 'id') ~= ARGV[1] or redis.call('HEXISTS', KEYS[2], 'deleting') == 1 then return 0 end
 local now = redis.call('TIME')
 now = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
@@ -25,5 +21,3 @@ if tonumber(ARGV[4]) > 0 then
   end
 end
 return 1
-"""
-)

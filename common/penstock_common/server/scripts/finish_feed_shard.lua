@@ -1,0 +1,28 @@
+-- Finishes a shard of a feed and seals its epoch. The last writer to finish sizes the epoch.
+--
+-- KEYS: manifest events epochs
+-- ARGV: manifest_id epoch shard size
+-- Answer: 1 if this made the epoch produced, else 0
+-- Callers: penstock_common/stream/feeds.py
+
+redis.call('HDEL', KEYS[1], '') -- the first write frees, so that the server permits the next at maxmemory
+
+-- The age of an epoch counts from here, by the server's clock.
+local function note_produced(manifest)
+  local now = redis.call('TIME')
+  redis.call('HSET', manifest, 'produced_ms', tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000))
+end
+
+if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return redis.error_reply('PENSTOCK epoch has another manifest') end
+redis.call('HSET', KEYS[1], 'sealed', '1')
+if redis.call('HSETNX', KEYS[1], 'd:' .. ARGV[3], ARGV[4]) == 1 then redis.call('HINCRBY', KEYS[1], 'done', 1) end
+local taken = tonumber(redis.call('HGET', KEYS[1], 'next_shard'))
+local done = tonumber(redis.call('HGET', KEYS[1], 'done'))
+if redis.call('HGET', KEYS[1], 'state') ~= 'open' or done < taken then return 0 end
+local sizes = {}
+for shard = 0, taken - 1 do sizes[shard + 1] = redis.call('HGET', KEYS[1], 'd:' .. shard) end
+redis.call('HSET', KEYS[1], 'shards', taken, 'sizes', '[' .. table.concat(sizes, ',') .. ']', 'state', 'produced')
+note_produced(KEYS[1])
+redis.call('HSET', KEYS[3], ARGV[2], 'produced')
+redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', 'produced', ARGV[2])
+return 1

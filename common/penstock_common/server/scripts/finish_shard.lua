@@ -1,0 +1,26 @@
+-- Notes that a shard is finished; the epoch is produced once every planned shard is.
+--
+-- KEYS: manifest events epochs
+-- ARGV: manifest_id epoch shard size
+-- Answer: the state of the epoch
+-- Callers: penstock_common/stream/manifest.py
+
+redis.call('HDEL', KEYS[1], '') -- the first write frees, so that the server permits the next at maxmemory
+
+-- The age of an epoch counts from here, by the server's clock.
+local function note_produced(manifest)
+  local now = redis.call('TIME')
+  redis.call('HSET', manifest, 'produced_ms', tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000))
+end
+
+if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return redis.error_reply('PENSTOCK epoch has another manifest') end
+if redis.call('HSETNX', KEYS[1], 'd:' .. ARGV[3], ARGV[4]) == 1 then redis.call('HINCRBY', KEYS[1], 'done', 1) end
+local state = redis.call('HGET', KEYS[1], 'state')
+if state == 'sized' and redis.call('HGET', KEYS[1], 'done') == redis.call('HGET', KEYS[1], 'shards') then
+  redis.call('HSET', KEYS[1], 'state', 'produced')
+  note_produced(KEYS[1])
+  redis.call('HSET', KEYS[3], ARGV[2], 'produced')
+  redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', '256', '*', 'produced', ARGV[2])
+  return 'produced'
+end
+return state

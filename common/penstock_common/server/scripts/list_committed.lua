@@ -1,0 +1,13 @@
+-- Lists index records from one record on, as one string. A client splits it in a tenth of the time that it needs for
+-- the records.
+--
+-- KEYS: index
+-- ARGV: record_id count
+-- Answer: '<record id> <entry id>' of each record that names an entry, separated by spaces
+-- Callers: penstock_consumer/shared/committed.py
+
+local found = {}
+for _, record in ipairs(redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])) do
+  if record[2][1] == 'e' and record[2][2] ~= '' then found[#found + 1] = record[1] .. ' ' .. record[2][2] end
+end
+return table.concat(found, ' ')
