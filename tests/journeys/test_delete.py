@@ -12,11 +12,11 @@ import redis
 
 from penstock.__main__ import main
 from penstock_common.errors import EpochNotFound, PenstockError, StreamDeleted, StreamNotFound
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.groups.pins import pin_epoch
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import is_of_stream
-from penstock_common.stream.lua.epochs import RETIRE
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, open_epoch
 from penstock_common.stream.removal import deletion, release
 from penstock_common.stream.removal.deletion import delete_stream
@@ -61,7 +61,9 @@ def in_every_state(url: str, client: Client, partitions: int) -> Stream:
     half_open = open_epoch(client, stream)
     client.hdel(stream.partitions[-1].roster, f"e:{half_open.epoch}")  # as if its opener had died before the last one
     released = load_manifest(client, stream, 0)
-    run_script(client, RETIRE, [first.roster, first.state(0)], ["", 0, released.id])  # begun, and left
+    run_script(
+        client, load_script("retire_epoch"), [first.roster, first.state(0)], ["", 0, released.id]
+    )  # begun, and left
     client.hset(f"penstock:{{t.{first.tag}}}:1:pos:later", "0", "5")  # of a kind of group that a later version makes
     client.set(f"penstock:{{t.{first.tag}}}:99:leftover", "of an epoch that nothing knows any more")
     return stream
@@ -205,6 +207,19 @@ class TestLive:
         with pytest.raises(StreamDeleted):
             list(batches)
         replay.close()
+        assert not all_keys(any_client)
+
+    def test_a_shard_whose_index_was_deleted_under_it_is_told_as_deleted(
+        self, any_url: str, any_client: Client
+    ) -> None:
+        """It was told as data that the server lost, with the advice to abandon an epoch that is gone."""
+        with writer_of(any_url, spec=SPEC) as writer:
+            shard = writer.epoch(0, sizes=[1]).shard(0)
+            shard.write(sample(1))
+            shard.settle()
+            delete_stream(any_client, "t")
+            with pytest.raises(StreamDeleted):
+                shard.close()
         assert not all_keys(any_client)
 
     def test_processes_at_full_speed_stop_and_leave_nothing(self, any_url: str, any_client: Client) -> None:

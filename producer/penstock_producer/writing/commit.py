@@ -244,8 +244,8 @@ class Committer:
     def require_whole(self, end: int) -> None:
         """Raise unless the shard holds what its writers committed, up to ``end``; once all is settled.
 
-        Raises ShardMismatch where records were lost, or somebody else wrote them, and ShardTaken where the shard is
-        another writer's.
+        Raises ShardMismatch if records were lost or somebody else wrote them, ShardTaken if the shard is another
+        writer's, and StreamDeleted if the stream is gone.
         """
         where = self._partition, self._manifest.epoch, self._shard
         while True:
@@ -270,6 +270,7 @@ class Committer:
             forged = find_forged(self._client, self._stream, self._manifest, self._shard, others) if others else None
             fault = "" if forged is None else f"the record {forged.end}-0 names an entry that is not its own"
         if fault:
+            require_there(self._client, self._stream)  # a deletion takes the index away, too
             raise self._not_whole(fault)
 
     def _not_whole(self, fault: str) -> ShardMismatch:
