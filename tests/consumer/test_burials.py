@@ -119,14 +119,16 @@ def train(url: str, poison: str) -> None:
             tell(*batch["y"].tolist())
 
 
-def test_an_entry_on_which_training_dies_is_set_aside_named_and_can_be_dropped(url: str, client: Client) -> None:
+def test_an_entry_on_which_training_dies_is_set_aside_named_and_can_be_dropped(
+    any_url: str, any_client: Client
+) -> None:
     """After five times it comes alone and last: everything else is trained on, and then the alarm says what to type."""
-    produce(url, "t", COUNT, block_samples=5)
+    produce(any_url, "t", COUNT, block_samples=5)
     poison = 57
     trained: Counter[int] = Counter()
     alarm, alone = "", []
     for _ in range(MANY_DELIVERIES + 3):
-        with child(train, url, poison) as trainer:
+        with child(train, any_url, poison) as trainer:
             lines = trainer.finish()
         trained.update(int(word) for line in lines if line[0].isdigit() for word in line.split())
         alarms = [line for line in lines if "does training die on it?" in line]
@@ -136,16 +138,16 @@ def test_an_entry_on_which_training_dies_is_set_aside_named_and_can_be_dropped(u
     assert "(shard 0 offsets 55-59)" in alarm
     assert alone == [55, 56, 57, 58, 59]
     assert set(trained) == set(range(COUNT)) - set(alone)
-    stream = open_stream(client, "t")
+    stream = open_stream(any_client, "t")
     words = alarm[alarm.index("`penstock bad drop") + 1 : -1].split()
     assert words[:5] == ["penstock", "bad", "drop", "t", "0"]
-    drop_bad(client, stream, 0, group="g", reason="kills", entry=words[5])
-    produce(url, "t", 10)
-    with loader_of(url) as loader:
+    drop_bad(any_client, stream, 0, group="g", reason="kills", entry=words[5])
+    produce(any_url, "t", 10)
+    with loader_of(any_url) as loader:
         assert sorted(numbers(loader)) == list(range(10))
-    report = audit_stream(client, "t", epoch=0)
+    report = audit_stream(any_client, "t", epoch=0)
     assert (report.is_clean, report.dead, report.delivered) == (True, 5, {"g": COUNT - 5})
-    assert [(d.shard, d.first, d.end) for d in list_bad(client, stream).dead] == [(0, 55, 60)]
+    assert [(d.shard, d.first, d.end) for d in list_bad(any_client, stream).dead] == [(0, 55, 60)]
 
 
 def test_a_suspect_comes_last_alone_and_after_all_else_was_taken(any_url: str, any_client: Client) -> None:

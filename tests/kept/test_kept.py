@@ -31,7 +31,18 @@ MOST_BYTES = 300_000
 
 @pytest.fixture
 def kept(client: redis.Redis, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of segments, once all is back on a server."""
+    """The folder of segments, once all is back on a server, of each version."""
+    return put_back(client, tmp_path, url, monkeypatch)
+
+
+@pytest.fixture
+def kept_once(any_client: redis.Redis, tmp_path: Path, any_url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of segments, once all is back on one server, for what no version changes."""
+    return put_back(any_client, tmp_path, any_url, monkeypatch)
+
+
+def put_back(client: redis.Redis, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Restore the keys and the segments, and let every command find the server."""
     monkeypatch.setenv("PENSTOCK_URL", url)
     with tarfile.open(HERE / "segments.tar.gz") as archive:
         archive.extractall(tmp_path, filter=_as_written)
@@ -219,7 +230,7 @@ def test_dead_letters_are_listed_as_they_were_and_have_their_way_back() -> None:
     assert [{**letter, "why": ""} for letter in asked("bad", "list", "hurt")["dead"]] == [given_up]
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("kept_once")
 def test_whoever_looks_at_a_kept_stream_finds_no_fault_with_it() -> None:
     """Every command that explains a stream reads other keys."""
     told("inspect")

@@ -74,10 +74,10 @@ def numbers_in(url: str, epoch: int = 0) -> list[int]:
 # --- sharing the work -------------------------------------------------------------------------------------------------
 
 
-def test_two_processes_share_an_epoch(url: str) -> None:
+def test_two_processes_share_an_epoch(any_url: str) -> None:
     """The point of workers: the samples are made by two pids, neither of them ours, and each is there once."""
-    summary = produce(url, dataset("slowly"), shard_samples=10)
-    samples = read_epoch(url)
+    summary = produce(any_url, dataset("slowly"), shard_samples=10)
+    samples = read_epoch(any_url)
     assert sorted(int(s["x"][0]) for s in samples.values()) == list(range(SAMPLES))
     pids = {int(s["pid"]) for s in samples.values()}
     assert len(pids) == 2

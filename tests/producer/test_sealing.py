@@ -103,20 +103,20 @@ def test_only_segments_are_sealed_of_which_every_block_is_committed(
     assert len(told) >= 5
 
 
-def test_an_answer_that_is_lost_is_asked_for_again(url: str, client: Client, tmp_path: Path) -> None:
+def test_an_answer_that_is_lost_is_asked_for_again(any_url: str, any_client: Client, tmp_path: Path) -> None:
     """Connections are cut all the time: at the end nothing is lost, and every segment is known to be full."""
-    with writer_in(tmp_path, url) as writer:
+    with writer_in(tmp_path, any_url) as writer:
         epoch = writer.epoch(0, sizes=[60 * BLOCK])
         writer.client.client_setname("control")
-        with epoch.shard(0) as shard, connections_cut(client, spared="control"):
+        with epoch.shard(0) as shard, connections_cut(any_client, spared="control"):
             for number in range(60 * BLOCK):
                 shard.write(sample(number))
                 time.sleep(0.005 * (number % 100 == 0))
             shard.settle()
-        states = sealed(client, writer.stream)
+        states = sealed(any_client, writer.stream)
         assert len(states) >= 15
         assert all(states.values())
-    with Replay("t", url=url, epoch=0, batch_size=64, notify=lambda _: None) as replay:
+    with Replay("t", url=any_url, epoch=0, batch_size=64, notify=lambda _: None) as replay:
         assert numbers(replay) == list(range(60 * BLOCK))
 
 
