@@ -9,11 +9,18 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from numbers import Real
+from opcode import opmap
+from types import FrameType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+ON_DEVICE = (
+    "its tensors are numpy arrays: write torch.from_numpy(batch['x']).to(device), or loop over "
+    'penstock.torch.prefetch_to_device(penstock.torch.dataset(loader), "cuda")'
+)
+TO_DEVICE = 'move its tensors, batch["x"].to(device), or loop over penstock.torch.prefetch_to_device(dataset, "cuda")'
 HABITS: Sequence[tuple[str, str, str]] = (
     ("num_workers", "group", "the producer has the workers (`penstock produce --workers 4`); leave it out"),
     ("workers", "group", "the producer has the workers (`penstock produce --workers 4`); leave it out"),
@@ -41,6 +48,34 @@ HABITS: Sequence[tuple[str, str, str]] = (
     ("reset", "view", "each iteration is the next epoch; penstock.Replay(stream, epoch=0, ...) reads one again"),
     ("ack", "acknowledge", "write loader.acknowledge(batch), with Loader(..., acknowledge='manual')"),
     ("to", "view", 'write penstock.torch.prefetch_to_device(penstock.torch.dataset(loader), "cuda")'),
+    ("cuda", "view", 'write penstock.torch.prefetch_to_device(penstock.torch.dataset(loader), "cuda")'),
+    ("repeat", "view", "each iteration is the next epoch: `for _ in range(epochs): for batch in loader: ...`"),
+    ("prefetch", "view", "it reads ahead in a thread already (Loader(..., prefetch=8) for more); leave it out"),
+    ("cache", "view", "penstock.Replay(stream, epoch=0, batch_size=64) reads a retained epoch as often as wanted"),
+    ("unbatch", "view", "write loader.view().samples()"),
+    ("batch", "collate", "its batches are of the loader's batch_size"),
+    ("shuffle", "collate", "write loader.shuffle(samples=10_000), then loader.view()"),
+    ("filter", "collate", "write loader.filter(function), then loader.view()"),
+    ("repeat", "collate", "each iteration is the next epoch: `for _ in range(epochs): for batch in view: ...`"),
+    ("prefetch", "collate", "the loader reads ahead in a thread already; leave it out"),
+    ("iter", "view", "write iter(loader)"),
+    ("next", "view", "write batches = iter(loader) once, then next(batches)"),
+    ("split", "view", "`penstock produce ... --split train:0.9,val:0.1` makes a stream of each part"),
+    ("numpy", "view", "its batches are dicts of numpy arrays: write `for batch in loader: batch['x']`"),
+    ("to", "identities", ON_DEVICE),
+    ("cuda", "identities", ON_DEVICE),
+    ("pin_memory", "identities", ON_DEVICE),
+    ("numpy", "identities", "its tensors are numpy arrays already: batch['x']"),
+    ("astype", "identities", "a tensor has it: batch['x'].astype('float32')"),
+    ("shape", "identities", "a tensor has it: batch['x'].shape; batch.size is the number of samples"),
+    ("dtype", "identities", "a tensor has it: batch['x'].dtype"),
+    ("to", "torch", TO_DEVICE),
+    ("cuda", "torch", TO_DEVICE),
+    ("numpy", "torch", "a tensor has it: batch['x'].numpy(); a loop over the loader itself gives numpy arrays"),
+    ("float", "torch", "a tensor has it: batch['x'].float()"),
+    ("shape", "torch", "a tensor has it: batch['x'].shape"),
+    ("size", "torch", "a tensor has it: len(batch['x'])"),
+    ("dtype", "torch", "a tensor has it: batch['x'].dtype"),
     ("add", "write", "its verb is write({'x': ..., 'y': ...})"),
     ("append", "write", "its verb is write({'x': ..., 'y': ...})"),
     ("put", "write", "its verb is write({'x': ..., 'y': ...})"),
@@ -98,12 +133,48 @@ def not_a_sample(value: object, names: Iterable[str] = ("x", "y")) -> str:
     return f"a sample is {an(value)}, expected a dict of tensors by name: {{{example}}}"
 
 
-def not_tuples(names: Iterable[str]) -> str:
-    """Return what to say to a loop that unpacks a batch."""
+def not_tuples(names: Iterable[str], verb: str = "loader.view().select({})") -> str:
+    """Return what to say to a loop that unpacks a batch; the names of the tensors belong into ``verb``."""
     known = list(names)
-    verb = f"loader.view().select({', '.join(map(repr, known))})"
+    verb = verb.format(", ".join(map(repr, known)))
     items = ", ".join(f"batch[{name!r}]" for name in known)
     return f"a batch is a dict, not a tuple: `for x, y in {verb}` gives tuples; or take {items}"
+
+
+def batch_attribute(name: str, names: Iterable[str], scope: str) -> str:
+    """Return what to say of an attribute that a batch does not have."""
+    known = list(names)
+    if name in known:
+        return f"a batch has no attribute {name!r}: its tensors are items, batch[{name!r}]"
+    for habit, of, advice in HABITS:
+        if (habit, of) == (name, scope):
+            return f"a batch has no attribute {name!r}: {advice}"
+    return f"a batch has no attribute {name!r}, and {unknown_tensor(name, known)}"
+
+
+_UNPACKING = frozenset({opmap["UNPACK_SEQUENCE"], opmap["UNPACK_EX"]})
+_LOOPING = (opmap["GET_ITER"], opmap["FOR_ITER"])
+
+
+def is_unpacking(frame: FrameType) -> bool:
+    """Return whether the line that runs takes its value apart: nothing else tells ``x, y = batch`` from a loop."""
+    return frame.f_code.co_code[frame.f_lasti] in _UNPACKING
+
+
+def refuse_unpacking(frame: FrameType, names: Iterable[str], verb: str) -> None:
+    """Raise TypeError where the loop that begins in ``frame`` takes each of its dicts apart, as ``for x, y in ds``.
+
+    For what must give plain dicts, which cannot say so themselves. Code that it does not understand passes.
+    """
+    code, at = frame.f_code.co_code, frame.f_lasti
+    steps = [code[i] for i in range(at, min(at + 80, len(code)), 2) if code[i]]  # 0: a cache's room
+    is_counted = (
+        steps[0] == opmap["CALL"] and code[at + 1] == 1
+    )  # enumerate, from whose pairs the second is taken apart
+    steps, places = (steps[1:], (2, 4)) if is_counted else (steps, (2,))
+    is_apart = len(steps) > places[-1] and all(steps[place] in _UNPACKING for place in places)
+    if is_apart and tuple(steps[:2]) == _LOOPING:
+        raise TypeError(not_tuples(names, verb))
 
 
 def whole(name: str, value: Any, least: int | None = 1) -> int:
@@ -177,6 +248,12 @@ def answering(kind: type[R]) -> type[R]:
 
 class Passing(Answering):
     """Base of what gives batches to a loop, and is neither a sequence nor an iterator."""
+
+    def __aiter__(self) -> NoReturn:
+        raise TypeError(
+            f"{an(self)} reads ahead in a thread of its own and has no async form: write `for batch in loader`; in a "
+            "coroutine, batches = iter(loader) once, then await asyncio.to_thread(next, batches, None)"
+        )
 
     def __getitem__(self, index: object) -> NoReturn:
         raise TypeError(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock_common.errors import SpecMismatch, StateMismatch
-from penstock_common.hints import explained
+from penstock_common.hints import Passing, explained
 from penstock_common.wire.spec import Spec
 from penstock_consumer.counting.stats import Stats, mixed
 from penstock_consumer.counting.tally import Tally
@@ -56,7 +56,7 @@ def choice(weights: Mapping[str, float], seed: int, step: int) -> Iterator[str]:
         yield name
 
 
-class Mixture:
+class Mixture(Passing):
     """What `mix` returns. ``batch.source`` is the name of the loader it came from."""
 
     def __init__(self, loaders: Mapping[str, tuple[Loader, float]], seed: int, ends: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from penstock_common.hints import callable_of, whole
+from penstock_common.hints import Passing, callable_of, whole
 from penstock_consumer.adapters.selection import chosen, nested, shaped
 from penstock_consumer.counting.stats import Stats
 from penstock_consumer.pipeline.batch import Batch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Step = Callable[[Iterator[Any]], Iterator[Any]]
 
 
-class View:
+class View(Passing):
     """What `Loader.view` returns. Each verb gives a new one; iterating one gives the group's next epoch, as ever.
 
     A batch is acknowledged as ever, when the loop asks for what comes after it: of single samples, after the last of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 import pickle
 import subprocess
@@ -58,6 +59,12 @@ def replay(**changed: Any) -> Any:
     return penstock.Replay("train", **{"epoch": 0, "batch_size": 8, "url": "redis://[::1]:1", **changed})
 
 
+async def awaited(loader: Any) -> None:
+    """As an asynchronous source is read."""
+    async for _ in loader:
+        break
+
+
 def unpacked(batch: Any) -> Any:
     """As `for x, y in loader` does."""
     x, y = batch
@@ -111,6 +118,7 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: Spec.of(["x", "y"]), BadSpec, 'one looks like {"x": ("uint8", (224, 224, 3))'),  # type: ignore[arg-type]
     (lambda: Spec.of({"x": ("float23", (4,))}), BadSpec, "dtype 'float23' cannot travel; one of bool, int8"),
     (lambda: Spec.infer([1, 2, 3]), TypeError, "a sample is a list, expected a dict of tensors by name: {'x': ..."),  # type: ignore[arg-type]
+    (lambda: Spec.infer({}), BadSpec, "a sample has 1 to 256 tensors of different names, as in {'x': ..., 'y': ...}"),
     (lambda: Spec.infer({"y": "cat"}), BadSpec, "a str (<U3) cannot travel; encode text to bytes"),
     # no server, or no address
     (loader, ServerUnavailable, "start one with `penstock server`, or set PENSTOCK_URL"),
@@ -125,6 +133,10 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: BATCH.image, AttributeError, "no attribute 'image', and no tensor 'image' here; there are: x, y"),
     (lambda: RAGGED.shape, AttributeError, "ragged.padded() for one array; --resize or a transform makes images alike"),
     (lambda: BATCH.x, AttributeError, "its tensors are items, batch['x']"),
+    (lambda: BATCH.to("cuda"), AttributeError, "its tensors are numpy arrays: write torch.from_numpy(batch['x']).to("),
+    (lambda: BATCH.cuda(), AttributeError, 'penstock.torch.prefetch_to_device(penstock.torch.dataset(loader), "cuda"'),
+    (lambda: BATCH.numpy(), AttributeError, "its tensors are numpy arrays already: batch['x']"),
+    (lambda: BATCH.shape, AttributeError, "batch['x'].shape; batch.size is the number of samples"),
     (lambda: unpacked(BATCH), TypeError, "`for x, y in loader.view().select('x', 'y')` gives tuples"),
     (lambda: penstock.mix([1]), ValueError, "mix() takes {name: (loader, weight above 0), ...}"),  # type: ignore[arg-type]
     (lambda: penstock.produce("photos/"), SourceError, "for a folder of images use `penstock produce images DIR`"),
@@ -215,6 +227,20 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
     (lambda s: s.loader[0], TypeError, "a Loader has no items by number: write `for batch in loader`, or next(iter("),
     (lambda s: next(s.loader), TypeError, "a Loader is no iterator: write batches = iter(loader) once, then next(bat"),
     (lambda s: s.loader.map(len), AttributeError, "no attribute 'map': write loader.view().map(function)"),
+    (lambda s: s.loader.repeat(3), AttributeError, "no attribute 'repeat': each iteration is the next epoch: `for _"),
+    (lambda s: s.loader.prefetch(2), AttributeError, "no attribute 'prefetch': it reads ahead in a thread already"),
+    (lambda s: s.loader.cuda(), AttributeError, 'prefetch_to_device(penstock.torch.dataset(loader), "cuda")'),
+    (lambda s: s.loader.view()[0], TypeError, "a View has no items by number: write `for batch in loader`"),
+    (
+        lambda s: s.loader.view().batch(4),
+        AttributeError,
+        "a View has no attribute 'batch': its batches are of the loa",
+    ),
+    (
+        lambda s: asyncio.run(awaited(s.loader)),
+        TypeError,
+        "in a coroutine, batches = iter(loader) once, then await asy",
+    ),
     (lambda s: s.loader.ack(s.batch), AttributeError, "no attribute 'ack': write loader.acknowledge(batch), with Load"),
     (lambda s: s.loader.chekpointed(), AttributeError, "no attribute 'chekpointed'; did you mean 'checkpointed'?"),
     (lambda s: s.loader.zzz, AttributeError, "a Loader has no attribute 'zzz'; it has acknowledge, adapter"),
@@ -251,6 +277,13 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
         SpecMismatch,
         "a size that differs is None in the spec",
     ),
+    (
+        lambda s: s.writes({"x": np.zeros((8, 4), np.float32), "y": 1}),
+        SpecMismatch,
+        "write_batch() writes a batch, one",
+    ),
+    (lambda s: s.writes({"x": X, "y": None}), SpecMismatch, "tensor 'y': found a NoneType, expected dtype int64"),
+    (lambda s: s.writes({}), SpecMismatch, "the sample has nothing"),
     (lambda s: s.writes({"image": X, "y": 1}), SpecMismatch, "tensor 'x': found nothing, expected a tensor"),
     (lambda s: s.writes({"x": X, "y": "cat"}), SpecMismatch, "number the classes"),
     # streams
@@ -327,6 +360,27 @@ def test_a_sample_that_names_other_tensors_is_answered_by_one_error(any_url: str
     with pytest.raises(SpecMismatch) as caught:
         session.writes({"image": X, "label": 1})
     assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("first", "is_asked"),
+    [
+        ({"x": np.zeros((8, 3, 4, 4), np.uint8), "y": np.arange(8)}, True),
+        ({"x": np.zeros((8, 4), np.float32), "y": np.arange(8)}, True),
+        ({"x": np.zeros((3, 4, 4), np.uint8), "y": 1}, False),
+        ({"tokens": np.arange(8), "mask": np.ones(8, bool)}, False),
+        ({"x": np.zeros((8, 3, 4, 4), np.uint8), "y": np.arange(7)}, False),
+        ({"x": np.zeros((1, 4), np.float32), "y": np.arange(1)}, False),
+    ],
+    ids=["images", "rows", "sample", "tokens", "sizes", "one"],
+)
+def test_a_first_sample_that_looks_like_a_batch_is_asked_about(first: Any, is_asked: bool, any_url: str) -> None:
+    """A stream of 64-fold samples is noticed at the loss, if ever."""
+    told: list[str] = []
+    with penstock.Writer("train", url=any_url, notify=told.append) as writer, writer.epoch() as epoch:
+        epoch.write(first)
+    assert ["if its 8 rows are 8 samples, `penstock delete` the stream and write them with write_batch()" in line
+            for line in told] == [is_asked]  # fmt: skip
 
 
 def test_what_was_written_and_never_sent_is_told_when_the_program_ends(any_url: str) -> None:

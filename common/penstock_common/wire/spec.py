@@ -208,7 +208,12 @@ class TensorSpec:
         if self.dtype == BYTES:
             return self._bounded(bytes_array(self.name, value))
         array = array_of(self.name, value, self.dtype, self.shape)
-        self.check(array.dtype, array.shape)
+        try:
+            self.check(array.dtype, array.shape)
+        except SpecMismatch:
+            if array.dtype.hasobject and not isinstance(value, np.ndarray):
+                raise SpecMismatch(self.name, an(value), f"dtype {self.dtype}", self._remedy(array.dtype)) from None
+            raise
         # ascontiguousarray would turn () into (1,), which asarray does not
         return self._bounded(np.asarray(array, dtype=numpy_dtype(self.dtype), order="C"))
 
@@ -217,9 +222,13 @@ class TensorSpec:
         if wire_name(dtype) != self.dtype:
             raise SpecMismatch(self.name, f"dtype {dtype}", f"dtype {self.dtype}", self._remedy(dtype))
         if not self.admits(shape):
-            raise SpecMismatch(
-                self.name, f"shape {shape}", f"shape {self.shape}", "a size that differs is None in the spec"
+            is_batch = len(shape) == len(self.shape) + 1 and self.admits(shape[1:])
+            advice = (
+                "write_batch() writes a batch, one sample a row"
+                if is_batch
+                else "a size that differs is None in the spec"
             )
+            raise SpecMismatch(self.name, f"shape {shape}", f"shape {self.shape}", advice)
 
     def _remedy(self, found: np.dtype[Any]) -> str:
         if found.kind in "OUST":
@@ -244,7 +253,8 @@ class Spec:
         names = tuple([tensor.name for tensor in self.tensors])
         if not 1 <= len(names) <= MAX_TENSORS or len(set(names)) != len(names):
             raise BadSpec(
-                f"a spec has 1 to {MAX_TENSORS} tensors of different names, found {len(names)}: {list(names[:8])}"
+                f"a sample has 1 to {MAX_TENSORS} tensors of different names, as in {{'x': ..., 'y': ...}}; "
+                f"found {len(names)}: {list(names[:8])}"
             )
         object.__setattr__(self, "names", names)  # computed once, because every block needs it
 
@@ -302,6 +312,18 @@ class Spec:
         sizes = ((t.shape, known[t.name].shape) for t in found if t.name in known)
         free = {size for shape, kept in sizes for size, is_kept in zip(shape, kept, strict=True) if is_kept is None}
         return Spec(tuple(known.get(t.name) or _freed(t, free) for t in found))
+
+    @property
+    def rows(self) -> int:
+        """The rows that this spec of a sample has if the sample was a batch; 0 if it does not look like one.
+
+        In a batch all tensors have the same first size, and labels have no other. Tensors of one shape, such as
+        tokens and their mask, are a sample.
+        """
+        first = {tensor.shape[0] if tensor.shape else None for tensor in self.tensors}
+        sizes = {len(tensor.shape) for tensor in self.tensors}
+        rows = first.pop() if len(first) == 1 and len(sizes) > 1 and min(sizes) == 1 else None
+        return rows if rows and rows > 1 else 0
 
     def check_names(self, sample: Mapping[str, Any]) -> None:
         """Raise SpecMismatch unless the sample has exactly this spec's tensors."""

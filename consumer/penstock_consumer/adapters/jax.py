@@ -5,8 +5,10 @@ What counts as proof that a step is done is ``settling``'s; which tensors are gi
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any, Literal, overload
 
 import jax
@@ -14,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import SpecMismatch
+from penstock_common.hints import explained, refuse_unpacking
 from penstock_consumer.adapters.selection import Select, chosen, refuse_ragged, shaped
-from penstock_consumer.adapters.settling import Feed
+from penstock_consumer.adapters.settling import Feed, require_loader
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
 from penstock_consumer.pipeline.batch import Batch
@@ -71,6 +74,7 @@ def dataset(
 ) -> ReplayArrays: ...
 
 
+@explained
 def dataset(
     loader: Loader | Mixture | Passes,
     *,
@@ -101,6 +105,7 @@ def dataset(
     """
     if isinstance(loader, Passes):
         return ReplayArrays(loader, select, nested, sharding, prefetch, remainder, map)
+    require_loader(loader)
     return Dataset(loader, select, nested, sharding, prefetch, remainder, map)
 
 
@@ -133,6 +138,11 @@ class Placing:
 
     def __bool__(self) -> bool:
         return True
+
+    def _refuse_tuples(self, loop: FrameType) -> None:
+        """Raise TypeError for ``for x, y in dataset`` where it gives dicts."""
+        if self._select is None and self._map is None:
+            refuse_unpacking(loop, self._loader.spec.names, "penstock.jax.dataset(loader, select=({}))")
 
     def _element(self, batch: Batch) -> Any:
         """One batch on the devices; None if it is dropped."""
@@ -188,6 +198,10 @@ class Dataset(Placing):
         self._fed, self._feed = loader, Feed.of(loader)
 
     def __iter__(self) -> Iterator[Any]:
+        self._refuse_tuples(sys._getframe(1))
+        return self._passes()
+
+    def _passes(self) -> Iterator[Any]:
         for _ in self._feed.passes(is_ordered=True, is_drained=True):
             yield from self._one_pass()
 
@@ -232,6 +246,10 @@ class ReplayArrays(Placing):
     """A replay on JAX's devices: each iteration is the whole epoch, and nothing is acknowledged."""
 
     def __iter__(self) -> Iterator[Any]:
+        self._refuse_tuples(sys._getframe(1))
+        return self._pass()
+
+    def _pass(self) -> Iterator[Any]:
         ahead: deque[Any] = deque()
         for batch in self._loader:
             element = self._element(batch)

@@ -15,6 +15,8 @@ from penstock_common.hints import an
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
 from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.replaying.passes import Passes
+from penstock_consumer.view import View
 
 UNSEEN = (
     "nobody sees which batches of this dataset reach the training step, so none could be acknowledged: give the "
@@ -26,10 +28,15 @@ UNSEEN = (
 
 def require_loader(loader: object) -> None:
     """Raise TypeError for what else a newcomer gives to an adapter: a stream's name, a batch, a view."""
-    if not isinstance(loader, Loader | Mixture):
+    if isinstance(loader, View):
+        raise TypeError(
+            "dataset() got a View, expected its loader: write dataset(loader, select=('x', 'y')) for tuples"
+        )
+    if not isinstance(loader, Loader | Mixture | Passes):
+        name = repr(loader) if isinstance(loader, str) else "'train'"
         raise TypeError(
             f"dataset() got {an(loader)}, expected a loader: write "
-            "dataset(penstock.Loader('train', group='resnet', batch_size=64))"
+            f"dataset(penstock.Loader({name}, group='resnet', batch_size=64))"
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, overload
@@ -15,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from penstock_common.errors import PenstockError
+from penstock_common.hints import explained, refuse_unpacking
 from penstock_consumer.adapters.selection import Select, chosen, shaped
-from penstock_consumer.adapters.settling import Feed, Iteration
+from penstock_consumer.adapters.settling import Feed, Iteration, require_loader
 from penstock_consumer.adapters.tensorflow_tensors import RaggedAs, assembled, flat_spec, flat_value, is_composite
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
@@ -46,6 +48,7 @@ def dataset(
 ) -> tf.data.Dataset: ...
 
 
+@explained
 def dataset(
     loader: Loader | Mixture | Passes, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "ragged"
 ) -> tf.data.Dataset:
@@ -73,6 +76,7 @@ def dataset(
     """
     if ragged not in ("ragged", "padded"):
         raise ValueError(f"ragged is {ragged!r}, expected 'ragged' or 'padded'")
+    require_loader(loader)
     rows = None if isinstance(loader, Passes) else loader.rows
     tensors = [loader.spec[name] for name in chosen(loader.spec.names, select)]
     is_flat = any(is_composite(tensor, ragged) for tensor in tensors)
@@ -242,6 +246,8 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
         raise PenstockError("tf.data cannot save the batches of a stream: copy its epochs by `penstock export` instead")
 
     def __iter__(self) -> Iterator[Any]:
+        if isinstance(self.element_spec, dict):
+            refuse_unpacking(sys._getframe(1), self.element_spec, "penstock.tensorflow.dataset(loader, select=({}))")
         return iter(self._watched())
 
     def _watched(self) -> tf.data.Dataset:

@@ -21,7 +21,7 @@ from penstock_common.errors import PenstockError
 from penstock_common.hints import explained
 from penstock_consumer.adapters.selection import Select, chosen, shaped
 from penstock_consumer.adapters.settling import Feed, require_loader
-from penstock_consumer.adapters.torch_tensors import RaggedAs, mapped, nbytes_of, value_of
+from penstock_consumer.adapters.torch_tensors import NamedTensors, RaggedAs, mapped, nbytes_of, value_of
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
 from penstock_consumer.pipeline.batch import Batch
@@ -278,7 +278,8 @@ class Element:
         """One batch's."""
         names = chosen(tuple(batch), self.select)
         values = {name: value_of(batch[name], self.ragged) for name in names}
-        return shaped(values, self.select, is_nested=self.nested)
+        element = shaped(values, self.select, is_nested=self.nested)
+        return NamedTensors(element) if self.select is None else element
 
 
 def _element_of(loader: Loader | Mixture | Passes, select: Select, nested: bool, ragged: RaggedAs) -> Element:

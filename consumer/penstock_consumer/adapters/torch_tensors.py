@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from penstock_common.hints import batch_attribute, is_unpacking, not_tuples, unknown_tensor
 from penstock_common.wire.dtypes import BFLOAT16
 from penstock_common.wire.ragged import Ragged
 
 RaggedAs = Literal["list", "padded"]
+
+
+class NamedTensors(dict[str, Any]):
+    """A batch as a dict of torch tensors, which says what to write where it is mistaken for a tuple or a tensor."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Tensor names. Raises TypeError for ``x, y = batch``, which would give two names instead of two tensors."""
+        if is_unpacking(sys._getframe(1)):
+            raise TypeError(not_tuples(self.keys(), "penstock.torch.dataset(loader, select=({}))"))
+        return super().__iter__()
+
+    def __missing__(self, name: object) -> NoReturn:
+        raise KeyError(unknown_tensor(name, self.keys()))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(batch_attribute(name, self.keys(), "torch"))
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
@@ -45,7 +63,7 @@ def mapped(element: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(element, torch.Tensor):
         return change(element)
     if isinstance(element, dict):
-        return {name: mapped(value, change) for name, value in element.items()}
+        return type(element)({name: mapped(value, change) for name, value in element.items()})
     if isinstance(element, list | tuple):
         return type(element)(mapped(value, change) for value in element)
     return element

@@ -10,14 +10,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from opcode import opmap
-from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.hints import not_tuples, unknown_tensor
+from penstock_common.hints import batch_attribute, is_unpacking, not_tuples, unknown_tensor
 from penstock_common.wire.block import Column
 from penstock_common.wire.dtypes import BYTES, numpy_dtype
 from penstock_common.wire.ragged import Ragged
@@ -101,13 +99,11 @@ class Batch(dict[str, Any]):
             raise KeyError(unknown_tensor(name, self.keys())) from None
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name in self:
-            raise AttributeError(f"a batch has no attribute {name!r}: its tensors are items, batch[{name!r}]")
-        raise AttributeError(f"a batch has no attribute {name!r}, and {unknown_tensor(name, self.keys())}")
+        raise AttributeError(batch_attribute(name, self.keys(), "identities"))
 
     def __iter__(self) -> Iterator[str]:
         """Tensor names. Raises TypeError for ``x, y = batch``, which would give two names instead of two arrays."""
-        if _is_unpacking(sys._getframe(1)):
+        if is_unpacking(sys._getframe(1)):
             raise TypeError(not_tuples(self.keys()))
         return super().__iter__()
 
@@ -156,14 +152,6 @@ class Batch(dict[str, Any]):
             every = np.arange(self.rows) % size
             self.update({name: _take(value, every) for name, value in self.items() if len(value) < self.rows})
         return self
-
-
-_UNPACKING = frozenset({opmap["UNPACK_SEQUENCE"], opmap["UNPACK_EX"]})
-
-
-def _is_unpacking(frame: FrameType) -> bool:
-    """Return whether the line that runs takes its value apart: nothing else tells ``x, y = batch`` from a loop."""
-    return frame.f_code.co_code[frame.f_lasti] in _UNPACKING
 
 
 def _described(value: Any) -> str:

@@ -48,6 +48,8 @@ FEED_SHARE = 1 / 8
 """An endless feed starts a new epoch when this part of the budget is written, so that old ones can go."""
 SEAL_CHECK = 64
 """Samples of a feed, or a block if that is more, between looks whether another writer sealed the epoch."""
+ROWS = "; if its {0} rows are {0} samples, `penstock delete` the stream and write them with write_batch()"
+"""What is said of a first sample that looks like a batch."""
 
 
 @answering
@@ -265,7 +267,8 @@ class Writer:
         if self.stream.spec is None:
             found = sample if isinstance(sample, Spec) else Spec.infer(sample)
             spec = fix_spec(self._client, self.stream, found)
-            self._notify(f"the spec of {self.stream.name!r} is taken from its first sample: {spec}")
+            rows = "" if isinstance(sample, Spec) or not found.rows else ROWS.format(found.rows)
+            self._notify(f"the spec of {self.stream.name!r} is taken from its first sample: {spec}{rows}")
             self.stream = load_stream(self._client, self.stream.name)
         assert self.stream.spec is not None
         return self.stream.spec
