@@ -15,7 +15,9 @@ from PIL import Image
 
 import penstock
 from penstock.__main__ import main
+from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.stream.streams import list_streams
 
 ANSWERS = {
     # the command line
@@ -49,13 +51,21 @@ ANSWERS = {
     "produce dataset mydata:number": (1, "mydata:number is an int; expected an object with len() and items by index ("),
     "produce keras mydata:Rows": (1, "what gives single samples is read by the source kind dataset"),
     "produce images phtos": (1, "no image folder at phtos: found nothing there; give a folder or a .zip"),
+    "produce images 'photos/*.png'": (1, "photos/*.png is a pattern, expected a folder: give photos/, which is read"),
+    "produce tar 'photos/{0..1}.tar'": (
+        1,
+        "no tars at photos/0.tar, one of the 2 names of photos/{0..1}.tar: found no",
+    ),
+    "produce tar photos/0.tar photos/1.tar": (2, "or a quoted pattern: 'train-{0000..0099}.tar')"),
+    "produce generator mydata:broken": (1, "mydata:broken gave nothing to iterate: ValueError: no such table (mydata"),
+    "produce generator mydata:argued": (1, "TypeError: argued() missing 1 required positional argument: 'path'"),
     "produce images text": (1, "no images in text: found 1 x .txt; images are files ending in .jpg"),
     "produce images photos/0.png": (1, "found a file that is no .zip there; give a folder"),
     "produce images a.zip": (1, "a.zip is not a readable zip"),
     "produce images photos --labels missing.csv": (1, "labels file missing.csv: No such file or directory"),
     "produce images photos --transform augment:flip": (1, "no module 'augment' on the import path or in "),
     "produce dataset mydata:dta": (1, "mydata has no 'dta'; did you mean data?"),
-    "produce dataset mydata:zzz": (1, "mydata has no 'zzz'; it has Rows, data, number"),
+    "produce dataset mydata:zzz": (1, "mydata has no 'zzz'; it has Rows, argued, broken, data, number"),
     "produce dataset photos/": (2, "type `penstock produce images photos/`"),
     "produce arrays a.npy": (1, "a.npy is not a readable .npy: it does not begin as numpy.save writes it"),
     # the server
@@ -79,6 +89,14 @@ ANSWERS = {
 MYDATA = """
 data = [1, 2, 3]
 number = 5
+
+
+def broken():
+    raise ValueError("no such table")
+
+
+def argued(path):
+    yield path
 
 
 class Rows:
@@ -152,6 +170,8 @@ def test_a_wrong_line_is_answered_by_what_was_found_and_what_to_do(
     told = [each for each in err.splitlines() if each.startswith("penstock")]
     assert (out, len(told)) == ("", 1)
     assert words in told[0]
+    with connect(server.url) as client:
+        assert list_streams(client) == ["train"]
 
 
 @pytest.mark.parametrize(

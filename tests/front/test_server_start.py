@@ -8,6 +8,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from penstock_common.stream.servers.embedded import find_servers
 from tests.front.test_cli_produce import start
 
@@ -39,3 +41,22 @@ def test_a_server_that_stands_still_while_it_starts_is_named(tmp_path: Path) -> 
         server.terminate()
         server.communicate(timeout=30)
     assert server.returncode == 0
+
+
+def test_a_second_server_is_told_that_the_first_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts it again means the one that is there, and needs neither another port nor another password."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    first = start("server", "--port", "0", cwd=tmp_path)
+    assert first.stdout is not None
+    try:
+        ready = re.search(r" is ready at redis://127\.0\.0\.1:(\d+)", first.stdout.readline())
+        assert ready is not None
+        first.stdout.readline()  # where it was announced
+        second = start("server", "--port", ready[1], cwd=tmp_path)
+        _, said = second.communicate(timeout=30)
+        assert (second.returncode, len(said.splitlines())) == (1, 1)
+        assert f"runs already at redis://127.0.0.1:{ready[1]}, and your programs find it by themselves" in said
+    finally:
+        first.terminate()
+        first.communicate(timeout=30)

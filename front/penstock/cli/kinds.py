@@ -81,8 +81,10 @@ def import_name(parser: argparse.ArgumentParser) -> Callable[[str], str]:
 
 def add_kinds(add: Add, name_help: str, count: Callable[[str], int]) -> list[argparse.ArgumentParser]:
     """The sub-commands, each without the options that all have; the images' options for pixels come later."""
-    tar = add("tar", help="tars in webdataset's layout: a folder of them, or one")
-    tar.add_argument("path", metavar="DIR", help="folder, or file ending in .tar")
+    tar = add("tar", help="tars in webdataset's layout: a folder, a pattern, or one")
+    tar.add_argument(
+        "path", metavar="DIR", help="folder, file ending in .tar, or a quoted pattern: 'train-{0000..0099}.tar'"
+    )
     tar.add_argument(
         "--field", action="append", default=[], metavar="TENSOR=FIELD", help="x=jpg; may be repeated (default: all)"
     )

@@ -61,13 +61,15 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.print_url:
         console.line(_running_url(folder, args.port))
         return 0
+    port = DEFAULT_PORT if args.port is None else args.port
+    _refuse_second(folder, port)
     end_by_signals()
     try:
         with (
             EmbeddedServer(
                 args.executable,
                 maxmemory_bytes=(machine_bytes() or 0) // 2 if args.maxmemory is None else args.maxmemory,
-                port=(DEFAULT_PORT if args.port is None else args.port) or None,
+                port=port or None,
                 appendonly=args.aof is not None,
                 directory=args.aof,
                 password="" if args.no_password else None,
@@ -91,6 +93,20 @@ def run(args: argparse.Namespace, console: Console) -> int:
     except KeyboardInterrupt:
         console.notice("server ended")
     return 0
+
+
+def _refuse_second(folder: Path, port: int) -> None:
+    """Raise ServerUnavailable where this user's own server has the port: it is there to be used."""
+    from penstock_common.errors import ServerUnavailable
+    from penstock_common.local_servers import find_servers_of_user
+
+    for server in find_servers_of_user(folder).running:
+        if server.port == port:
+            raise ServerUnavailable(
+                f"your `penstock server` runs already at redis://127.0.0.1:{port}, and your programs find it by "
+                f"themselves (`penstock server --print-url --port {port}`); another one: "
+                "`penstock server --port 0`"
+            )
 
 
 def _running_url(folder: Path, port: int | None) -> str:

@@ -66,7 +66,7 @@ from penstock_producer.jobs.task_runner import first_good
 from penstock_producer.jobs.watchdog import WorkerDeath
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.image_files import passed_over
-from penstock_producer.sources.open import open_source, pin
+from penstock_producer.sources.open import open_source, pin, require_iterable
 from penstock_producer.sources.protocol import BatchSource, Source
 from penstock_producer.sources.transform import seen_through
 from penstock_producer.writing.writer import Writer
@@ -134,6 +134,7 @@ class Production:
 
     def _prepare(self, plan: ProductionPlan, options: WorkerOptions, workers: int) -> None:
         self._source = open_source(plan.source)
+        require_iterable(plan.source)
         if others := passed_over(self._source.info):
             self._notify(others)
         if "split" in self._source.info and "name" in self._source.info:

@@ -91,7 +91,7 @@ class TarConfig(PixelsConfig):
 
     kind: Literal["tar"] = "tar"
     path: str
-    """A .tar, or a folder of .tar files."""
+    """A .tar, a folder of .tar files, or a pattern such as ``train-{0000..0099}.tar`` or ``train-*.tar``."""
     fields: dict[str, str] | None = None
     """Tensor name -> field, the part of a member's name after its first dot. None means every field there is."""
     transform: str | None = None

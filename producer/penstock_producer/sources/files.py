@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,8 +16,7 @@ from typing import Any
 
 from penstock_common.errors import SourceError
 
-MAX_MEMBER_BYTES = 512 << 20
-"""The size in bytes of the largest archive member that is read. No tensor field may be larger."""
+_SIGNS = re.compile(r"[*?\[{]")
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 """The signature, then the lengths of name and extra field (APPNOTE.TXT 4.3.7)."""
 
@@ -41,6 +41,16 @@ def require_local(*paths: str | None) -> None:
                 f"{shown(path)} is an address, expected a path: object stores are not read yet. Copy or mount the "
                 "files, or read them in a dataset of your own (SOURCE `dataset`)"
             )
+
+
+def is_pattern(path: str) -> bool:
+    """Tell whether a path that names no file has the signs of a pattern, such as ``*.jpg`` or ``{00..09}.tar``."""
+    return bool(_SIGNS.search(path)) and not os.path.lexists(path)
+
+
+def folder_of(pattern: str) -> str:
+    """Return the folder that a pattern begins with, before its first sign."""
+    return os.path.dirname(_SIGNS.split(pattern)[0]) or "."  # noqa: PTH120
 
 
 def is_hidden(path: str) -> bool:

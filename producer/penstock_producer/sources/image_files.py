@@ -22,7 +22,15 @@ from typing import Any, Protocol
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.wire.limits import MAX_FIELD_BYTES
 from penstock_producer.sources.allowed import require_inside
-from penstock_producer.sources.files import MAX_MEMBER_BYTES, SourceFile, is_hidden, member_start, require_local, shown
+from penstock_producer.sources.files import (
+    SourceFile,
+    folder_of,
+    is_hidden,
+    is_pattern,
+    member_start,
+    require_local,
+    shown,
+)
 
 EXTENSIONS = (
     ".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2", ".j2k", ".ico",
@@ -128,6 +136,11 @@ def _root(path: str) -> Path:
     root = Path(path)
     if not root.is_dir():
         what = "a file that is no .zip" if root.exists() else "nothing"
+        if is_pattern(path):
+            raise SourceError(
+                f"{shown(path)} is a pattern, expected a folder: give {shown(folder_of(path))}/, which is read "
+                "whole; to read a part, name its files in a file for --labels, with --skip-unlabelled"
+            )
         raise SourceError(f"no image folder at {path}: found {what} there; give a folder or a .zip of images")
     return root
 
@@ -213,8 +226,8 @@ class ImageZip:
     def read(self, index: int) -> bytes:
         """Return the bytes of a member, checked against its CRC. Raises SampleError with its path."""
         path, member = self.files[index].path, self._members[index]
-        if max(member.size, member.packed) > MAX_MEMBER_BYTES:  # only this file is bad, the rest of the archive is not
-            raise SampleError(f"{shown(path)} has {member.size} bytes; at most {MAX_MEMBER_BYTES} are read")
+        if max(member.size, member.packed) > MAX_FIELD_BYTES:  # only this file is bad, the rest of the archive is not
+            raise SampleError(f"{shown(path)} has {member.size} bytes; at most {MAX_FIELD_BYTES} are read")
         try:
             data = self._inflated(member)
         except (OSError, zlib.error, struct.error, ValueError) as error:

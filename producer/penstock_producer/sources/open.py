@@ -166,6 +166,18 @@ def _generator(config: GeneratorConfig) -> GeneratorSource:
     return GeneratorSource(factory, name, _transform(config.transform), batched=config.batched, limit=config.limit)
 
 
+def require_iterable(config: SourceConfig) -> None:
+    """Raise SourceError for a function that gives nothing to iterate, before a stream is made for it.
+
+    It is called once more for that, as a dataset's is. An iterator is left alone, because it can be read only once.
+    """
+    if isinstance(config, GeneratorConfig):
+        for name in config.pairs.values() if config.pairs else [str(config.name)]:
+            found = resolve(name)
+            if callable(found) and not isinstance(found, Iterable):
+                iter(GeneratorSource(_factory_of(found, name), name))
+
+
 def _factory(name: str) -> Factory:
     found = resolve(name)
     return _factory_of(found, name)

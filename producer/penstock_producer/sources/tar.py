@@ -6,8 +6,11 @@ The ending of a member's name says how its bytes become a tensor: images are dec
 
 from __future__ import annotations
 
+import glob
 import io
 import json
+import os
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -22,7 +25,7 @@ from penstock_common.wire.spec import Spec, SpecLike
 from penstock_producer.sources.allowed import require_inside
 from penstock_producer.sources.config import TarConfig
 from penstock_producer.sources.decode import Decoder, probed
-from penstock_producer.sources.files import fingerprint, is_hidden, shown
+from penstock_producer.sources.files import fingerprint, folder_of, is_hidden, is_pattern, shown
 from penstock_producer.sources.image_files import EXTENSIONS
 from penstock_producer.sources.items import as_sample
 from penstock_producer.sources.protocol import Sample
@@ -30,14 +33,14 @@ from penstock_producer.sources.tar_index import TarFile
 
 
 class TarSource:
-    """The samples of one tar, or of all tars below a folder, sorted by path."""
+    """The samples of one tar, of all tars below a folder, sorted by path, or of those of a pattern."""
 
     unit: Literal["sample"] = "sample"
     repeatable = True
 
     def __init__(self, config: TarConfig) -> None:
         cache = Settings.from_environment().cache
-        self._tars = [TarFile(path, name, cache) for path, name in _tars(Path(config.path))]
+        self._tars = [TarFile(path, name, cache) for path, name in _tars(config.path)]
         self._ends = np.cumsum([len(tar.shard.keys) for tar in self._tars])
         if not len(self):
             raise SourceError(f"{config.path} holds no samples: its tars hold no files named like 0001.jpg")
@@ -154,8 +157,14 @@ def _common(
     return merged
 
 
-def _tars(path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the path and the name of each tar, sorted by name."""
+def _tars(given: str) -> Iterator[tuple[Path, str]]:
+    """Yield the path and the name of each tar: of one file, of a folder sorted by name, or of a pattern."""
+    path = Path(given)
+    if is_pattern(given):
+        for found in matches(given):
+            require_inside(found)
+            yield Path(found), os.path.relpath(found, folder_of(given))
+        return
     if path.is_file():
         yield path, path.name
         return
@@ -168,6 +177,52 @@ def _tars(path: Path) -> Iterator[tuple[Path, str]]:
     for name in chosen:
         require_inside(path / name)
         yield path / name, name
+
+
+_BRACES = re.compile(r"\{(?:([0-9]+)\.\.([0-9]+)|([^{},]*(?:,[^{},]*)+))\}")
+_MOST_NAMES = 1 << 20
+
+
+def matches(pattern: str) -> list[str]:
+    """Return the files of a pattern: braces as in a shell and webdataset, and then ``*``, ``?``, ``[...]`` and ``**``.
+
+    Raises:
+        SourceError: a name has no file, or nothing matches.
+
+    Example:
+        >>> matches("tars/train-{0000..0001}.tar")
+        ['tars/train-0000.tar', 'tars/train-0001.tar']
+    """
+    names = list(_expanded(pattern))
+    found: list[str] = []
+    for name in names:
+        some = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - a pattern may begin with /
+        if not some:
+            among = "" if names == [pattern] else f", one of the {len(names)} names of {shown(pattern)}"
+            raise SourceError(f"no tars at {shown(name)}{among}: found nothing there; see which there are by ls")
+        found += [each for each in some if each not in found]
+    return found
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    braces = _BRACES.search(pattern)
+    if braces is None:
+        yield pattern
+        return
+    first, last, listed = braces.groups()
+    parts = listed.split(",") if listed is not None else _counted(first, last)
+    for part in parts:
+        yield from _expanded(f"{pattern[: braces.start()]}{part}{pattern[braces.end() :]}")
+
+
+def _counted(first: str, last: str) -> list[str]:
+    """Return the numbers of ``{first..last}``, padded with zeros where one of the two is."""
+    low, high = int(first), int(last)
+    if abs(high - low) >= _MOST_NAMES:
+        raise SourceError(f"{{{first}..{last}}} is over {_MOST_NAMES} names; give a folder, or a shorter range")
+    width = max(len(first), len(last)) if str(low) != first or str(high) != last else 0
+    step = 1 if high >= low else -1
+    return [f"{number:0{width}d}" for number in range(low, high + step, step)]
 
 
 IMAGES = tuple(extension[1:] for extension in EXTENSIONS)

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_producer.sources.files import MAX_MEMBER_BYTES, SourceFile, is_hidden, shown
+from penstock_common.wire.limits import MAX_FIELD_BYTES
+from penstock_producer.sources.files import SourceFile, is_hidden, shown
 
 BLOCK = tarfile.BLOCKSIZE
 _MAX_EXTENSION_BYTES = 1 << 20
@@ -224,8 +225,8 @@ class TarFile:
             have = ", ".join(name for name in self.shard.offsets if self._has(number, name))
             raise SampleError(f"{key}: has no .{field}; it has {have}")
         offset, size = int(self.shard.offsets[field][number]), int(self.shard.sizes[field][number])
-        if size > MAX_MEMBER_BYTES:
-            raise SampleError(f"{key}: .{field} has {size} bytes; at most {MAX_MEMBER_BYTES} are read")
+        if size > MAX_FIELD_BYTES:
+            raise SampleError(f"{key}: .{field} has {size} bytes; at most {MAX_FIELD_BYTES} are read")
         if offset + size > self.file.size:
             raise SampleError(
                 f"{key}: cut off: {self.name} ends after {max(0, self.file.size - offset)} of the {size} bytes of "

@@ -306,7 +306,7 @@ def test_a_zip_that_cannot_be_read_says_why(tmp_path: Path, zipped: Path) -> Non
 
 def test_a_bomb_in_a_zip_costs_itself_and_not_the_archive(zipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member of gigabytes is not inflated, and said by name; the others are read."""
-    monkeypatch.setattr("penstock_producer.sources.image_files.MAX_MEMBER_BYTES", 5000)
+    monkeypatch.setattr("penstock_producer.sources.image_files.MAX_FIELD_BYTES", 5000)
     with zipfile.ZipFile(zipped, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("train/cat/bomb.png", bytes(5001))
     images = ImagesSource(ImagesConfig(path=str(zipped)))

@@ -18,7 +18,7 @@ from PIL import Image
 from penstock_common.errors import SampleError, SourceError
 from penstock_producer.sources import tar_index
 from penstock_producer.sources.config import TarConfig
-from penstock_producer.sources.open import open_source
+from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import Source
 from penstock_producer.sources.seeding import sample_rng
 from penstock_producer.sources.tar_index import TarContents, scan, split_name
@@ -111,6 +111,43 @@ def test_members_of_one_name_are_one_sample(shards: Path) -> None:
     assert made["depth"].tolist() == [[5, 5], [5, 5]]
     assert source.column("y").tolist() == [n % 3 for n in range(7)]
     assert split_name("./a.b/c.SEG.png") == ("a.b/c", "seg.png")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "keys"),
+    [
+        ("train-{0..1}.tar", ["train-0.tar:cat/0000", "train-1.tar:cat/0004"]),
+        ("train-{1,0}.tar", ["train-1.tar:cat/0004", "train-0.tar:cat/0000"]),
+        ("tr*-?.tar", ["train-0.tar:cat/0000", "train-1.tar:cat/0004"]),
+        ("{train,more}-[1].tar", ["train-1.tar:cat/0004", "more-1.tar:dog/0000"]),
+        ("more-{08..09}.tar", ["more-08.tar:dog/0000", "more-09.tar:dog/0000"]),
+        ("../*/train-0.tar", ["shards/train-0.tar:cat/0000"]),
+    ],
+)
+def test_a_pattern_names_tars_as_webdataset_does(pattern: str, keys: list[str], shards: Path) -> None:
+    """Whoever comes from there has the pattern in the script already."""
+    for name in ("more-1", "more-08", "more-09"):
+        pack(shards / f"{name}.tar", sample(0, "dog/0000"))
+    config = TarConfig(path=f"{shards}/{pattern}")
+    source = opened(config)
+    found = [source.key(index) for index in range(len(source))]
+    assert [key for index, key in enumerate(found) if key.partition(":")[0] not in
+            [other.partition(":")[0] for other in found[:index]]] == keys  # fmt: skip
+    assert open_source(pin(config, source)).fingerprint == source.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("train-{0..3}.tar", "no tars at .*train-2.tar, one of the 4 names of .*: found nothing there"),
+        ("val-*.tar", r"no tars at .*val-\*.tar: found nothing there"),
+        ("train-{0..99999999}.tar", "{0..99999999} is over 1048576 names"),
+    ],
+)
+def test_a_pattern_without_a_tar_says_which_is_missing(pattern: str, message: str, shards: Path) -> None:
+    """A shard that is left out in silence is a smaller training set."""
+    with pytest.raises(SourceError, match=message):
+        opened(TarConfig(path=f"{shards}/{pattern}"))
 
 
 def test_the_order_and_form_of_a_tar_do_not_matter(tmp_path: Path) -> None:

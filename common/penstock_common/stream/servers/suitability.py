@@ -22,6 +22,8 @@ RESERVE_BYTES = 16 << 20
 LEAST_BUDGET_BYTES = 4 * DEFAULT_BLOCK_BYTES
 """Of a stream that names none: a quarter of it holds a block."""
 
+REMOVE = "remove a stream that nobody needs (`penstock inspect` lists them, `penstock delete NAME`)"
+
 ORDINARY_SHARE = 0.75
 """The top quarter of a budget is only for the lowest unfinished shard of the oldest unfinished epoch: whatever else
 fills it, the samples that some group is waiting for still fit (design.md 5.8)."""
@@ -146,6 +148,13 @@ def admit_stream(
     others = _budget_of_others(client, name)
     if budget_bytes is None and stored is None:
         budget_bytes = _share(memory.limit_bytes, others)
+        if others and usable_bytes(memory.limit_bytes) - others < LEAST_BUDGET_BYTES:
+            raise BudgetRefused(
+                f"no room for stream {name!r}: the other streams' budgets take {readable_bytes(others)} of the "
+                f"{readable_bytes(usable_bytes(memory.limit_bytes))} that streams may have of the server's maxmemory "
+                f"{readable_bytes(memory.limit_bytes)}: {REMOVE}, give one of them less by --budget (budget_bytes=), "
+                "or raise maxmemory"
+            )
         _require_room(name, budget_bytes, others, memory.limit_bytes)
         if budget_bytes < DEFAULT_BUDGET_BYTES:
             notify(
@@ -186,7 +195,7 @@ def _require_room(name: str, budget_bytes: int, others: int, limit: int) -> None
         ways = [f"give a budget of at most {readable_bytes(left)}"] if left > 0 else []
         ways.append("raise maxmemory")
         if others:
-            ways.append("remove a stream that nobody needs (`penstock inspect` lists them, `penstock delete NAME`)")
+            ways.append(REMOVE)
         raise BudgetRefused(
             f"stream {name!r} has a budget of {readable_bytes(budget_bytes)}, the other streams "
             f"{readable_bytes(others)}; the server's maxmemory {readable_bytes(limit)} leaves room for "
