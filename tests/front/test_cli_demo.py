@@ -12,72 +12,56 @@ import pytest
 
 from penstock.__main__ import main
 from penstock.cli.console import Console
-from penstock.demo.augment import augment, plain
-from penstock.demo.digits import Folders
-from penstock.demo.models import NumpyModel
-from penstock.demo.report import as_json, failures, tell
-from penstock.demo.session import DemoOptions, Outcome, goal_applies
-from penstock.demo.trainer import Task
-from penstock.demo.trainers import Trainer
+from penstock.cli.demo import DemoResult, as_json, failures, report
+from penstock.demo import DemoOptions, DemoOutcome, NumpyModel, TrainerProcess, TrainerTask, augment, plain
 from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit
-from penstock_producer.jobs.progress import ProductionSummary
 
 
-def trained(name: str, accuracy: float = 0.97) -> Trainer:
-    """A trainer that is through with everything."""
-    task = Task(url="", group=name, model=name, epochs=1, samples=80, train=Path(), held_out=Path())
+def trained(name: str, accuracy: float = 0.97) -> TrainerProcess:
+    """Return a trainer that has done everything."""
+    task = TrainerTask(url="", model=name, epochs=1, train="train", held_out="held-out")
     numbers = {"accuracy": accuracy, "rate": 500.0, "waited": 0.25}
-    return Trainer(task, print, results={"trained": numbers, "compared": {"rate": 200.0, "waited": 0.9}})
+    return TrainerProcess(task, print, results={"trained": numbers, "compared": {"rate": 200.0, "waited": 0.9}})
 
 
 @pytest.fixture
-def outcome() -> Outcome:
-    """A good end."""
+def result() -> DemoResult:
+    """Return a demo that went well."""
     groups = {"convnet": GroupAudit(delivered=80), "dense": GroupAudit(delivered=80)}
-    return Outcome(
-        folders=Folders(Path("train"), Path("held-out"), 80, 20),
-        epochs=1,
-        trainer="keras",
-        summary=ProductionSummary("digits", (0,), 80, 0, 1000, 2.0, ("a", "b")),
-        worker_pids=(11, 12),
-        trainers=(trained("convnet"), trained("dense")),
-        audit=AuditReport("digits", [EpochAudit(0, "produced", 80, produced=80, groups=groups)], ""),
-        look_command="redis-cli -u redis://x XINFO GROUPS key",
-        look_output='1) 1) "name"',
-        seconds=60.0,
-    )
+    outcome = DemoOutcome(80, 20, 1, "keras", 80, 2.0, (11, 12), (trained("convnet"), trained("dense")))
+    audit = AuditReport("digits", [EpochAudit(0, "produced", 80, produced=80, groups=groups)], "")
+    return DemoResult(outcome, audit, "redis-cli -u redis://x XINFO GROUPS key", '1) 1) "name"', 60.0)
 
 
-def test_a_good_outcome_is_told_with_every_number(outcome: Outcome) -> None:
+def test_a_good_outcome_is_told_with_every_number(result: DemoResult) -> None:
     """Who reads nothing else must see accuracy, speed, waiting, the comparison and the audit."""
     out = io.StringIO()
-    assert failures(outcome, needs_goal=True) == []
-    tell(outcome, Console(out=out, err=out), [])
+    assert failures(result.outcome, result.audit, needs_goal=True) == []
+    report(result, [], Console(out=out, err=out))
     text = out.getvalue()
     for part in ("0.970", "500", "25%", "200", "90%", "lost 0, duplicate 0, pending 0", "redis-cli -u", "11, 12"):
         assert part in text
 
 
-def test_a_low_accuracy_is_no_success(outcome: Outcome) -> None:
+def test_a_low_accuracy_is_no_success(result: DemoResult) -> None:
     """A feed that hands out wrong labels would show nowhere else."""
-    worse = dataclasses.replace(outcome, trainers=(trained("convnet", 0.9), trained("dense")))
-    assert "convnet" in failures(worse, needs_goal=True)[0]
-    assert failures(worse, needs_goal=False) == []
-    assert as_json(worse, ["x"])["ok"] is False
+    worse = dataclasses.replace(result.outcome, trainers=(trained("convnet", 0.9), trained("dense")))
+    assert "convnet" in failures(worse, result.audit, needs_goal=True)[0]
+    assert failures(worse, result.audit, needs_goal=False) == []
+    assert as_json(result._replace(outcome=worse), ["x"])["ok"] is False
 
 
-def test_a_sample_that_was_not_delivered_is_no_success(outcome: Outcome) -> None:
+def test_a_sample_that_was_not_delivered_is_no_success(result: DemoResult) -> None:
     """The audit's word decides the exit code."""
-    short = GroupAudit(delivered=79, pending=1)
-    outcome.audit.epochs[0].groups["dense"] = short
-    assert "79 of 80" in failures(outcome, needs_goal=True)[0]
+    result.audit.epochs[0].groups["dense"] = GroupAudit(delivered=79, pending=1)
+    assert "79 of 80" in failures(result.outcome, result.audit, needs_goal=True)[0]
 
 
 def test_the_goal_is_for_the_whole_demo_only() -> None:
     """A few digits cannot be learned that well, and that is nobody's fault."""
-    options = DemoOptions(1797, 3, 2, None, None)
-    assert goal_applies(options)
-    assert not goal_applies(dataclasses.replace(options, samples=300))
+    options = DemoOptions(1797, 3, 2, None)
+    assert options.needs_goal
+    assert not dataclasses.replace(options, samples=300).needs_goal
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
