@@ -15,7 +15,7 @@ import random
 import struct
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -138,7 +138,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from (("", value.__self__), ("", value.__func__))
     elif isinstance(value, functools.partial):
         yield from (("", part) for part in (value.func, *value.args, *value.keywords.values()))
-    elif isinstance(value, Mapping):
+    elif isinstance(value, dict):  # another mapping may be a file that reads, or fails: an h5py.File, a shelf
         yield from ((f"[{key!r}]", part) for key, part in islice(value.items(), WIDEST))
     elif isinstance(value, list | tuple):
         yield from ((f"[{number}]", part) for number, part in enumerate(islice(value, WIDEST)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,35 @@ def test_the_search_ends_in_large_and_circular_datasets() -> None:
     looped.transform.append(looped)
     looped.samples = [{"path": str(number)} for number in range(1_000_000)]  # type: ignore[attr-defined]
     assert find_seeded(looped, "data") == ()
+
+
+class ClosedFile(Mapping[str, Any]):
+    """Stands for a closed h5py.File: every look into it raises."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise ValueError("the file is closed")
+
+    def __iter__(self) -> Iterator[str]:
+        raise ValueError("the file is closed")
+
+    def __len__(self) -> int:
+        raise ValueError("the file is closed")
+
+
+f = ClosedFile()
+
+
+class ByFile(Images):
+    """Keeps its file under a name that the module's global has, too."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"y": self.f[index]}  # type: ignore[attr-defined]
+
+
+def test_the_search_opens_no_file_that_is_a_mapping() -> None:
+    """Datasets of HDF5 hold an h5py.File. To list what is in it reads the disk, and raises once it is closed."""
+    assert [one.target for one in find_seeded(Images({"file": f, "transform": SHARED}), "data")] == [SHARED]
+    assert find_seeded(ByFile(None), "data") == ()
 
 
 def test_a_samples_seed_depends_on_the_sample_alone() -> None:
