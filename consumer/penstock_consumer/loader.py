@@ -387,7 +387,9 @@ class Loader(Verbs, Passing):
         epoch = reading.next_epoch()
         if epoch is None:
             self._settlement.wait_for_next(wait.seconds)
-            wait.because("epoch", lambda: f"{place.finished()}; is a producer running (`penstock produce`)?", limit)
+            wait.because(
+                "epoch", lambda: f"{place.finished(reading.cursor)}; is a producer running (`penstock produce`)?", limit
+            )
             reading.raise_error()
             await_event(self._client, place.stream.keys, event, EVENT_MS)
         return epoch

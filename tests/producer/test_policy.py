@@ -178,6 +178,18 @@ def test_a_group_that_read_all_is_told_so_though_all_is_released(any_url: str, a
         numbers(loader)
 
 
+def test_an_epoch_whose_last_batch_is_not_acknowledged_yet_counts_as_read(any_url: str, any_client: Client) -> None:
+    """A pipeline that reads ahead asks for the next epoch before the last step of this one has ended."""
+    produce(any_url, "t", 20, epochs=3)
+    set_plan(any_client, load_stream(any_client, "t"), 3)
+    told: list[str] = []
+    with loader_of(any_url, acknowledge="on_checkpoint", notify=told.append) as loader:
+        for _ in range(3):
+            assert numbers(loader)
+        assert numbers(loader) == []
+    assert any("'g' has read epochs 0-2 of 't'; there is no other" in line for line in told), told
+
+
 def test_an_abandoned_epoch_goes_by_the_policy_too(any_url: str, any_client: Client) -> None:
     """What will never be complete is owed to nobody, and must not pile up."""
     with writer_of(any_url, spec=SPEC, retention="epochs:1") as writer:

@@ -51,7 +51,7 @@ class AnyPlace(Protocol):
     def next_epoch(self, after: int) -> int | None:
         """The group's lowest unsettled epoch above ``after``; None if there is none yet. Raises GroupFinished."""
 
-    def finished(self) -> str:
+    def finished(self, after: int) -> str:
         """One sentence on a group for which there is no epoch to read now."""
 
     def acknowledge(self, batch: Batch) -> None:

@@ -144,18 +144,24 @@ class Place:
             and following >= final
             and max(after, self.first - 1, record.read if record is not None else -1, *closed) + 1 >= final
         ):
-            raise GroupFinished(self.finished())
+            raise GroupFinished(self.finished(after))
         return None
 
-    def finished(self) -> str:
-        """One sentence on a group for which there is no epoch to read now."""
+    def finished(self, after: int) -> str:
+        """Return a sentence on a group for which there is no epoch to read now.
+
+        Args:
+            after: the last epoch that this member was given, or -1. The group may have samples of it to acknowledge.
+        """
         if (epoch := self._half_open) is not None:
             died = f"`penstock epochs abandon {self.stream.name} {epoch}` if that died"
             return f"epoch {epoch} of {self.stream.name!r} is being opened by a producer; {died}"
         roster = load_roster(self.client, self.stream.partitions[0])
         record = roster.groups.get(self.who.group)
         closed = [(epoch, epoch) for group, epoch in roster.closed if group == self.who.group]
-        read = _merged([*closed, *([(record.first, record.read)] if record and record.read >= record.first else [])])
+        here = [(self.first, after)] if after >= self.first else []
+        settled = [(record.first, record.read)] if record and record.read >= record.first else []
+        read = _merged([*closed, *settled, *here])
         if read:
             epochs = "epoch" if read == [(read[0][0], read[0][0])] else "epochs"
             return (
