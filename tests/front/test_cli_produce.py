@@ -460,6 +460,20 @@ def test_the_trainer_starts_before_the_first_sample_is_made(tmp_path: Path) -> N
     assert (code, out) == (0, "8\n"), err
 
 
+def test_run_makes_as_many_epochs_as_the_command_reads(tmp_path: Path) -> None:
+    """A loop that ends by its steps knows no number of epochs; then it would stand in two places, and differ."""
+    (tmp_path / "mynumbers.py").write_text("data = range(8)\n")
+    (tmp_path / "train.py").write_text(
+        "import penstock\n"
+        "with penstock.Loader('train', group='g', batch_size=8) as loader:\n"
+        "    print([sum(int(x) for batch in loader for x in batch['x']) for _ in range(5)])\n"
+    )
+    source = ("dataset", "mynumbers:data", "--follow", "--workers", "1")
+    code, out, err = run("run", *source, "--", sys.executable, "train.py", cwd=tmp_path)
+    assert (code, out) == (0, "[28, 28, 28, 28, 28]\n"), err
+    assert "whenever the trainer is about to need one, of 8 samples for stream 'train'" in err
+
+
 def test_a_source_that_means_nothing_starts_no_trainer(tmp_path: Path) -> None:
     """A trainer may begin a run in a tracker; what the command line alone shows to be wrong must not cost one."""
     command = ["sh", "-c", "touch started"]

@@ -23,9 +23,6 @@ class _ProduceParser(Parser):
     def __init__(self, **settings: object) -> None:
         super().__init__(**settings)
         self.add_argument("--no-workers", action="store_true", help="only queue the jobs, and end")
-        self.add_argument(
-            "--follow", action="store_true", help="keep --ahead epochs before the trainers; without --epochs for ever"
-        )
         self.add_argument("--watch", action="store_true", help="of a folder: epochs of its new files, for ever")
         add_json(self)
 
@@ -47,8 +44,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_producer.jobs.production import SplitProduction
 
     end_by_signals()
-    update = {"follow": args.follow, "is_endless": args.follow and args.epochs is None}
-    plans = {part: plan.model_copy(update=update) for part, plan in plans_of(args).items()}
+    plans = plans_of(args)
     if args.watch:
         return _watch(args, console, plans)
     if args.follow and args.no_workers:

@@ -130,6 +130,8 @@ def _end_check(args: argparse.Namespace, checking: int) -> None:
 def _making(args: argparse.Namespace) -> str:
     if getattr(args, "endless", False):
         return "making a feed without end"
+    if args.follow and args.epochs is None:
+        return "making an epoch whenever the trainer is about to need one,"
     return f"making {args.epochs or 1} epoch{'s' if (args.epochs or 1) > 1 else ''}"
 
 

@@ -129,6 +129,7 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     )
     add("--block-samples", type=_COUNT, default=64, metavar="N", help="so many at once (default: %(default)s)")
     add("--ahead", type=_COUNT, default=2, metavar="K", help="epochs in work at once (default: %(default)s)")
+    add("--follow", action="store_true", help="keep --ahead epochs before the trainers; without --epochs for ever")
     add("--workers", type=_NOT_NEGATIVE, metavar="N", help="local processes (default: one per core; 0: only others)")
     add("--seed", type=_NOT_NEGATIVE, default=0, help="of order and augmentation (default: %(default)s)")
     add("--no-shuffle", action="store_true", help="keep the source's order")
@@ -232,6 +233,8 @@ def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> Producti
         on_error=args.on_error,
         max_bad=args.max_bad or "50%",
         ahead=args.ahead,
+        follow=args.follow,
+        is_endless=args.follow and args.epochs is None,
         sample_limit_s=args.sample_limit,
         block_transform=args.block_transform,
         block_samples=args.block_samples,
