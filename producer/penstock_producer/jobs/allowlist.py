@@ -1,6 +1,7 @@
-"""The allowlist of a worker: modules, names and folders that its host allows jobs to name, or its production planned.
+"""The allowlist of a worker: modules, names and folders that its host allows in jobs, or that its production planned.
 
-Whoever can write to the queue can write any job. Both checks come before anything of a job is imported or opened.
+A program that can write to the queue can write any job. Both checks come before anything of a job is imported or
+opened.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ class Allowlist:
     roots: tuple[str, ...] = ()
     """Folders that every file lies in."""
     is_unlimited: bool = False
-    """Any code and any file: whoever can write to the queue is trusted like this process's user."""
+    """Whether any code and any file is allowed: then a program that can write to the queue has the rights of this
+    process's user."""
 
     def enforce(self) -> None:
-        """Make it the law of this process, also for what only opening a source finds out."""
+        """Apply the list to this whole process, also to what shows only when a source is opened."""
         if not self.is_unlimited:
             allow_names(self.allow)
             allow_folders(self.roots)
@@ -114,23 +116,23 @@ def _is_inside(folder: str, other: str) -> bool:
 
 
 class PlannedTasks:
-    """The digest of what all jobs of one production say, in memory that only the production and its workers share.
+    """The digest of the tasks of one production, in memory that only the production and its workers share.
 
-    A job that says something else is another production's, or forged: own workers give it back untouched.
+    A job with other fields is another production's, or forged. Workers of the production return it untouched.
     """
 
     def __init__(self, cells: Any = None) -> None:
         self.cells: Any = RawArray("B", _MET + 1) if cells is None else cells
-        """The digest, whether it is given, and whether a worker met a job of others since the last look."""
+        """The digest, whether it is set, and whether a worker met a job of others since the last look."""
 
     def give(self, task: ShardTask) -> None:
-        """Have the workers do jobs like this one, of whichever epoch and shard, and no others."""
+        """Let the workers do jobs like this one, of any epoch and shard, and no others."""
         self.cells[:_DIGEST_BYTES] = _digest(task)
         self.cells[_GIVEN] = 1
 
     @property
     def are_given(self) -> bool:
-        """Whether there is anything to do yet."""
+        """Return whether tasks were planned yet."""
         return bool(self.cells[_GIVEN])
 
     def cover(self, task: ShardTask) -> bool:
@@ -141,7 +143,7 @@ class PlannedTasks:
         return is_covered
 
     def has_met_others(self) -> bool:
-        """Return whether a worker met a job that is none of these since this was asked last."""
+        """Return whether a worker met any other job since this was last asked."""
         met = bool(self.cells[_MET])
         self.cells[_MET] = 0
         return met
@@ -153,7 +155,7 @@ def _digest(task: ShardTask) -> bytes:
 
 
 def _parts(config: SourceConfig) -> Iterator[SourceConfig]:
-    """Yield what several sources, or a choice from one, are made of."""
+    """Yield the parts of several sources, or of a choice from one."""
     match config:
         case SplitConfig() | BalancedConfig():
             yield from _parts(config.source)
@@ -198,13 +200,16 @@ def _paths(config: SourceConfig) -> Iterator[str]:
 
 
 def _paths_in(options: Any) -> Iterator[str]:
-    """What in an installed source's options may be a path: with a slash, or there. Addresses of servers are none."""
+    """Yield what may be a path in an installed source's options: text with a slash, or the name of an existing file.
+
+    Addresses of servers are none.
+    """
     if isinstance(options, Mapping):
         for name, value in options.items():
             yield from _paths_in(name)
             yield from _paths_in(value)
     elif isinstance(options, str):
-        for part in options.split("::"):  # libraries chain addresses, as in simplecache::file:///x
+        for part in options.split("::"):  # libraries chain addresses, for example simplecache::file:///x
             yield from _path_in(part)
     elif isinstance(options, Sequence):
         for value in options:

@@ -1,6 +1,6 @@
-"""The autoscaler: a pure rule from rates to a number of workers, and the object that follows it for one fleet.
+"""The autoscaler: a pure rule from rates to a number of workers, and the object that applies it to one fleet.
 
-The rates are those that workers and trainers report (``stream.watching.paces``). Starting and stopping is ``fleet``'s.
+Workers and trainers report the rates. `fleet` starts and stops workers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock_common.stream.watching.paces import FleetReport, Paces, Teller, fl
 LOOK_S = 2.0
 LEAVE_S = 0.3
 REMEMBER_S = 60.0
-"""A stream of which no job is seen for so long is none of the queue's any more."""
+"""A stream without a job for so long is no longer one of the queue's."""
 
 
 class Autoscaler:
-    """One fleet's. Call `look` as often as you like; it asks the server every two seconds."""
+    """The autoscaler of one fleet. `look` may be called at any rate; it asks the server every two seconds."""
 
     def __init__(
         self,
@@ -34,20 +34,23 @@ class Autoscaler:
         streams: Callable[[], Iterable[str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``streams`` names those that the fleet's queue has jobs of. Raises ServerUnavailable at once."""
+        """Make an autoscaler. ``streams`` names those that the fleet's queue has jobs of.
+
+        Raises ServerUnavailable at once.
+        """
         self._client: Client = connect(url)
         self._name, self._most, self._streams, self._clock = name, most, streams, clock
-        self._staffing = WorkerTarget(most=1 << 16)  # of all fleets together; each has its own bound
+        self._staffing = WorkerTarget(most=1 << 16)  # for all fleets together; each has its own limit
         self._tellers: dict[str, Teller] = {}
-        """Stream id -> what says there how many processes this fleet has."""
+        """Stream id -> what reports there how many processes this fleet has."""
         self._known: dict[str, float] = {}
         """Name of a stream -> when a job of it was seen last."""
         self._looked_s = float("-inf")
         self.load = StreamLoad()
-        """What was said last."""
+        """The rates of the last look."""
 
     def look(self, now: int) -> int:
-        """How many processes to have, having ``now``. A server that is away changes nothing."""
+        """Return how many processes to have, given that there are ``now``. A server that is away changes nothing."""
         if self._clock() - self._looked_s < LOOK_S:
             return now
         self._looked_s = self._clock()
@@ -57,7 +60,7 @@ class Autoscaler:
             return now
 
     def close(self) -> None:
-        """The fleet ends, and waits for nobody."""
+        """End the fleet's reports without waiting for a server."""
         self._client.hurry(0.0, LEAVE_S)
         for teller in self._tellers.values():
             teller.leave()
@@ -85,7 +88,7 @@ class Autoscaler:
         except ServerUnavailable:
             raise
         except PenstockError:
-            stream = None  # not a name, or a damaged key: whoever works on it will say so
+            stream = None  # no name, or a damaged key: the process that works on the stream reports it
         if stream is None:
             return Paces({}, {}, {})
         teller = self._tellers.setdefault(stream.id, Teller(self._client, stream, fleet_field(self._name)))
@@ -94,25 +97,25 @@ class Autoscaler:
 
 
 HELD_UP_SHARE = 0.02
-"""Workers that wait for room, or for jobs, longer than this are as fast as they can be: more would wait, too."""
+"""The share of time above which workers wait for quota or jobs and cannot be faster: more of them would wait, too."""
 SPARE = 1.05
-"""Those who wait are only reduced to what works, and so much more: the waiting that shows it must not end."""
+"""The factor above the working part, when workers wait. Some waiting must stay, because it shows the limit."""
 GROW_AFTER_S = 8.0
 SHRINK_AFTER_S = 16.0
-"""The wish must have lain on the same side for so long. A trainer that starves costs more than a worker that waits."""
+"""How long the wish must lie on the same side. A trainer that starves costs more than a worker that waits."""
 NEARLY_AFTER_S = 40.0
-"""And for so long where one worker more, or one less, is all that it asks for: that much is noise."""
+"""The same, if the wish differs by one worker only: that much is noise."""
 SETTLE_S = 10.0
-"""After a change, until those who are new have shown how fast they are and how much is waited."""
+"""The pause after a change, until new workers have shown their rate and their waits."""
 LEAP = 4.0
-"""At most so many times more workers in one step: rates are those of the present number, sharing the present cores."""
+"""The largest factor of one step: the rates are those of the present number of workers on the present cores."""
 LATEST = 3
-"""A step goes to the mean of so many wishes: earlier ones may be of the load before."""
+"""The number of wishes whose mean a step goes to. Earlier ones may belong to another load."""
 TELLABLE = 100
-"""A wish for more than so many times the workers at work is no number to show: it comes of a loop that works for less
-than a hundredth of its time, as one without a training step does, and an error of a millisecond doubles it."""
+"""A wish for more than this factor of the working workers is not shown as a number. It comes of a loop that works for
+less than a hundredth of its time, as one without a training step does, and an error of a millisecond doubles it."""
 ABOVE, BELOW = 0.1, 1.5
-"""While the wish lies so little above the number, or not so much below it, the number stays."""
+"""The number stays while the wish lies so little above it, or not so much below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,25 +124,25 @@ class StreamLoad:
 
     workers: int = 0
     rate: float | None = None
-    """Samples that one worker makes in a second of work; None while none has said."""
+    """The samples that one worker makes in a second of work, or None while no worker has reported."""
     busy: float = 1.0
-    """What part of the workers' time goes into work."""
+    """The part of the workers' time in which they work."""
     room: float = 0.0
-    """Into waiting for room in the budget."""
+    """The part of their time in which they wait for quota."""
     idle: float = 0.0
-    """Into waiting for jobs."""
+    """The part of their time in which they wait for jobs."""
     demand: dict[str, float] = field(default_factory=dict)
-    """Group -> samples a second that its members would take if they never waited."""
+    """Group -> the samples a second that its members would take if they never waited."""
     streams: int = 1
-    """Of how many streams; of several, rate and demand count in workers."""
+    """The number of streams. For several streams, rate and demand count in workers."""
 
     @property
     def wanted(self) -> float | None:
-        """Samples a second that the fastest group would take: each group is given every sample."""
+        """The samples a second that the fastest group would take: each group gets every sample."""
         return max(self.demand.values(), default=None)
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         parts = []
         if self.wanted is not None and self.streams == 1:
             parts.append(f"trainers would take {self.wanted:,.0f} samples/s")
@@ -153,7 +156,7 @@ class StreamLoad:
 
 
 def load_of(paces: Paces) -> StreamLoad:
-    """Sums up what everyone said."""
+    """Add up what all workers and trainers reported."""
     demand: dict[str, float] = {}
     for (group, _), told in paces.trainers.items():
         if told.rate is not None:
@@ -175,7 +178,7 @@ def load_of(paces: Paces) -> StreamLoad:
 
 
 def together(loads: Sequence[StreamLoad]) -> StreamLoad:
-    """Of all streams that the same workers serve: the workers each of them needs are added up."""
+    """Return the load of all streams that the same workers serve: the workers that each stream needs are added up."""
     known = [load for load in loads if load.rate is not None]
     if len(known) < 2:
         return known[0] if known else StreamLoad(sum(load.workers for load in loads))
@@ -193,12 +196,12 @@ def together(loads: Sequence[StreamLoad]) -> StreamLoad:
 
 
 def wish(load: StreamLoad) -> float | None:
-    """The number of workers wanted, unrounded; None while it is not known.
+    """Return the number of workers wanted, unrounded, or None while it is not known.
 
-    Consumption over the rate of one worker, as tf.data service has it (its AutoScaler: the sum of consumption rates
-    over the mean worker throughput). That formula asks what trainers would take if they never waited. Where workers
-    wait all the same, for room or for jobs, something else sets the pace (a slower group, an evaluation): then what
-    works of them is what is needed.
+    It is the consumption over the rate of one worker, as in tf.data service (its AutoScaler: the sum of consumption
+    rates over the mean worker throughput). That formula asks what trainers would take if they never waited. If workers
+    wait nevertheless, for quota or jobs, something else limits the rate, such as a slower group or an evaluation. Then
+    the working part of the workers is what is needed.
     """
     if load.rate is None:
         return None
@@ -211,30 +214,30 @@ def wish(load: StreamLoad) -> float | None:
 
 
 def shown(load: StreamLoad) -> int | None:
-    """The wish as a number of processes."""
+    """Return the wish as a number of processes."""
     wanted = wish(load)
     return None if wanted is None else max(1, math.ceil(wanted - ABOVE))
 
 
 def is_tellable(wished: int, workers: int) -> bool:
-    """Return whether a wish is known well enough to be told as a number."""
+    """Return whether a wish is known well enough to be shown as a number."""
     return wished <= TELLABLE * max(1, workers)
 
 
 class WorkerTarget:
-    """The number of workers over time: follows the wish only where it stays away from the number."""
+    """The number of workers over time. It follows the wish only if that stays away from the number."""
 
     def __init__(self, most: int, least: int = 1) -> None:
         self._most, self._least = most, least
         self._since_s: float | None = None
-        """Since when the wish has lain where it does now, above or below."""
+        """Since when the wish has been on its present side of the number."""
         self._side = 0
         self._settled_s = float("-inf")
         self._heard: list[float] = []
         """The wishes since then."""
 
     def decide(self, now_s: float, workers: int, load: StreamLoad) -> int:
-        """How many there should be, given how many there are. Ask it every second or two."""
+        """Return how many workers there should be, given how many there are. Ask it every second or two."""
         wanted = wish(load)
         if wanted is None or now_s < self._settled_s:
             return self._bounded(workers)
@@ -260,10 +263,10 @@ class WorkerTarget:
 
 
 def part_of(name: str, wanted: int, fleets: Mapping[str, FleetReport], others: int) -> int:
-    """How many of ``wanted`` workers this fleet should have, where several follow the same wish.
+    """Return how many of ``wanted`` workers this fleet should have, if several fleets follow the same wish.
 
-    ``others`` workers are there whatever is wished. Each fleet gets a part like its share of all that could be had, and
-    at least one; the larger remainders, then the earlier names, get what is left.
+    ``others`` workers exist whatever is wished. Each fleet gets a part like its share of all possible workers, and at
+    least one. The larger remainders, then the earlier names, get what is left.
     """
     due = max(0, wanted - others)
     most = sum(fleet.most for fleet in fleets.values())

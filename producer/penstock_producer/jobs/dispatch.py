@@ -1,6 +1,6 @@
-"""Jobs as the dispatcher sees them: puts shards into the queue, finds the lost, hears of the failed.
+"""Jobs as the dispatcher sees them: it queues shards, finds lost jobs and learns of failed ones.
 
-When which epoch is due is ``production``'s; what a job says is ``task``'s.
+`production` decides when an epoch is due. `task` has the fields of a job.
 """
 
 from __future__ import annotations
@@ -47,62 +47,65 @@ from penstock_producer.sources.allowed import NotAllowed
 from penstock_producer.sources.config import SourceConfig, parse_config
 
 SILENCE_S = 2.0
-"""How long an answer may take that somebody needs who was told to end."""
+"""How long to wait for an answer that a process needs that was told to end."""
 AT_ONCE_S = 0.3
-"""And where one has not come already."""
+"""The same, if the server has not answered before."""
 SAMPLED = 8
-"""Queued jobs looked at from either end, to know for which streams the queue works."""
+"""Queued jobs that are read from either end, to learn for which streams the queue works."""
 LOST_AFTER = 2
-"""A shard's job that is neither queued nor running at so many looks in a row is put into the queue again."""
+"""A shard's job that is neither queued nor running at so many looks in a row is queued again."""
 
 
 @dataclass
 class JobReports:
-    """The notes of the jobs of some shards, added up."""
+    """The sum of the notes of some shards' jobs."""
 
     nbytes: int = 0
     workers: set[str] = field(default_factory=set)
     waits: str = ""
-    """Why one of them waits, if one does."""
+    """The reason why one of them waits, if one does."""
 
 
 def hurry(client: Client, patience_s: float) -> None:
-    """For whoever ends: asks once whether the server answers, and where it does not, hardly waits for it any more."""
+    """For a process that ends: ask once whether the server answers, and if it does not, wait hardly any longer."""
     client.hurry(patience_s, SILENCE_S)
     try:
         client.ping()
-    except PenstockError:  # whatever else is to be told it would be waited for, one after the other
+    except PenstockError:  # otherwise each further request would wait for it
         client.hurry(0.0, AT_ONCE_S)
 
 
 def worker_command(source: SourceConfig, block_transform: str | None, queue: str) -> str:
-    """Return the command that starts workers for a source's jobs, on whatever server; raises NotAllowed."""
+    """Return the command that starts workers for a source's jobs, on any server. Raises NotAllowed."""
     words = ["penstock", "worker", *options_for(source, block_transform)]
     return shlex.join(words if queue == QUEUE else [*words, "--queue", queue])
 
 
 class Dispatcher:
-    """One queue, as a producer of jobs. A server that goes away is waited for, and ``notify`` told so.
+    """A producer of jobs for one queue. It waits for a server that goes away, and tells ``notify``.
 
-    What is asked may then be asked twice: a job that is queued twice finds its shard complete.
+    A request may then be sent twice: a job that is queued twice finds its shard complete.
     """
 
     def __init__(self, queue_url: str, name: str, notify: Notify = to_stderr, key: bytes | None = None) -> None:
-        """With ``key`` only workers of its supervisor are believed when they say that a job failed."""
+        """Connect to a queue.
+
+        With ``key``, only workers of its supervisor are believed when they say that a job failed.
+        """
         self._notify, self._key = notify, key
         self._client = connect(queue_url, bears_outages=notify)
         require_keeps_jobs(self._client)
         self._queue: ShardQueue = open_queue(self._client, name)
         self._missed: dict[str, int] = {}
         self._strangers: set[str] = set()
-        """Workers that are none of Penstock's, and took jobs."""
+        """Workers of other programs that took jobs."""
 
     def enqueue(self, tasks: Iterable[ShardTask], *, at_front: bool = False) -> None:
-        """Queues one job per task, in order; ``at_front`` before all others, also in order."""
+        """Queue one job for each task, in order. ``at_front`` puts them before all others, in the same order."""
         self._enqueue([(task, {}) for task in tasks], at_front)
 
     def _enqueue(self, tasks: list[tuple[ShardTask, dict[str, Any]]], at_front: bool) -> None:
-        """The same with what is known of each."""
+        """Queue tasks, each with the notes that its job keeps."""
         jobs = [
             Queue.prepare_data(
                 FUNCTION,
@@ -118,16 +121,16 @@ class Dispatcher:
             )
             for task, meta in tasks
         ]
-        if jobs:  # each is pushed on its own: at the front the last one pushed comes first
+        if jobs:  # each is pushed by itself: at the front the last one comes first
             ids = [task.job_id for task, _ in tasks]
             self._queue.asked(lambda: self._queue.enqueue_many(jobs[::-1] if at_front else jobs), self._notify, ids)
 
     def known(self) -> set[str]:
-        """Ids of the jobs that are queued, just taken, or running."""
+        """Return the ids of the jobs that are queued, just taken, or running."""
         return {*self._queue.asked(self._queue.get_job_ids, self._notify), *self.running()}
 
     def requeue_lost(self, tasks: Iterable[ShardTask], known: set[str]) -> int:
-        """Queues unfinished shards whose job vanished: a worker died just as it took one, or the queue was emptied."""
+        """Queue unfinished shards whose job vanished: a worker died as it took one, or the queue was emptied."""
         lost = []
         for task in tasks:
             missed = 0 if task.job_id in known else self._missed.get(task.job_id, 0) + 1
@@ -139,7 +142,7 @@ class Dispatcher:
         return len(lost)
 
     def weed(self, tasks: Iterable[ShardTask]) -> None:
-        """Removes queued jobs that pretend to be of these tasks' epochs, and queues again those that were changed."""
+        """Remove queued jobs that pretend to be of these tasks' epochs, and queue again those that somebody changed."""
         planned = {task.job_id: task for task in tasks}
         epochs = list({(task.stream_id, task.manifest_id) for task in planned.values()})
         changed: list[ShardTask] = []
@@ -167,10 +170,10 @@ class Dispatcher:
         self._renew(tasks)
 
     def requeue_untold(self, tasks: Iterable[ShardTask]) -> int:
-        """Queues jobs again that failed by no word of a worker of Penstock; says whose, once for each.
+        """Queue jobs again that failed without the word of a worker of Penstock. Reports the worker, once for each.
 
-        A plain `rq worker` can run no job: it takes one after the other and has it failed. Nor is it a verdict where
-        another program gave up a job of a silent host.
+        A plain `rq worker` can run no job: it takes one after the other and lets it fail. A job of a silent host that
+        another program gave up has not failed either.
         """
         planned = {task.job_id: task for task in tasks}
         failed = self._failed(set(planned))
@@ -183,7 +186,7 @@ class Dispatcher:
         return len(untold) + len(forged)
 
     def _renew(self, tasks: list[ShardTask]) -> None:
-        """Queues jobs at the front as they were planned, with what Penstock noted of them, whatever became of them."""
+        """Queue jobs at the front as they were planned, with Penstock's notes, whatever happened to them."""
         if not tasks:
             return
         known = [self._queue.fetch(task.job_id) for task in tasks]
@@ -199,7 +202,7 @@ class Dispatcher:
         self._enqueue(list(zip(tasks, notes, strict=True)), at_front=True)
 
     def _tell_of_stranger(self, worker: str, task: ShardTask) -> None:
-        if not worker or OWN_WORKER.fullmatch(worker):  # `rq info` gives up jobs of hosts that are silent, for one
+        if not worker or OWN_WORKER.fullmatch(worker):  # for example, `rq info` gives up jobs of hosts that are silent
             worker = ""
         if worker in self._strangers:
             return
@@ -227,11 +230,11 @@ class Dispatcher:
             return "leave the jobs to the production's own workers"
 
     def clean(self) -> None:
-        """Puts jobs of workers that are not heard of any more back into the queue; workers do the same."""
+        """Return jobs of workers that are silent to the queue. Workers do the same."""
         self._queue.asked(self._queue.tidy, self._notify)
 
     def return_jobs(self, death: WorkerDeath) -> None:
-        """Puts a dead worker's job back at once, and takes it off rq's list of workers."""
+        """Return a dead worker's job at once, and remove the worker from rq's list."""
         self._queue.asked(lambda: return_jobs(self._queue, death), self._notify)
         key = Worker.redis_worker_namespace_prefix + death.worker
         with self._queue.connection.pipeline() as pipe:
@@ -241,11 +244,11 @@ class Dispatcher:
             self._queue.asked(pipe.execute, self._notify)
 
     def hurry(self, patience_s: float) -> None:
-        """From now on a server that is away is not waited for longer than this, and one that is silent is away."""
+        """Wait no longer than this for a server that is away or silent, from now on."""
         hurry(self._client, patience_s)
 
     def failure(self, job_ids: set[str]) -> tuple[str, str] | None:
-        """(what, why) of the first of these jobs that failed for good, as a worker of Penstock says."""
+        """Return (what, why) of the first of these jobs that failed for good, by the word of a worker of Penstock."""
         for job in self._failed(job_ids):
             if job.is_told(self._key):
                 return str(job.description), str(job.meta.get("error") or job.why_lost())
@@ -257,7 +260,7 @@ class Dispatcher:
         return [job for job in jobs if job and job.get_status(refresh=False) == JobStatus.FAILED]
 
     def reports(self, job_ids: Iterable[str]) -> JobReports:
-        """What these jobs have noted so far."""
+        """Return the sum of what these jobs have noted so far."""
         reports = JobReports()
         for notes in read_notes(self._client, job_ids):
             reports.nbytes += int(notes.get("bytes", 0))
@@ -266,11 +269,13 @@ class Dispatcher:
         return reports
 
     def running(self) -> set[str]:
-        """Ids of the queue's jobs that workers have in hand."""
+        """Return the ids of the queue's jobs that workers have in hand."""
         return {job_id for job_id, _ in self._queue.asked(lambda: list(self._queue.started()), self._notify)}
 
     def streams(self) -> set[str]:
-        """Names of the streams that jobs are for: of those running, and of the first and last ones queued."""
+        """Return the names of the streams that jobs are for: of the running ones, and of the first and last queued
+        ones.
+        """
         ends = ((0, SAMPLED), (-SAMPLED, SAMPLED))
         queued = self._queue.asked(lambda: [self._queue.get_job_ids(*end) for end in ends], self._notify)
         wanted = {*queued[0], *queued[1], *self.running()}
@@ -278,13 +283,13 @@ class Dispatcher:
         return {str(job.kwargs["stream"]) for job in jobs if job is not None and "stream" in (job.kwargs or {})}
 
     def count_workers(self) -> int:
-        """Workers of Penstock that listen to this queue, wherever they are."""
+        """Return how many workers of Penstock listen to this queue, on any host."""
         key = WORKERS_BY_QUEUE_KEY % self._queue.name
         names: set[Any] = self._queue.asked(lambda: self._client.smembers(key), self._notify)
         return sum(OWN_WORKER.fullmatch(name.decode("utf-8", "replace")) is not None for name in names)
 
     def heard_of(self, host: str) -> list[float]:
-        """Return how many seconds ago each worker of this ``host`` told the queue that it lives."""
+        """Return how many seconds ago each worker of this ``host`` sent its heartbeat to the queue."""
         key, own = WORKERS_BY_QUEUE_KEY % self._queue.name, f"{Worker.redis_worker_namespace_prefix}{host}.".encode()
         names: set[Any] = self._queue.asked(lambda: self._client.smembers(key), self._notify)
         mine = [name for name in names if name.startswith(own)]
@@ -293,12 +298,12 @@ class Dispatcher:
         )
         ages, now = [], datetime.now(UTC)
         for beat in beats:
-            with suppress(ValueError, TypeError, AttributeError):  # no time with a zone, or no such worker any more
+            with suppress(ValueError, TypeError, AttributeError):  # no time with a zone, or the worker is gone
                 ages.append((now - datetime.fromisoformat(beat.decode())).total_seconds())
         return ages
 
     def cancel(self, job_ids: Iterable[str]) -> None:
-        """Takes jobs out of the queue, with what it knows of them; running ones go on."""
+        """Remove jobs from the queue, with its records of them. Running ones continue."""
         wanted = list(job_ids)
         self._queue.asked(
             lambda: [self._queue.connection.lrem(self._queue.key, 1, each) for each in wanted], self._notify
@@ -308,7 +313,7 @@ class Dispatcher:
             self._queue.connection.delete(*left)
 
     def forget(self, job_ids: Iterable[str]) -> tuple[set[str], JobReports]:
-        """Removes what ended jobs left on the server; their ids, and what they had noted.
+        """Remove what ended jobs left on the server. Returns their ids, and what they had noted.
 
         Their shards are known to be complete, and a production of many epochs must not leave a trail.
         """
@@ -317,7 +322,7 @@ class Dispatcher:
         for job_id in job_ids:
             job = self._queue.fetch(job_id)
             if job is not None and job.get_status(refresh=False) not in (JobStatus.FINISHED, JobStatus.FAILED):
-                continue  # its worker is about to say so
+                continue  # its worker is about to report it
             done.add(job_id)
             self._missed.pop(job_id, None)
             if job is not None:
@@ -327,7 +332,7 @@ class Dispatcher:
         return done, reports
 
     def _remove(self, job_id: str) -> None:
-        """Everything that rq and Penstock keep of a job."""
+        """Remove everything that rq and Penstock keep of a job."""
         key = Job.key_for(job_id)
         with self._queue.connection.pipeline() as pipe:
             pipe.zrem(self._queue.finished_job_registry.key, job_id)
@@ -336,7 +341,7 @@ class Dispatcher:
             pipe.execute()
 
     def close(self) -> None:
-        """Gives the connection back, and the queue's name where nobody uses it any more."""
+        """Close the connection, and remove the queue's name if no process uses it any more."""
         with suppress(ServerUnavailable, Refused):
             if not self._queue.count and not self.count_workers():
                 self._queue.connection.srem(Queue.redis_queues_keys, self._queue.key)

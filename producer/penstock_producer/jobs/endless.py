@@ -1,7 +1,7 @@
-"""Feeds a stream from an iterable that need not end: one process reads it and writes, this one watches and stops it.
+"""Feed a stream from an iterable that need not end: one process reads it and writes, this one watches and stops it.
 
-There are no epochs to plan and nothing to do again, so no jobs. A process of its own, because only a process can be
-stopped in the middle of somebody's `next`.
+There are no epochs to plan and nothing to repeat, so there are no jobs. The reader has a process of its own, because
+only a process can be stopped in the middle of a user's `next`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from penstock_producer.sources.protocol import IterSource, Sample
 from penstock_producer.writing.writer import Writer
 
 TELL_S = 0.2
-"""How often the process that feeds says how far it is."""
+"""How often the process that feeds reports its progress."""
 STOP_S = 10.0
-"""After SIGTERM it may take so long to commit what it has; one that does not listen is killed."""
+"""How long it may take after SIGTERM to commit what it has. One that does not react is killed."""
 
 
 class EndlessProduction:
-    """As a `Production`, of an iterable's items without an end. Use it in a ``with`` block and go through `run`."""
+    """A production of an iterable's items without an end. Use it in a ``with`` block and iterate over `run`."""
 
     samples_per_epoch = None
     epochs: tuple[int, ...] = ()
@@ -46,17 +46,20 @@ class EndlessProduction:
         self._last = FeedProgress()
         self._pipe, far = get_context("fork").Pipe(duplex=False)
         self._child = get_context("fork").Process(target=_feed, args=(plan, options.url, far))
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it is ready
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it has handlers of its own
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forks beside threads
+                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
                 self._child.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         far.close()
 
     def run(self) -> Iterator[ProductionProgress]:
-        """Progress several times a second, until the iterable ends. Raises what ended it otherwise."""
+        """Yield the progress several times a second, until the iterable ends.
+
+        Raises the error that ended it otherwise.
+        """
         while self._last.end is None:
             new_bad = self._listen(TELL_S)
             last = self._last
@@ -65,7 +68,7 @@ class EndlessProduction:
         self._require_well_ended()
 
     def _listen(self, wait_s: float) -> tuple[str, ...]:
-        """Takes in what it said; returns reasons of bad samples."""
+        """Read its reports. Returns the reasons of bad samples."""
         new_bad = []
         try:
             while self._last.end is None and self._pipe.poll(wait_s):
@@ -87,25 +90,25 @@ class EndlessProduction:
             raise PenstockError(f"{self._last.end}; {self._last.where(self._plan)}")
 
     def summary(self) -> ProductionSummary:
-        """After `run`: what was made."""
+        """Return what was made, after `run`."""
         last = self._last
         return ProductionSummary(
             self._plan.stream, (), last.good + last.bad, last.bad, last.nbytes, time.monotonic() - self._began
         )
 
     def abandon(self) -> None:
-        """What is committed of a feed stands."""
+        """Do nothing: the committed part of a feed stays."""
 
     def enqueue_all(self) -> None:
-        """Nobody elsewhere has the iterable."""
+        """Raise an error: no other process has the iterable."""
         raise PenstockError("an endless feed is written by this command itself: leave --no-workers out")
 
     def leave(self) -> None:
-        """As `close`."""
+        """Do what `close` does."""
         self.close()
 
     def close(self) -> None:
-        """Stops it, and says how far it came, if it did not end by itself. Harmless twice."""
+        """Stop it, and report its progress if it did not end by itself. It may be called twice."""
         was_going = self._child.is_alive() and self._last.end is None
         if was_going:
             self._child.terminate()
@@ -128,7 +131,7 @@ class EndlessProduction:
 
 
 FEED = -1
-"""In place of an epoch's number: an endless feed goes through many."""
+"""Stands for an epoch's number: an endless feed goes through many."""
 
 
 @dataclass
@@ -136,17 +139,17 @@ class FeedProgress:
     """The progress of a feed."""
 
     items: int = 0
-    """Taken from the iterable."""
+    """Items taken from the iterable."""
     good: int = 0
     bad: int = 0
     lost: int = 0
-    """Samples made and, as there was no room for them at the end, not committed."""
+    """Samples that were made and not committed, because there was no quota for them at the end."""
     nbytes: int = 0
     end: str | None = None
-    """None while it goes on; why it ended, or nothing if as it should."""
+    """None while it runs; then the reason of its end, empty for a normal one."""
 
     def where(self, plan: ProductionPlan) -> str:
-        """For people."""
+        """Return a line for people."""
         name = getattr(plan.source, "name", None) or "the iterable"
         lost = f"; {self.lost} more found no room and are lost" if self.lost else ""
         bad = f", {self.bad} bad" if self.bad else ""
@@ -160,7 +163,7 @@ class FeedProgress:
 
 
 def _feed(plan: ProductionPlan, url: str, pipe: Connection) -> None:
-    """Its whole life."""
+    """Run the process that feeds."""
     stop = _StopSignal()
     threading.Thread(target=_watch_owner, args=(os.getppid(),), daemon=True).start()
     tell = _ProgressReporter(pipe)
@@ -183,12 +186,12 @@ def _feed(plan: ProductionPlan, url: str, pipe: Connection) -> None:
 
 
 class _StopSignal:
-    """SIGTERM: at once while the user's code runs, else as soon as what is under way is done."""
+    """SIGTERM: it acts at once while the user's code runs, otherwise when the current work is done."""
 
     def __init__(self) -> None:
         self.is_set = False
         self._may_interrupt = False
-        for of_terminal in (signal.SIGINT, signal.SIGHUP):  # its owner hears it, too, and then sends SIGTERM
+        for of_terminal in (signal.SIGINT, signal.SIGHUP):  # the owner gets it, too, and then sends SIGTERM
             signal.signal(of_terminal, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
@@ -201,7 +204,7 @@ class _StopSignal:
 
     @contextmanager
     def at_any_time(self) -> Iterator[None]:
-        """The block may be left by FillStopped at any point."""
+        """Permit FillStopped at any point of the block."""
         self._may_interrupt = True
         try:
             if self.is_set:
@@ -212,12 +215,12 @@ class _StopSignal:
 
 
 class _ProgressReporter:
-    """Words to the owner; of progress not more than it looks at."""
+    """The reports to the owner. Progress is not sent more often than the owner looks."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._told = pipe, 0.0
         self._sending = threading.Lock()
-        """Held for each message: the watchdog speaks from a thread of its own."""
+        """The lock for each message: the stall detector speaks from a thread of its own."""
 
     def at(self, fed: FeedProgress, *, is_due: bool = False) -> None:
         if is_due or time.monotonic() - self._told >= TELL_S:
@@ -264,7 +267,9 @@ class _Feeder:
         self._writer.should_stop = lambda: stop.is_set
 
     def feed(self) -> None:
-        """To the iterable's end, or until it is stopped: then with all that was written and finds room."""
+        """Write to the iterable's end, or until it is stopped: then everything that was written and finds quota is
+        committed.
+        """
         try:
             with self._writer:
                 try:
@@ -313,7 +318,7 @@ class _Feeder:
             self._quarantine(self._watch.saw_misfit(misfit))
             return
         except BudgetFull:
-            self._watch.good += count  # it was taken, and waits for room
+            self._watch.good += count  # it was taken, and waits for quota
             raise
         self._watch.good += count
         for reason in self._bad_before:
@@ -328,7 +333,7 @@ class _Feeder:
             self._writer.quarantine(reason)
 
     def _settle(self) -> None:
-        """Commits the rest; what finds no room while it is stopped is lost, and said."""
+        """Commit the rest. Samples that find no quota while it is stopped are lost, and reported."""
         self._fed.good, self._fed.bad = self._watch.good, self._watch.bad
         try:
             self._writer.flush()
@@ -344,7 +349,7 @@ def _rows(batch: Mapping[str, Any]) -> int:
 
 
 def _watch_owner(owner: int) -> None:
-    """An owner killed with -9 tells nobody."""
+    """End this process when its owner is gone. An owner that is killed with -9 tells nobody."""
     while os.getppid() == owner:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,6 +1,6 @@
-"""Fills one shard from a source: goes on where it was left, numbers every sample, records the bad ones in their place.
+"""Fill one shard from a source: continue where it was left, number every sample, record bad ones in their place.
 
-One function or class per shape of source. Which items a shard has is ``plan``'s; who calls this is ``task_runner``.
+There is one function or class for each shape of source. `plan` says which items a shard has; `task_runner` calls this.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from penstock_producer.writing.shard import ShardWriter
 T = TypeVar("T")
 
 HOPELESS = 100
-"""So many bad samples before the first good one are no accident: the source, the transform or a package is broken."""
+"""Bad samples before the first good one that are no accident: the source, the transform or a package is broken."""
 
 
 MAX_BAD = "50%"
-"""An epoch of which more than this is bad is no epoch to train on."""
+"""The share of bad samples above which an epoch is of no use."""
 
 
 class TooManyBad(PenstockError, ValueError):
-    """So many samples cannot be made that going on would only hide a mistake."""
+    """The number of samples that cannot be made is so high that continuing would hide a mistake."""
 
 
 class FillStopped(BaseException):
-    """The worker was asked to stop. No Exception: user code that catches those must not swallow it."""
+    """The worker was asked to stop. It is no Exception, because user code that catches those must not swallow it."""
 
 
 def bad_limit(max_bad: str, samples: int | None) -> int | None:
-    """How many samples of an epoch may be bad, by ``max_bad``: a number, or a share like ``5%``.
+    """Return how many samples of an epoch may be bad, by ``max_bad``: a number, or a share such as ``5%``.
 
-    None for a share of a number that nobody knows yet.
+    None stands for a share of a number that is not known yet.
     """
     number = int(max_bad.removesuffix("%"))
     if not max_bad.endswith("%"):
@@ -53,34 +53,36 @@ def bad_limit(max_bad: str, samples: int | None) -> int | None:
 
 @dataclass
 class FailureLimit:
-    """Counts what happens to samples, and decides when it is enough."""
+    """A count of what happened to samples, which decides when it is enough."""
 
     should_stop: Callable[[], bool]
     on_error: OnError = "quarantine"
     max_bad: str = MAX_BAD
     samples: int | None = None
-    """Of the whole epoch, as far as they are planned."""
+    """The samples of the whole epoch, as far as they are planned."""
     spec_is_declared: bool = False
-    """A sample that does not fit a declared spec is a bad one; one that does not fit a spec that was taken from another
-    sample shows that this was no spec, and ends the epoch."""
+    """Whether the user declared the spec. A sample that does not fit a declared spec is a bad one. If it does not fit a
+    spec that was inferred from another sample, the spec was wrong, and the epoch ends."""
     current: CurrentSample = field(default_factory=CurrentSample)
     """What this process's supervisor sees of it."""
     suspects: Mapping[int, CrashRecord] = field(default_factory=dict)
-    """Place in the shard -> what the sample there did to workers that made it before."""
+    """Offset in the shard -> what the sample there did to workers that made it before."""
     sample_limit_s: float = SAMPLE_LIMIT_S
     good: int = 0
     bad: int = 0
 
     def before_sample(self) -> None:
-        """Raises FillStopped if the worker has to go."""
+        """Raise FillStopped if the worker has to stop."""
         if self.should_stop():
             raise FillStopped
 
     def make(self, place: int, key: str, make: Callable[[], T], settle: Callable[[], None]) -> T:
-        """A sample (or a block of them that begins at this place), made in sight of the supervisor. Raises SampleError.
+        """Make a sample, or a block of them that begins at this offset, while the supervisor watches.
 
-        One that ended a worker before is made when all before it is safe, which ``settle`` sees to: if it does it again
-        nothing else is lost; and after too many times it is not tried any more.
+        Raises SampleError.
+
+        A sample that ended a worker before is made once everything before it is safe, which ``settle`` ensures. If it
+        ends another worker, nothing else is lost. After too many times it is not tried any more.
         """
         suspicion = self.suspects.get(place)
         if suspicion is not None:
@@ -96,7 +98,7 @@ class FailureLimit:
             self.current.end()
 
     def saw_bad(self, error: SampleError, count: int = 1) -> str:
-        """The reason to record; raises where bad samples are not wanted, or nothing else comes."""
+        """Return the reason to record. Raises if bad samples are not wanted, or if there are no others."""
         if self.on_error == "fail":
             raise error
         self.bad += count
@@ -108,13 +110,13 @@ class FailureLimit:
         return str(error)
 
     def saw_misfit(self, error: SpecMismatch, count: int = 1) -> str:
-        """The same for a sample that does not fit the spec; raises where nobody declared that spec."""
+        """Return the reason for a sample that does not fit the spec. Raises if nobody declared that spec."""
         if not self.spec_is_declared:
             raise error
         return self.saw_bad(SampleError(str(error)), count)
 
     def require_few(self, bad: int, samples: int | None, more: str = "") -> None:
-        """Raises TooManyBad if so many bad samples are too many of an epoch; those of other jobs count too."""
+        """Raise TooManyBad if these are too many bad samples for an epoch. Those of other jobs count, too."""
         limit = None if self.on_error == "skip" else bad_limit(self.max_bad, samples)
         if limit is not None and bad > limit:
             of = f" of {samples}" if samples is not None else ""
@@ -123,25 +125,28 @@ class FailureLimit:
 
 @dataclass(frozen=True)
 class EpochSeed:
-    """The seed of an epoch, from which the random generator of each of its samples comes."""
+    """The seed of an epoch, which gives each of its samples a random generator."""
 
     seed: int
     epoch: int
     sets_globals: bool = True
-    """Not in a process that is the user's own."""
+    """Whether to seed the process's global generators, which is wrong in a process of the user's own."""
 
     def of(self, shard: int, offset: int) -> np.random.Generator:
-        """The generator of one sample, which is made next: the process's global ones are set for it, too."""
+        """Return the generator of the sample that is made next.
+
+        The process's global generators are seeded for it, too.
+        """
         self.set_globals(shard, offset)
         return sample_rng(self.seed, self.epoch, shard, offset)
 
     def set_globals(self, shard: int, offset: int) -> None:
-        """The process's generators for one sample, which is made next."""
+        """Seed the process's generators for the sample that is made next."""
         if self.sets_globals:
             seed_globals(self.seed, self.epoch, shard, offset)
 
     def undrawn(self, shard: int, offset: int) -> np.random.Generator:
-        """As `of`, for a source that leaves its generator alone (`protocol.draws`): None, whatever the type says."""
+        """Return None, whatever the type says, for a source that leaves its generator alone (`protocol.draws`)."""
         self.set_globals(shard, offset)
         return cast("np.random.Generator", None)
 
@@ -149,7 +154,7 @@ class EpochSeed:
 def fill_samples(
     source: Source, items: Iterable[int], writer: ShardWriter, shard: int, seed: EpochSeed, watch: FailureLimit
 ) -> None:
-    """One item is one sample; those below the writer's position are not read again."""
+    """Fill a shard of which one item is one sample. Items below the writer's position are not read again."""
     done = writer.position
     seeded = seed.of if draws(source) else seed.undrawn
     for offset, item in enumerate(items):
@@ -166,7 +171,7 @@ def fill_samples(
 
 
 def put(writer: ShardWriter, watch: FailureLimit, key: str, made: Sample | SampleError) -> None:
-    """Writes the next sample, or why there is none."""
+    """Write the next sample, or the reason why there is none."""
     if isinstance(made, SampleError):
         writer.quarantine(watch.saw_bad(made))
         return
@@ -181,7 +186,7 @@ def put(writer: ShardWriter, watch: FailureLimit, key: str, made: Sample | Sampl
 def fill_batches(
     source: BatchSource, items: Iterable[int], writer: ShardWriter, shard: int, seed: EpochSeed, watch: FailureLimit
 ) -> None:
-    """One item is a known number of samples; one that was half committed is read again and its rest written."""
+    """Fill a shard of which one item is a known number of samples. A half-committed item is read again for its rest."""
     start = 0
     for item in map(int, items):
         first, start = start, start + source.size(item)
@@ -217,10 +222,10 @@ def _write_rows(
 
 
 class ItemFiller:
-    """Fills shards one after the other from an iterator whose length nobody knows.
+    """A filler of one shard after the other, from an iterator of unknown length.
 
-    A repeated job walks the iterator again and skips as many samples as are committed: it loses and repeats no
-    offset, but an iterator that yields something else the second time is not found out.
+    A repeated job walks the iterator again and skips as many samples as are committed. It loses and repeats no offset,
+    but it does not notice if the iterator yields something else the second time.
     """
 
     def __init__(
@@ -235,10 +240,10 @@ class ItemFiller:
         self._bad_before: list[str] = []
         """Bad items before the first good one, which a stream without spec needs to begin."""
         self.sizes: list[int] = []
-        """Of the shards that are complete."""
+        """The sizes of the shards that are complete."""
 
     def fill(self, seed: EpochSeed, skip: int) -> None:
-        """One pass; ``skip`` samples are committed and left out."""
+        """Read the iterator once. ``skip`` samples are committed already and left out."""
         for position, item in enumerate(self._source):
             if skip and not self._source.batched:
                 skip -= 1
@@ -249,7 +254,7 @@ class ItemFiller:
                 made = self._watch.make(position, self._source.key(position), make, self.settle)
             except SampleError as error:
                 if skip:
-                    skip -= 1  # of a bad batch nobody knows the size: it took one offset
+                    skip -= 1  # the size of a bad batch is not known: it took one offset
                 else:
                     self._quarantine(self._watch.saw_bad(error))
                 continue
@@ -263,11 +268,11 @@ class ItemFiller:
             raise TooManyBad(f"none of the {len(self._bad_before)} items could be made: {self._bad_before[:1]}")
 
     def begin_at(self, done: list[int], writer: ShardWriter | None) -> None:
-        """Go on after complete shards of these sizes, in the middle of ``writer``'s."""
+        """Continue after complete shards of these sizes, in the middle of the shard of ``writer``."""
         self.sizes, self._writer = list(done), writer
 
     def settle(self) -> None:
-        """Everything given so far is committed."""
+        """Commit everything that was given so far."""
         if self._writer is not None:
             self._writer.settle()
 
@@ -277,7 +282,7 @@ class ItemFiller:
         self._end_shard(self._writer)
 
     def abort(self) -> None:
-        """Give the connection back."""
+        """Return the connection."""
         if self._writer is not None:
             self._writer.abort()
 
@@ -320,7 +325,7 @@ class ItemFiller:
 
 
 def named(error: SpecMismatch, key: str, spec: Spec | None, sample: Mapping[str, Any] | None) -> SpecMismatch:
-    """Return the mismatch with the sample's name and what to do: a spec to declare, where sample and spec are given."""
+    """Return the mismatch with the sample's name and what to do: the spec to declare, if sample and spec are given."""
     declare = "declare a spec in which null is a free size (--spec)"
     if spec is not None and sample is not None:
         with suppress(BadSpec):
@@ -330,20 +335,22 @@ def named(error: SpecMismatch, key: str, spec: Spec | None, sample: Mapping[str,
 
 
 Made = dict[int, Sample | SampleError]
-"""Place in the shard -> the sample, or what is wrong with it."""
+"""Offset in the shard -> the sample, or what is wrong with it."""
 
 
 @dataclass
 class BlockFiller:
-    """The blocks of a shard are its samples ``count * k`` to ``count * (k + 1)``, whatever is committed already.
+    """A filler of blocks.
 
-    So a block that was half committed is made again as a whole, and comes out alike. Where the transform fails on a
-    block, or was the end of workers, it is given the block's samples one by one: only those that are bad are lost.
+    They are the shard's samples ``count * k`` to ``count * (k + 1)``, whatever is committed already.
+
+    So a half-committed block is made again as a whole, with the same result. If the transform fails on a block, or the
+    block ended workers, it gets the block's samples one by one, and only the bad ones are lost.
     """
 
     source: Source
     items: Any
-    """Indices of the shard's samples, in order: an array, or a list."""
+    """The indices of the shard's samples, in order: an array or a list."""
     writer: ShardWriter
     shard: int
     seed: EpochSeed
@@ -352,7 +359,7 @@ class BlockFiller:
     count: int
 
     def fill(self) -> None:
-        """What is missing of the shard."""
+        """Write what is missing of the shard."""
         for first in range(0, len(self.items), self.count):
             places = range(first, min(first + self.count, len(self.items)))
             if self.writer.position >= places.stop:
@@ -381,7 +388,7 @@ class BlockFiller:
             try:
                 return read | dict(zip(good, self._call(good), strict=True))
             except SampleError:
-                pass  # which of them is to blame shows when each is alone
+                pass  # making each alone shows which of them is to blame
         made = dict(read)
         for place, sample in good.items():
             try:
@@ -397,7 +404,10 @@ class BlockFiller:
         return made
 
     def _is_suspected(self, places: Made) -> bool:
-        """Whether workers that made this block died too often: a death in a block is noted against its first sample."""
+        """Return whether too many workers died with this block.
+
+        A death in a block is noted against its first sample.
+        """
         found = (self.watch.suspects.get(place) for place in places)
         return any(suspicion.weight >= HUNG for suspicion in found if suspicion is not None)
 

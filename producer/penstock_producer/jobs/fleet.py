@@ -1,6 +1,6 @@
-"""Worker processes of this machine: started, replaced when they die, their jobs given back, and ended.
+"""Worker processes of this machine: they are started, replaced when they die, and ended, and their jobs are returned.
 
-Knows no job and no queue: the process is ``worker``'s ``work``.
+This file knows no job and no queue: a process runs ``work`` of `worker`.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from penstock_producer.jobs.watchdog import WorkerDeath, WorkerWatchdog, memory_
 from penstock_producer.jobs.worker import ENDING, EXIT_AWAY, EXIT_LOST, WorkerOptions, work
 
 TOO_SOON_S = 3.0
-"""A worker that dies this soon after its start counts as not having started."""
+"""A worker that dies sooner after its start counts as not started."""
 FALSE_STARTS = 3
 STOP_S = 10.0
-"""Longer than a worker's own grace; after it the process is killed, which loses nothing that was committed."""
+"""Longer than a worker's own grace. Then the process is killed, which loses nothing that was committed."""
 
 LOST_SERVER = "its server went away"
 """Why a worker ended that is replaced by one which waits for the server."""
 
 STOPPED = "stopped"
-"""Why a worker ended that was told to, and did not in time."""
+"""Why a worker ended that was told to, and did not end in time."""
 
 Start = Literal["spawn", "fork"]
 
 
 GOES_ON = "what is committed stands, and the same command goes on from there"
-"""What to know of a production that a server's outage ended."""
+"""The advice for a production that a server's outage ended."""
 
 
 def advise(error: ServerUnavailable) -> ServerUnavailable:
-    """Says that in an error that ends a command."""
+    """Return the error that ends a command, with this advice."""
     if GOES_ON not in str(error):
         error.args = (f"{error}; {GOES_ON}",)
     return error
@@ -60,11 +60,11 @@ class _FleetWorker:
 
 
 class Fleet:
-    """``count`` workers, forked from this process: they have its local objects, and share its modules' memory.
+    """A number of workers, forked from this process: they have its local objects, and share its modules' memory.
 
-    ``restart`` says how the dead are replaced: ``spawn`` starts clean interpreters, for owners that by then have
-    threads or frameworks. ``on_death(death)`` is called for each that did not end by itself. One that hangs in a
-    sample, or holds too much memory, is ended here.
+    ``restart`` says how dead workers are replaced: ``spawn`` starts clean interpreters, for owners that by then have
+    threads or frameworks. ``on_death(death)`` is called for each one that did not end by itself. A worker that hangs in
+    a sample or holds too much memory is ended here.
     """
 
     def __init__(
@@ -77,9 +77,11 @@ class Fleet:
         most: int = 0,
         planned_tasks: PlannedTasks | None = None,
     ) -> None:
-        """``most`` is what `resize` may ask for: so many share the machine's memory.
+        """Start the workers.
 
-        With ``planned_tasks`` the workers do what their own production gives them. Without, they do what
+        ``most`` is the largest number that `resize` may ask for: so many share the machine's memory.
+
+        With ``planned_tasks`` the workers do what their own production plans. Without, they do what
         ``options.allowlist`` allows.
         """
         self._planned_tasks = planned_tasks
@@ -87,7 +89,7 @@ class Fleet:
         self._restart: Start = restart
         self._members: list[_FleetWorker] = []
         self._leaving: list[tuple[_FleetWorker, float]] = []
-        """Told to end, and when they are killed if they do not."""
+        """Workers that were told to end, and when they are killed if they do not."""
         self._false_starts = 0
         self._memory_bytes = options.memory_bytes or memory_part(max(count, most))
         for _ in range(count):
@@ -95,21 +97,21 @@ class Fleet:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers alive."""
+        """Return the process ids of the living workers."""
         return [m.process.pid for m in self._members if m.process.pid and m.process.is_alive()]
 
     @property
     def size(self) -> int:
-        """Workers there are, without those that were told to end."""
+        """Return the number of workers, without those that were told to end."""
         return len(self._members)
 
     @property
     def is_empty(self) -> bool:
-        """Whether all have ended by themselves (in a burst they do)."""
+        """Return whether all have ended by themselves, as they do in a burst."""
         return not self._members
 
     def resize(self, count: int) -> None:
-        """Starts workers, or has the youngest end: each gives its job back, and others go on with it."""
+        """Start workers, or end the youngest ones: each returns its job, and others continue it."""
         while len(self._members) < count:
             self._add(self._restart)
         for member in self._members[count:]:
@@ -118,7 +120,7 @@ class Fleet:
         del self._members[count:]
 
     def _see_off(self) -> None:
-        """Those that were told to end."""
+        """Reap the workers that were told to end."""
         for member, deadline in list(self._leaving):
             if member.process.is_alive():
                 if time.monotonic() > deadline:
@@ -129,9 +131,10 @@ class Fleet:
                 self._on_death(WorkerDeath(member.options.name, STOPPED, is_to_blame=False))
 
     def poll(self) -> None:
-        """Replaces the dead. Call it now and then; raises FleetFailed when new ones do not live.
+        """Replace dead workers. Call it now and then.
 
-        And ServerUnavailable once a worker has waited for its server in vain.
+        Raises FleetFailed if new workers do not live, and ServerUnavailable once a worker has waited for its server in
+        vain.
         """
         self._see_off()
         for member in self._members:
@@ -159,7 +162,7 @@ class Fleet:
         return " or ".join(dict.fromkeys([redacted(self._options.queue_url), redacted(self._options.url)]))
 
     def stop(self) -> None:
-        """Ends all; each gives its job back. Harmless twice."""
+        """End all workers. Each returns its job. It may be called twice."""
         self._members += [member for member, _ in self._leaving]
         self._leaving.clear()
         for member in self._members:
@@ -174,7 +177,7 @@ class Fleet:
                 try:
                     self._on_death(WorkerDeath(member.options.name, STOPPED, is_to_blame=False))
                 except ServerUnavailable:
-                    is_heard = False  # its missing heartbeat will tell, and those of the others
+                    is_heard = False  # its missing heartbeat will show it, and those of the others
         self._members.clear()
 
     def _add(self, start: Start) -> None:
@@ -184,11 +187,11 @@ class Fleet:
         planned_tasks = None if self._planned_tasks is None else self._planned_tasks.cells
         process = context.Process(target=work, args=(options, watchdog.current.cells, planned_tasks), daemon=True)
         if start == "spawn":
-            resource_tracker.ensure_running()  # started below, it would unblock what we block
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it is ready
+            resource_tracker.ensure_running()  # if it were started below, it would unblock the signals
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it has handlers of its own
         try:
             with warnings.catch_warnings():
-                # Python 3.12 warns of forks beside threads; the child leaves the parent's locks and connections alone
+                # Python 3.12 warns of forks beside threads; the child does not use the parent's locks and connections
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
         finally:

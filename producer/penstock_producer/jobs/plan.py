@@ -1,7 +1,7 @@
 """The plan of a production: its options, the numbers of its epochs, and the shards of each epoch.
 
 A new run takes the next epochs, a repeated run continues an unfinished one. A worker cuts an epoch into the same shards
-as the dispatcher did. Carrying out the plan is ``production``'s, the order of a source ``sources/order``'s.
+as the dispatcher did. `production` carries out the plan; `sources/order` has the order of a source.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EpochFailed(PenstockError, RuntimeError):
 
 
 class ProductionPlan(BaseModel):
-    """What the user asks for."""
+    """The options of a production, as the user gives them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,37 +47,38 @@ class ProductionPlan(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
     shuffle: bool = True
     shard_samples: Annotated[int, Field(gt=0, le=1 << 20)] | None = None
-    """None: `default_shard_samples`."""
+    """The samples in a shard. None: `default_shard_samples`."""
     on_error: OnError = "quarantine"
     max_bad: MaxBad = "50%"
     sample_limit_s: Annotated[float, Field(ge=0)] = SAMPLE_LIMIT_S
     """A sample that takes longer hangs: its worker is replaced, and in the end it is a bad one. 0: no limit."""
     block_transform: str | None = None
-    """``module:function``, or a token, of a function of many samples at once."""
+    """``module:function``, or a token, of a function that transforms many samples at once."""
     block_samples: Annotated[int, Field(gt=0, le=1 << 16)] = BLOCK_SAMPLES
-    """How many it is given."""
+    """How many samples that function gets."""
     ahead: Annotated[int, Field(gt=0)] = AHEAD
     follow: bool = False
-    """Begins an epoch only when fewer than `ahead` are left to read for the group that is furthest."""
+    """Whether to begin an epoch only when the group that has read most has fewer than `ahead` left."""
     is_endless: bool = False
-    """Nobody knows the last epoch: one follows the other, and trainers wait for it."""
+    """Whether the last epoch is not known: one follows the other, and trainers wait for it."""
     numbers: tuple[int, ...] | None = None
-    """Exactly these epochs, begun or not; None: the next ones, or those that an earlier run left unfinished."""
+    """Exactly these epochs, begun or not. None: the next ones, or those that an earlier run left unfinished."""
     spec: Mapping[str, Any] | None = None
-    """Declared tensors; None takes the source's, or the first sample's."""
+    """The declared tensors. None takes the source's, or the first sample's."""
     partitions: int | None = None
     budget_bytes: int | None = None
     block_bytes: int | None = None
     retention: str | None = None
-    """What is kept of settled epochs (policy.py); None takes the stream's."""
+    """Which acknowledged epochs are kept (policy.py). None takes the stream's."""
     durability: str | None = None
-    """What must have happened to a write (stream/servers/durability.py); None takes the stream's."""
+    """What must have happened to a write (stream/servers/durability.py). None takes the stream's."""
     payload: str | None = None
-    """Where payloads lie (segments/plane.py); None takes the stream's. Jobs need no word of it: the stream knows."""
+    """Where payloads lie (segments/plane.py). None takes the stream's. Jobs need not name it, because the stream knows.
+    """
 
 
 def plan_fingerprint(fingerprint: str, shuffle: bool, block_transform: str | None = None) -> str:
-    """What the manifest carries: of the source, of its order, and of what transforms it by the block."""
+    """Return the manifest's fingerprint: of the source, its order, and the function that transforms blocks."""
     ordered = fingerprint if shuffle else f"{fingerprint}-in-order"
     return f"{ordered}-{block_transform}" if block_transform and not is_token(block_transform) else ordered
 
@@ -85,10 +86,10 @@ def plan_fingerprint(fingerprint: str, shuffle: bool, block_transform: str | Non
 def find_epochs(
     client: Client, stream: Stream, fingerprint: str, plan: ProductionPlan
 ) -> tuple[list[int], Manifest | None]:
-    """The numbers of the epochs to produce, and the manifest of the one to go on with, if there is one.
+    """Return the numbers of the epochs to produce, and the manifest of the epoch to continue, if there is one.
 
-    An earlier run of the same source and seed that was broken off is continued up to the number of epochs it had
-    announced; so the same command started again does what it would have done.
+    An unfinished run of the same source and seed is continued up to the number of epochs it had announced. So the same
+    command, started again, does what it would have done.
     """
     seed, epochs = plan.seed, 1 if plan.is_endless else plan.epochs
     if plan.numbers is not None:
@@ -117,33 +118,34 @@ def _is_same(manifest: Manifest, fingerprint: str, seed: int) -> bool:
 
 
 TAPER_SHARDS = 4
-"""The rule below takes an epoch to be made by one worker for every two times so many full shards."""
+"""The rule below expects one worker for every two times so many full shards."""
 SMALLEST_PART = 8
 """The last shards of an epoch have this part of a full one: its end then waits for one worker an eighth as long."""
 MOST_HELPERS = 64
-"""Bounds how many small shards there are, where shards are small for another reason than many workers."""
+"""The limit of small shards, if shards are small for another reason than many workers."""
 SHARDS_PER_WORKER = 8
-"""Workers end an epoch together when each has several shards to take; fewer leave the last one running alone."""
+"""Workers end an epoch together if each has several shards. With fewer, the last one runs alone."""
 LARGEST_DEFAULT = 4096
-"""Samples: at 1 to 10 ms each a job of some seconds, the most that is made again when a worker dies uncommitted."""
+"""In samples: at 1 to 10 ms each a job of some seconds, the most that is made again when a worker dies before a commit.
+"""
 
 
 def default_shard_samples(samples: int, workers: int) -> int:
-    """Samples per shard when the user does not say."""
+    """Return the samples in a shard if the user does not say."""
     return min(max(1, math.ceil(samples / (max(1, workers) * SHARDS_PER_WORKER))), LARGEST_DEFAULT)
 
 
 def count_samples(source: Source | BatchSource) -> int:
-    """Samples of one epoch."""
+    """Return the samples of one epoch."""
     if source.unit == "batch":
         return sum(source.size(item) for item in range(len(source)))
     return source.chosen if isinstance(source, ChoosingSource) else len(source)
 
 
 class EpochOrder:
-    """Which items lie in which shard: cut by ``shard_samples``, or as the ``planned`` sizes of a manifest say.
+    """The items of each shard: cut by ``shard_samples``, or as the ``planned`` sizes of a manifest say.
 
-    Where the source does not have what was planned, `sizes` differ from it.
+    If the source does not have what was planned, `sizes` differ from it.
     """
 
     def __init__(
@@ -166,7 +168,7 @@ class EpochOrder:
 
     @cached_property
     def _counts(self) -> list[int]:
-        """Items per shard."""
+        """Return the items of each shard."""
         if self._planned is not None:
             return self._counts_of(self._planned)
         if self._item_sizes is None:
@@ -174,7 +176,7 @@ class EpochOrder:
         return cut_batches(self._item_sizes, self._shard_samples)
 
     def _counts_of(self, planned: Sequence[int]) -> list[int]:
-        """Items that make shards of these sizes; what the source has beyond them is one shard more."""
+        """Return the items that make shards of these sizes. If the source has more, they are one more shard."""
         sizes = np.ones(len(self._order), np.int64) if self._item_sizes is None else np.array(self._item_sizes)
         ends = np.searchsorted(np.cumsum(sizes), np.cumsum(np.array(planned, np.int64)), side="right").tolist()
         if not ends or ends[-1] < len(sizes):
@@ -183,7 +185,7 @@ class EpochOrder:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Samples per shard: what the manifest plans."""
+        """The samples of each shard, as the manifest plans them."""
         if self._item_sizes is None:
             return self._counts
         ends = np.cumsum(self._counts)
@@ -191,28 +193,28 @@ class EpochOrder:
         return [sum(self._item_sizes[a:b]) for a, b in zip(starts, ends, strict=True)]
 
     def first(self, count: int) -> NDArray[np.int64]:
-        """The source's first indices of the epoch."""
+        """Return the source's first indices of the epoch."""
         return self._order[:count]
 
     def items(self, shard: int) -> NDArray[np.int64]:
-        """The source's indices in one shard, in order."""
+        """Return the source's indices in one shard, in order."""
         return items_of(self._order, self._counts, shard)
 
 
 def shard_size(left: int, n: int, shard_samples: int) -> int:
-    """Samples of the next shard when ``left`` of the epoch's ``n`` are not cut yet: full ones, then ever smaller.
+    """Return the samples of the next shard when ``left`` of the epoch's ``n`` are not cut yet.
 
-    Guided self-scheduling (Polychronopoulos and Kuck, 1987): an equal share of what is left for each of twice as many
-    workers as the epoch seems planned for, so that all of them end together.
+    Shards are full ones first, then ever smaller. It is guided self-scheduling (Polychronopoulos and Kuck, 1987): an
+    equal share of the rest for each of twice as many workers as the epoch seems planned for, so that all end together.
     """
     shares = min(MOST_HELPERS, n // (TAPER_SHARDS * shard_samples))
-    if shares < 2:  # so few shards that a smaller one would only be another one
+    if shares < 2:  # with so few shards a smaller one would only be one more
         return shard_samples
     return max(-(-shard_samples // SMALLEST_PART), min(shard_samples, -(-left // shares)))
 
 
 def cut(n: int, shard_samples: int) -> list[int]:
-    """Sizes of the shards of n samples: ``shard_samples`` at first, towards the end less; see `shard_size`."""
+    """Return the sizes of the shards of n samples; see `shard_size`."""
     _check(shard_samples)
     sizes: list[int] = []
     left = n
@@ -223,7 +225,10 @@ def cut(n: int, shard_samples: int) -> list[int]:
 
 
 def cut_batches(sizes: Sequence[int] | NDArray[np.int64], shard_samples: int) -> list[int]:
-    """Items per shard for items of these sizes in epoch order: as many as fit the shard's size, and at least one."""
+    """Return the items of each shard, for items of these sizes in epoch order.
+
+    A shard takes as many items as fit its size, and at least one.
+    """
     _check(shard_samples)
     counts: list[int] = []
     left = n = int(sum(sizes))
@@ -241,7 +246,7 @@ def cut_batches(sizes: Sequence[int] | NDArray[np.int64], shard_samples: int) ->
 
 
 def items_of(order: NDArray[np.int64], counts: Sequence[int], shard: int) -> NDArray[np.int64]:
-    """The source indices of one shard, in shard order; ``counts`` are items per shard."""
+    """Return the source indices of one shard, in order. ``counts`` are the items of each shard."""
     start = sum(counts[:shard])
     return order[start : start + counts[shard]]
 

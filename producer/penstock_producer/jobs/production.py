@@ -1,7 +1,7 @@
-"""The producer's main loop: opens epochs, has their shards made, watches, and ends when all is produced or one failed.
+"""The producer's main loop: it opens epochs, has their shards made, and ends when all are produced or one failed.
 
-Several productions run side by side for the parts of a split, and one may follow its trainers. Jobs are ``dispatch``'s,
-processes ``fleet``'s.
+Several productions run side by side for the parts of a split, and one may follow its trainers. `dispatch` has the jobs,
+`fleet` the processes.
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ from penstock_producer.writing.writer import Writer
 
 TICK_MS = 200
 CARE_S = 5.0
-"""How often lost jobs are looked for."""
+"""How often to look for lost jobs."""
 LEAVE_S = 2.0
-"""How long a production that was broken off waits for a server that is away, to clear up behind itself."""
+"""How long an interrupted production waits for a server that is away, to clean up."""
 GATE_S = 0.5
-"""How often it is asked whether trainers are far enough for the next epoch."""
+"""How often to ask whether trainers are far enough for the next epoch."""
 
 
 class Production:
-    """One run over a plan's epochs. Use it in a ``with`` block, and go through `run` to the end.
+    """One run over a plan's epochs. Use it in a ``with`` block, and iterate over `run` to the end.
 
-    ``workers`` local processes take part; 0 leaves all to `penstock worker` elsewhere. Raises SourceError at once for
-    a source that cannot be read.
+    ``workers`` local processes take part; 0 leaves all work to `penstock worker` elsewhere. Raises SourceError at once
+    for a source that cannot be read.
     """
 
     def __init__(
@@ -96,28 +96,30 @@ class Production:
         notify: Notify = to_stderr,
         planned_tasks: PlannedTasks | None = None,
     ) -> None:
-        """With ``planned_tasks`` workers of the caller are told what this production wants; its own always are."""
+        """Prepare a run. With ``planned_tasks``, workers of the caller learn the tasks, too; its own always do."""
         self._planned_tasks = planned_tasks or PlannedTasks()
         self._plan, self._notify, self._began = plan, notify, time.monotonic()
         self._live: dict[int, list[ShardTask]] = {}
         self._opening: list[ShardTask] = []
-        """Of an epoch whose jobs are being queued: some may be in the queue already when this is broken off."""
+        """The tasks of an epoch whose jobs are being queued: some may be in the queue already if this is interrupted.
+        """
         self._opened: dict[int, str] = {}
         """Epoch -> id of its manifest, of all that this run opened: another epoch may have the number later."""
         self._finished: list[EpochProgress] = []
         self._job_ids: set[str] = set()
-        """Of jobs that the queue's server still knows."""
+        """The jobs that the queue's server still knows."""
         self._noted = JobReports()
-        """What those noted that it knows no more."""
+        """The notes of jobs that it no longer knows."""
         self._seen: dict[int, EpochProgress] = {}
         """The last look at each epoch in work."""
         self._held_back, self._gated = "", float("-inf")
         """Why the next epoch is not begun yet, while it follows trainers; and when that was asked."""
         has_own_workers = workers > 0 or planned_tasks is not None
-        key = options.key if has_own_workers else None  # of workers elsewhere nobody knows one
+        key = options.key if has_own_workers else None  # workers elsewhere know no key
         self._dispatcher = Dispatcher(options.queue_url, options.queue, notify, key)
-        # Forked while this process has neither threads nor frameworks: starts in milliseconds. Replacements come later
-        # and are started clean, unless only a fork has the objects they need.
+        # Forked while this process has neither threads nor frameworks, so it takes milliseconds. Replacements come
+        # later,
+        # and start clean, unless only a fork has the objects they need.
         self._fleet = Fleet(
             replace(options, owner=os.getpid()),
             workers,
@@ -152,7 +154,7 @@ class Production:
         self._client = self._writer.client
         self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan)
         self.epochs = tuple(self._todo)
-        """Numbers of the epochs this run produces."""
+        """The numbers of the epochs that this run produces."""
         if earlier is not None and plan.numbers is None:
             self._notify(
                 f"going on with epoch{_ranges(self._todo)} of {plan.stream!r}, which an earlier run left unfinished"
@@ -164,17 +166,17 @@ class Production:
 
     @property
     def samples_per_epoch(self) -> int | None:
-        """None where only reading tells."""
+        """The samples of an epoch, or None if only reading the source can tell."""
         source = self._source
         return None if source.unit == "item" else count_samples(source)
 
     # --- going through it ---
 
     def run(self) -> Iterator[ProductionProgress]:
-        """Progress several times a second, until all epochs are produced. Raises EpochFailed, having abandoned it.
+        """Yield the progress several times a second, until all epochs are produced.
 
-        A server that goes away is waited for. ServerUnavailable is raised if it does not come back in time; another
-        run then goes on where this one was.
+        A server that goes away is waited for. If it does not come back in time, ServerUnavailable is raised, and
+        another run continues where this one was. Raises EpochFailed after it has abandoned the epoch.
         """
         outage = Outage(self._notify, doing="producing")
         try:
@@ -191,7 +193,7 @@ class Production:
                     self._care()
                     await_event(self._client, self._writer.stream.keys, event, TICK_MS)
                     outage.over()
-                except ServerUnavailable as error:  # of what the clients do not ask again by themselves
+                except ServerUnavailable as error:  # for requests that the clients do not repeat themselves
                     outage.bear(error)
         except ServerUnavailable as error:
             raise advise(error) from error.__cause__
@@ -203,18 +205,18 @@ class Production:
             raise
 
     def enqueue_all(self) -> None:
-        """Opens all epochs and queues all jobs, for workers elsewhere; nobody then watches over them."""
+        """Open all epochs and queue all jobs for workers elsewhere. No process watches over them then."""
         self._announce()
         self._open_epochs(len(self._todo), is_gated=False)
 
     def _announce(self) -> None:
-        """Tells trainers which epoch is the last, or that nobody knows."""
+        """Tell trainers which epoch is the last, or that it is not known."""
         final = None if self._plan.is_endless else self.epochs[-1] + 1
         if final != read_counters(self._client, self._writer.stream)[1]:
             set_plan(self._client, self._writer.stream, final)
 
     def summary(self) -> ProductionSummary:
-        """After `run`: what was made."""
+        """Return what was made, after `run`."""
         self._forget_jobs()
         reports = self._dispatcher.reports(self._job_ids)
         return ProductionSummary(
@@ -228,7 +230,7 @@ class Production:
         )
 
     def abandon(self) -> None:
-        """Declares that what is unfinished will not come, so that trainers end."""
+        """Declare that what is unfinished will not come, so that trainers end."""
         states = retained_epochs(self._client, self._writer.stream)
         for epoch, manifest_id in self._opened.items():
             if states.get(epoch) not in (PRODUCED, ABANDONED, None):
@@ -237,13 +239,16 @@ class Production:
             set_plan(self._client, self._writer.stream, self._todo[0] if self._todo else self.epochs[-1] + 1)
 
     def close(self) -> None:
-        """Ends the workers, takes unfinished jobs out of the queue. What is committed stands; a later run goes on."""
+        """End the workers, and remove unfinished jobs from the queue.
+
+        What is committed stays; a later run continues.
+        """
         jobs = self._live_jobs()
-        with ExitStack() as steps:  # each is done whatever becomes of the others; the last one named comes first
+        with ExitStack() as steps:  # each step is done whatever happens to the others; the last one comes first
             steps.callback(self._writer.close)
             steps.callback(self._source.close)
             steps.callback(self._dispatcher.close)
-            steps.callback(self._dispatcher.cancel, jobs)  # again: a worker that is stopped puts its own back
+            steps.callback(self._dispatcher.cancel, jobs)  # once more, because a worker that is stopped returns its own
             steps.callback(self._forget_all)
             steps.callback(self._fleet.stop)
             steps.callback(self._dispatcher.cancel, jobs)
@@ -253,7 +258,7 @@ class Production:
             self._dispatcher.forget(self._job_ids)
 
     def leave(self) -> None:
-        """As `close`, but leaves the jobs in the queue."""
+        """Do what `close` does, but leave the jobs in the queue."""
         self._live.clear()
         self.close()
 
@@ -267,7 +272,7 @@ class Production:
         patience_s = 0.0 if isinstance(error, ServerUnavailable) else LEAVE_S
         self._dispatcher.hurry(patience_s)
         hurry(self._client, patience_s)
-        with suppress(PenstockError):  # the first reason is the one to be told
+        with suppress(PenstockError):  # the first reason is the one to report
             self.close()
 
     # --- opening ---
@@ -283,7 +288,7 @@ class Production:
         return default_shard_samples(count_samples(source), workers or os.cpu_count() or 1)
 
     def _require_spec(self) -> None:
-        """Has one sample made: a broken transform shows at once, and workers need not agree on a spec."""
+        """Let one sample be made: a broken transform shows at once, and workers need not agree on a spec."""
         source, epoch = self._source, self.epochs[0]
         if self._writer.stream.spec is None and source.unit != "item":
             items = self._order(source, epoch).first(HOPELESS)
@@ -299,7 +304,10 @@ class Production:
         self._dispatcher.return_jobs(death)
 
     def _order(self, source: Source | BatchSource, epoch: int) -> EpochOrder:
-        """An epoch that was planned before stays as it was cut, whatever the number of workers now."""
+        """Return an epoch's order.
+
+        An epoch that was planned before stays as it was cut, whatever the workers are now.
+        """
         plan, earlier = self._plan, find_manifest(self._client, self._writer.stream, epoch)
         return EpochOrder(
             source, seed=plan.seed, epoch=epoch, shuffle=plan.shuffle, shard_samples=self._shard_samples,
@@ -307,7 +315,7 @@ class Production:
         )  # fmt: skip
 
     def _may_open(self) -> bool:
-        """Where it follows trainers: whether they are far enough for one more epoch. An unfinished one always may."""
+        """Return whether trainers are far enough for one more epoch. An unfinished one may always continue."""
         if not self._plan.follow or self._todo[0] < read_counters(self._client, self._writer.stream)[0]:
             return True
         if time.monotonic() - self._gated < GATE_S:
@@ -322,7 +330,7 @@ class Production:
 
     def _open_epochs(self, ahead: int, *, is_gated: bool = True) -> None:
         while self._todo and len(self._live) < ahead and (not is_gated or self._may_open()):
-            epoch = self._todo[0]  # until all of it is done: a server that goes away meanwhile leaves it to be done
+            epoch = self._todo[0]  # popped once all of it is done, because the server may go away meanwhile
             sizes = None if self._source.unit == "item" else self._order(self._source, epoch).sizes
             opened = self._writer.epoch(epoch, seed=self._plan.seed, sizes=sizes, fingerprint=self._fingerprint)
             manifest = opened.manifest
@@ -387,7 +395,7 @@ class Production:
         return self._lookout.explained(progress, self._writer.stream, self._live_jobs(), self._held_back)
 
     def _find(self, epoch: int) -> Manifest | None:
-        """Return the manifest of an epoch in work; None where it is gone, also if another epoch has its number."""
+        """Return the manifest of an epoch in work, or None if it is gone, even if another epoch has its number."""
         found = find_manifest(self._client, self._writer.stream, epoch)
         return found if found is not None and found.id == self._opened[epoch] else None
 
@@ -395,11 +403,11 @@ class Production:
         return [task.job_id for tasks in (*self._live.values(), self._opening) for task in tasks]
 
     def _was_released(self, epoch: int) -> bool:
-        """Whether trainers had read it all, and retention gave it up, before it was looked at again."""
+        """Return whether trainers had read the epoch, and retention released it, before it was looked at again."""
         return epoch in self._seen and is_released(self._client, self._writer.stream, epoch)
 
     def _forget_jobs(self) -> None:
-        """Removes what the jobs of produced epochs left on the queue's server."""
+        """Remove what the jobs of produced epochs left on the queue's server."""
         gone, noted = self._dispatcher.forget(self._job_ids - set(self._live_jobs()))
         self._job_ids -= gone
         self._noted = JobReports(self._noted.nbytes + noted.nbytes, self._noted.workers | noted.workers)
@@ -413,7 +421,7 @@ class Production:
         if self._planned_tasks.has_met_others():
             self._dispatcher.weed(planned)
         self._dispatcher.requeue_untold(planned)
-        # of what is complete another run may fail as it likes: its worker died before it could say that it was done
+        # a failed run of a complete shard does no harm: its worker died before it could report
         failed = self._dispatcher.failure(set(self._live_jobs()))
         if failed:
             what, why = failed
@@ -443,9 +451,9 @@ class Production:
 
 
 def refuse_another_name(client: Client, stream: str, info: Mapping[str, Any]) -> None:
-    """Raises SourceError where another part of this split was made of a dataset of another name.
+    """Raise SourceError if another part of this split was made of a dataset of another name.
 
-    A sample's part goes by its name, ``module:attribute[12]``, so two names divide differently and share samples.
+    The part of a sample depends on its name, ``module:attribute[12]``. Two names divide differently and share samples.
     """
     part, name = info["split"], info["name"]
     base = stream.removesuffix(part)
@@ -465,7 +473,7 @@ def refuse_another_name(client: Client, stream: str, info: Mapping[str, Any]) ->
 
 
 def refuse_path(dataset: object) -> None:
-    """A string has a length and items, and is no dataset."""
+    """Refuse a string, which has a length and items and is no dataset."""
     if isinstance(dataset, str | os.PathLike):
         raise SourceError(
             f"{str(dataset)!r} is a name, not a dataset: for a folder of images use `penstock produce images DIR`, "
@@ -478,10 +486,10 @@ def _ranges(epochs: list[int]) -> str:
 
 
 def fewest_unread(epochs: Iterable[int], groups: Mapping[str, int], settled: frozenset[tuple[str, int]]) -> int:
-    """Epochs that the group which is furthest has not settled, the one it reads included.
+    """Return how many epochs the group that has read most has not acknowledged, with the one that it reads.
 
-    ``groups``: name -> first epoch it reads, of the groups that hold data. By the furthest one, because it must not
-    starve for another's sake; what the others have not read is bounded by the budget. Without a group: all epochs.
+    ``groups``: name -> first epoch it reads, of the groups that hold data. The group that has read most must not starve
+    for another's sake, and the budget limits what the others have not read. Without a group: all epochs.
     """
     there = list(epochs)
     unread = [
@@ -491,7 +499,7 @@ def fewest_unread(epochs: Iterable[int], groups: Mapping[str, int], settled: fro
 
 
 def count_unread(client: Client, stream: Stream) -> int:
-    """`fewest_unread` of the epochs that are there now; those that were released were read by everyone."""
+    """Return `fewest_unread` of the epochs that exist now. Every group has read those that were released."""
     roster = load_roster(client, stream.partitions[0])
     groups = {name: group.first for name, group in roster.groups.items() if group.holds}
     epochs = [epoch for epoch, state in retained_epochs(client, stream).items() if state != ABANDONED]
@@ -499,7 +507,10 @@ def count_unread(client: Client, stream: Stream) -> int:
 
 
 class SplitProduction:
-    """Use it in a ``with`` block, and go through `run` to the end. Where nothing is split it is one, named ''."""
+    """The productions of a split's parts. Without a split it is one, named ''.
+
+    Use it in a ``with`` block, and iterate over `run` to the end.
+    """
 
     def __init__(
         self,
@@ -512,7 +523,7 @@ class SplitProduction:
         self._stack = ExitStack()
         self._streams = {part: plan.stream for part, plan in plans.items()}
         self.parts: dict[str, Production | EndlessProduction] = {}
-        """By name of the part."""
+        """Name of the part -> its production."""
         with ExitStack() as unfinished:
             for part, plan in plans.items():
                 own = replace(options, queue=f"{options.queue}.{part}") if part else options
@@ -527,13 +538,13 @@ class SplitProduction:
 
     @property
     def samples_per_epoch(self) -> int | None:
-        """Of all parts; None where only reading tells."""
+        """The samples of an epoch, of all parts, or None if only reading the source can tell."""
         each = [production.samples_per_epoch for production in self.parts.values()]
         known = [samples for samples in each if samples is not None]
         return sum(known) if len(known) == len(each) else None
 
     def run(self) -> Iterator[tuple[str, ProductionProgress]]:
-        """Each part's progress in turn, until all are produced. If one fails, the others are abandoned too."""
+        """Yield each part's progress in turn, until all are produced. If one fails, the others are abandoned, too."""
         running = {part: production.run() for part, production in self.parts.items()}
         while running:
             for part in list(running):
@@ -548,18 +559,18 @@ class SplitProduction:
                     yield part, look
 
     def _abandon_but(self, failed: str) -> None:
-        """A trainer that waits for another part would never hear that this one failed."""
+        """Abandon the other parts: their trainers would never hear that this one failed."""
         for part, production in self.parts.items():
             if part != failed:
                 with suppress(PenstockError):
                     production.abandon()
 
     def summaries(self) -> list[ProductionSummary]:
-        """After `run`: what was made, part by part."""
+        """Return what was made, part by part, after `run`."""
         return [production.summary() for production in self.parts.values()]
 
     def enqueue_all(self) -> dict[str, list[int]]:
-        """Stream -> epochs opened and queued for workers elsewhere, which then are left alone."""
+        """Return stream -> epochs that were opened and queued for workers elsewhere."""
         queued: dict[str, list[int]] = {}
         for part, production in self.parts.items():
             production.enqueue_all()

@@ -1,4 +1,4 @@
-"""The progress of a production, and what counts do not show: why nothing moves, which samples are bad, who works.
+"""The progress of a production, and what counts do not show: why it stands still, which samples are bad, who works.
 
 The values are read from manifests, shard indexes, the quarantine and the queue. A command shows them.
 """
@@ -23,56 +23,57 @@ from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.sources.allowed import NotAllowed
 
 RUNNING_SHARDS = 64
-"""Jobs run in order, so those begun are among the first unfinished ones; looking at more costs and shows nothing."""
+"""Jobs run in order, so the running ones are among the first unfinished ones. Looking at more costs and shows nothing.
+"""
 
 
 @dataclass(frozen=True)
 class EpochProgress:
-    """One epoch."""
+    """The progress of one epoch."""
 
     epoch: int
     state: str
     samples: int | None
-    """Planned; None while nobody knows."""
+    """The planned samples, or None while they are not known."""
     done: int = 0
-    """Committed, bad ones included."""
+    """The committed samples, with the bad ones."""
     bad: int = 0
     sample_bytes: float = 0.0
-    """Payload of a good sample on average; 0 while it is not known."""
+    """The mean payload of a good sample, or 0 while it is not known."""
 
     @property
     def nbytes(self) -> int:
-        """Payload bytes committed, about."""
+        """The committed payload bytes, about."""
         return round((self.done - self.bad) * self.sample_bytes)
 
 
 @dataclass(frozen=True)
 class ProductionProgress:
-    """The whole production at one moment."""
+    """The progress of a production at one moment."""
 
     epochs: tuple[EpochProgress, ...]
-    """Those begun, in order."""
+    """The epochs that were begun, in order."""
     samples: int | None
-    """Planned over all epochs."""
+    """The planned samples of all epochs."""
     waits: str = ""
     """Why nothing moves, if nothing does."""
     pids: tuple[int, ...] = ()
-    """Local workers alive."""
+    """The process ids of living local workers."""
     new_bad: tuple[str, ...] = ()
-    """Reasons of bad samples that were found since the last look, a few of them."""
+    """Some reasons of bad samples that were found since the last look."""
     workers: int = 0
-    """Listening to the queue, wherever they are."""
+    """The workers that listen to the queue, on any host."""
     waiting: int = 0
-    """Writers of the stream that wait for room."""
+    """The writers of the stream that wait for quota."""
 
     @property
     def done(self) -> int:
-        """Samples committed, bad ones included."""
+        """The committed samples, with the bad ones."""
         return sum(epoch.done for epoch in self.epochs)
 
     @property
     def bad(self) -> int:
-        """Samples that could not be made."""
+        """The samples that could not be made."""
         return sum(epoch.bad for epoch in self.epochs)
 
 
@@ -83,16 +84,19 @@ class ProductionSummary:
     stream: str
     epochs: tuple[int, ...]
     samples: int
-    """Bad ones included."""
+    """The samples, with the bad ones."""
     bad: int
     nbytes: int
     seconds: float
     workers: tuple[str, ...] = field(default=())
-    """Names of the worker processes that took part."""
+    """The names of the worker processes that took part."""
 
 
 def look(client: Client, stream: Stream, manifest: Manifest, before: EpochProgress | None = None) -> EpochProgress:
-    """How far an epoch is; ``before``, the look before this, knows what a sample weighs where some went since."""
+    """Return how far an epoch is.
+
+    ``before`` is the last look, which knows a sample's size if some were removed since.
+    """
     held = held_bytes(client, stream, manifest.epoch)
     done = sum(manifest.done.values())
     running = [s for s in begun_shards(client, stream, manifest) if s not in manifest.done][:RUNNING_SHARDS]
@@ -100,14 +104,14 @@ def look(client: Client, stream: Stream, manifest: Manifest, before: EpochProgre
         mine = [shard for shard in running if stream.partition_of(shard) == partition]
         done += sum(index_ends(client, partition, manifest.epoch, mine).values()) if mine else 0
     bad = sum(int(client.hlen(partition.quarantine(manifest.epoch))) for partition in stream.partitions)
-    # held was asked first: it is no more than what was made, and less once retention removes some of it
+    # the bytes held were read first: they are no more than what was made, and less after retention
     weight = held / (done - bad) if done > bad else 0.0
     sample_bytes = max(weight, before.sample_bytes if before is not None else 0.0)
     return EpochProgress(manifest.epoch, manifest.state, manifest.samples, done, bad, sample_bytes)
 
 
 def bad_reasons(client: Client, stream: Stream, epoch: int, limit: int) -> list[str]:
-    """Why some samples of an epoch could not be made."""
+    """Return why some samples of an epoch could not be made."""
     reasons: list[str] = []
     for partition in stream.partitions:
         for _, value in client.hscan_iter(partition.quarantine(epoch), count=limit):
@@ -118,16 +122,16 @@ def bad_reasons(client: Client, stream: Stream, epoch: int, limit: int) -> list[
 
 
 STALL_S = 2.0
-"""Without progress for so long, the reason is looked up and told."""
+"""Without progress for so long, the reason is looked up and shown."""
 COUNT_S = 1.0
-"""How often workers, and writers that wait for room, are counted."""
+"""How often workers, and writers that wait for quota, are counted."""
 ASKED = 256
-"""Jobs asked why they wait."""
+"""The number of jobs that are asked why they wait."""
 SHOWN_BAD = 5
 
 
 class ProgressDetails:
-    """One production's."""
+    """The details of one production."""
 
     def __init__(self, dispatcher: Dispatcher, client: Client, plan: ProductionPlan, queue: str) -> None:
         self._dispatcher, self._client, self._plan, self._queue = dispatcher, client, plan, queue
@@ -140,7 +144,7 @@ class ProgressDetails:
     def explained(
         self, progress: ProductionProgress, stream: Stream, unfinished: Iterable[str], held_back: str
     ) -> ProductionProgress:
-        """The same with what the eye cannot see. ``unfinished``: ids of jobs; ``held_back`` says why there are none."""
+        """Return the progress with its details. ``unfinished``: ids of jobs; ``held_back`` says why there are none."""
         now = time.monotonic()
         if progress.done != self._moved_done:
             self._moved, self._moved_done = now, progress.done

@@ -1,7 +1,7 @@
-"""Jobs as they lie on the queue's server: the one function that they may name, and a queue that survives all others.
+"""Jobs on the queue's server: the one function that they may name, and a queue that survives foreign entries.
 
-What others left in a job, or in rq's keys, ends nobody who reads them. What the function does is ``task_runner``'s, the
-process it runs in is ``worker``'s, and which fields a job may have ``task``'s.
+What other programs leave in a job or in rq's keys ends no process that reads it. `task_runner` is what the function
+does, `worker` the process that it runs in, and `task` the fields that a job may have.
 """
 
 from __future__ import annotations
@@ -34,59 +34,59 @@ FUNCTION = "penstock_producer.working.jobs.produce_shard"
 
 Dispatchers and workers of other versions write and expect this name, so it stays when the code moves."""
 RETRIES = 4
-"""Runs beyond the first, for what another try may mend: a lost connection, a dead worker, a host without files. A run
-that commits something gives the job all of them again: what counts is how many in a row got nowhere."""
+"""Runs after the first, for errors that another try may cure: a lost connection, a dead worker, a host without files. A
+run that commits something gives the job all of them again, so only runs without progress count."""
 PAUSES_S = (0.0, 0.5, 2.0, 5.0)
-"""Before a failed job goes back to the queue; rq's own intervals would need its scheduler process."""
+"""Pauses before a failed job goes back to the queue. rq's own intervals would need its scheduler process."""
 DEATHS = 15
-"""Workers killed in a row without any progress before their shard fails: a machine short of memory, or an impatient
-operator, kills some by chance. A sample that kills whoever makes it is found out before (watchdog.py)."""
+"""Workers that may be killed in a row without any progress before their shard fails. A machine short of memory, or an
+impatient operator, kills some by chance. The watchdog finds a sample that kills workers before that."""
 MENDED_BY_RETRY = (ServerUnavailable, SourceError, OSError, MemoryError, Refused)
 ENDLESS = 1 << 30
 RESULT_TTL_S = 600
 FAILURE_TTL_S = 86_400
 OTHERS_S = 0.25
-"""How long a worker rests that found only jobs of others."""
+"""How long a worker rests that found only jobs of other productions."""
 PASS_ON_S = 3.0
-"""A job that waits for room looks this often whether an earlier shard has nobody to make it, and then makes place."""
+"""How often a job that waits for quota looks whether an earlier shard has no worker, and then makes way."""
 
 SET_ASIDE: Final = ":set-aside"
-"""What the name of a key ends in that was of the wrong type."""
+"""The end of the name of a key that had the wrong type."""
 SET_ASIDE_TTL_S: Final = 86_400
 TRIES: Final = 3
-"""How often what a key of another type prevented is tried again."""
+"""How often a command is tried again after a key of another type prevented it."""
 PAGE: Final = 1000
-"""Jobs that are read at once: anybody may list any number of them, and each request is a round trip."""
+"""Jobs that are read at once. Any number may be listed, and each request is a round trip."""
 ABANDONED: Final = "its worker was not heard of any more"
-"""Why a job of a silent host goes back."""
+"""The reason why a job of a silent host is returned."""
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 TOLD: Final = 1000
-"""Refused jobs that a process remembers having told of."""
+"""The number of refused jobs that a process remembers having reported."""
 
 T = TypeVar("T")
 
 Check: TypeAlias = Callable[[ShardTask], bool | None]
-"""Raises for a task that may not be done; returns False for one that others may do."""
+"""A check that raises for a task that may not be done, and returns False for one that other workers may do."""
 
 _runner: tuple[TaskRunner, Check, bytes] | None = None
 
 
 _met: list[str] = []
-"""Jobs of others that were given back since one of ours was done, or since this process rested."""
+"""Jobs of others that were returned since this process last did one of its own or rested."""
 
 
 def set_task_runner(runner: TaskRunner, check: Check, key: bytes) -> None:
-    """Say with what this process does its jobs, which, and with what key its supervisor signs notes."""
+    """Set what does this process's jobs, the check of their tasks, and the key with which its supervisor signs."""
     global _runner  # noqa: PLW0603 - rq calls a function by name: it has no other way to reach the process's state
     _runner = runner, check, key
 
 
 def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
-    """Writes what is missing of one shard.
+    """Write what is missing of one shard.
 
-    What it names is checked before anything is imported or opened. A job of others goes to the back of the queue
-    untouched. So does one that finds no room for a lease, and the shards that have room before it go to the front: a
-    single worker must not wait in one shard for another that only it could make.
+    A task is checked before anything is imported or opened. A job of others goes to the back of the queue untouched. A
+    job that waits for quota longer than a lease goes back, too, and the shards before it go to the front: a single
+    worker must not wait in one shard for another that only it can make.
     """
     assert _runner is not None, "produce_shard runs in a penstock worker only"
     runner, check, key = _runner
@@ -102,7 +102,7 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
         runner.produce(task, report)
     except BudgetFull as error:
         if runner.is_stopping:
-            raise FillStopped from None  # back to the front: it did not give up its turn
+            raise FillStopped from None  # to the front: it did not give up its turn
         report.waits(str(error))
         bring_forward(_queue_of(job), runner.earlier_jobs(task))
         return Retry(max=ENDLESS)
@@ -110,7 +110,7 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
 
 
 def should_rest() -> bool:
-    """Return whether this process has met the same job of others again: then no queued job is ours.
+    """Return whether this process has met the same foreign job again: then no queued job is its own.
 
     Its worker rests with no job in hand, so that the producer finds a job that somebody changed in the queue.
     """
@@ -121,7 +121,7 @@ def should_rest() -> bool:
 
 
 def bring_forward(queue: Queue, job_ids: Sequence[str]) -> None:
-    """Moves those of the jobs that are queued to the front, in this order and in one step: none is ever missing."""
+    """Move those of the jobs that are queued to the front, in this order. It is one step, so none is ever missing."""
 
     def move(pipe: Any) -> None:
         queued = set(pipe.lrange(queue.key, 0, -1))
@@ -140,9 +140,9 @@ def _queue_of(job: Job) -> ShardQueue:
 
 
 class _JobNote(JobReport):
-    """A writer of a job's meta, which the dispatcher reads: who did the job, how many bytes, and what it waits for.
+    """The report of a job in its meta, for the dispatcher: its workers, its bytes, and what it waits for.
 
-    It also notes how far the shard was when a run last showed that it gets on.
+    It also notes how far the shard was when a run last made progress.
     """
 
     def __init__(self, job: Job, runner: TaskRunner, task: ShardTask, key: bytes) -> None:
@@ -150,23 +150,23 @@ class _JobNote(JobReport):
         self._job, self._runner, self._task = job, runner, task
         self._looked_s = time.monotonic()
         self._is_told = False
-        """This run has shown that it gets on."""
+        """Whether this run has noted progress."""
         self._began_at: int | None = None
-        job.meta["workers"] = sorted({*job.meta.get("workers", []), job.worker_name})  # saved with what comes next
+        job.meta["workers"] = sorted({*job.meta.get("workers", []), job.worker_name})  # the next write saves it
 
     def waits(self, text: str) -> None:
         self._job.meta["waits"] = text
         _save_meta(self._job)
 
     def is_at(self, committed: int) -> None:
-        """So much of the shard is committed; the first time in a run that this is news, it is noted."""
+        """Note that so many samples of the shard are committed, the first time in a run that this is progress."""
         if self._is_told or committed == self._began_at:
             return
         self._is_told, self._began_at = self._began_at is not None, committed
         if committed <= int(self._job.meta.get("at", 0)):
             return
         self._job.meta["at"] = committed
-        # some run got on since this was last noted, be it this one or one that was killed
+        # some run made progress since the last note: this one, or one that was killed
         self._job.meta.pop("deaths", None)
         self._job.meta.pop("failures", None)
         self._job.retries_left = RETRIES
@@ -179,7 +179,7 @@ class _JobNote(JobReport):
         _save_meta(self._job)
 
     def should_yield(self) -> bool:
-        """Return whether an earlier shard lies in the queue, which nobody then works at."""
+        """Return whether an earlier shard is queued, which no worker does."""
         now = time.monotonic()
         if now - self._looked_s < PASS_ON_S:
             return False
@@ -191,12 +191,12 @@ class ShardJob(Job):
     """A job that can only be `produce_shard` with JSON arguments: no other function, no callbacks, no web hooks."""
 
     def refresh(self) -> None:
-        """Read the job; raise NoSuchJobError where there is none that may be run."""
+        """Read the job. Raises NoSuchJobError if there is none that may run."""
         self.restore(_read(self.connection, [self.key])[0])
 
     @classmethod
     def fetch_many(cls, job_ids: Iterable[str], connection: Any, serializer: Any = None) -> list[Job | None]:
-        """Return these jobs; None for each that is not there, or may not be run."""
+        """Return these jobs, with None for each that is not there or may not run."""
         wanted = list(job_ids)
         jobs: list[Job | None] = []
         for job_id, raw in zip(wanted, _read(connection, [cls.key_for(each) for each in wanted]), strict=True):
@@ -209,7 +209,7 @@ class ShardJob(Job):
         return jobs
 
     def restore(self, raw_data: Any) -> Any:
-        """Take over what the server says; raise NoSuchJobError for a job that is not ours: rq passes it over."""
+        """Take over what the server answers. Raises NoSuchJobError for a foreign job, so that rq skips it."""
         if not raw_data:
             raise NoSuchJobError(f"no job {self.id}")
         try:
@@ -221,42 +221,42 @@ class ShardJob(Job):
         self.retries_left = max(0, RETRIES - int(self.meta.get("failures", 0)))
 
     def heartbeat(self, timestamp: Any, ttl: int, pipeline: Any = None, xx: bool = False) -> None:
-        """As rq's, but not by itself, at the job's end: what says that it ended comes at once."""
+        """Do what rq does, but not as a request of its own at the job's end: the report of the end follows at once."""
         if pipeline is not None:
             super().heartbeat(timestamp, ttl, pipeline, xx)
 
     @property
     def func(self) -> Callable[..., Any]:
-        """Never imported by name."""
+        """The function, which is never imported by name."""
         return produce_shard
 
     @property
     def success_callback(self) -> None:
-        """None whatever the job says."""
+        """None, whatever the job says."""
         return
 
     @property
     def failure_callback(self) -> None:
-        """None whatever the job says."""
+        """None, whatever the job says."""
         return
 
     @property
     def stopped_callback(self) -> None:
-        """None whatever the job says."""
+        """None, whatever the job says."""
         return
 
     def send_webhooks(self, *_: Any, **__: Any) -> None:
-        """None whatever the job says."""
+        """Send none, whatever the job says."""
 
     def why_lost(self, reason: str = "its worker was not heard of any more") -> str:
-        """Why it fails for good, where workers died of it: what befell the last one, and where all got no further."""
+        """Return why a job fails whose workers died: what ended the last one, and where all of them stopped."""
         return (
             f"{reason}, the last of {self.meta.get('deaths', RETRIES + 1)} in a row that got no further than sample "
             f"{self.meta.get('at', 0)} of this shard: see what kills them (memory? a crash in the transform?)"
         )
 
     def lose_worker(self, death: WorkerDeath) -> None:
-        """Its worker died: costs it no retry, but too many deaths in a row cost it all."""
+        """Note that its worker died. It costs no retry, but too many deaths in a row fail the job."""
         if death.is_to_blame:
             self.meta["deaths"] = int(self.meta.get("deaths", 0)) + 1
             suspect(self.meta, death, str(self.id))
@@ -264,10 +264,10 @@ class ShardJob(Job):
         self.retries_left = 0 if is_hopeless else (self.retries_left or 0) + 1
 
     def judge(self, error: BaseException) -> None:
-        """Notes why a run failed, and whether another run may help; rq then does what ``retries_left`` says."""
+        """Note why a run failed and whether another run may help. rq then acts on ``retries_left``."""
         left = self.retries_left or 0
         if isinstance(error, FillStopped):
-            self.retries_left = left + 1  # not its fault
+            self.retries_left = left + 1  # the job is not to blame
         elif not isinstance(error, MENDED_BY_RETRY) or isinstance(error, SourceChanged):
             self.retries_left = 0
         else:
@@ -282,19 +282,19 @@ class ShardJob(Job):
             time.sleep(PAUSES_S[max(0, min(len(PAUSES_S) - 1, RETRIES - left))])
 
     def count_failure(self) -> None:
-        """Note a try that failed. rq's own count is no proof: other programs that touch the job change it."""
+        """Note a try that failed. Other programs change rq's own count when they touch the job."""
         self.meta["failures"] = int(self.meta.get("failures", 0)) + 1
 
     def tell(self, error: str, key: bytes = b"") -> None:
-        """Note why a try failed, and that a worker of Penstock says so, signed with the key of its supervisor."""
+        """Note why a try failed, signed with the supervisor's key, so that it counts as the word of its worker."""
         self.meta["error"], self.meta["told_by"] = error, str(self.worker_name or "")
         self.meta["signature"] = self._sign(key, is_final=not self.retries_left)
 
     def is_told(self, key: bytes | None) -> bool:
-        """Return True if its last try was one of a worker of Penstock, which said that it failed for good.
+        """Return True if a worker reported that the last try failed for good.
 
         Args:
-            key: of the supervisor whose workers are believed; None believes whoever wrote there.
+            key: The key of the supervisor whose workers are believed. None believes any writer.
         """
         if self.meta.get("told_by") != str(self.worker_name or ""):
             return False
@@ -305,19 +305,19 @@ class ShardJob(Job):
 
 
 class ShardQueue(Queue):
-    """rq's queue, without dependents, and without entries that are no job's id."""
+    """rq's queue without dependents and without entries that are no job's id."""
 
     def enqueue_dependents(self, *_: Any, **__: Any) -> None:
-        """No job of ours has any."""
+        """Do nothing: no job has dependents."""
 
     def get_job_ids(self, offset: int = 0, length: int = -1) -> list[str]:
-        """See rq; entries that are no job's id are left out."""
+        """See rq. Entries that are no job's id are left out."""
         end = offset + length - 1 if length >= 0 else length
         return list(filter(None, map(_job_id_of, self._server.lrange(self.key, offset, end))))
 
     @classmethod
     def lmove(cls, connection: Any, queue_key: str, timeout: int | None) -> tuple[str, Any] | None:
-        """See rq; an entry that is no job's id is dropped."""
+        """See rq. An entry that is no job's id is dropped."""
         while True:
             found: tuple[str, Any] | None = super().lmove(connection, queue_key, timeout)
             if found is None or _job_id_of(found[1]) is not None:
@@ -328,7 +328,7 @@ class ShardQueue(Queue):
 
     @property
     def _server(self) -> Any:
-        """The connection; see `commands.Client` for why it has no type."""
+        """The connection. `commands.Client` says why it has no type."""
         return self.connection
 
     def started(self) -> Iterator[tuple[str, str]]:
@@ -338,7 +338,7 @@ class ShardQueue(Queue):
                 yield pair
 
     def executions_of(self, worker: str) -> dict[str, list[Execution]]:
-        """Return job id -> executions, of the jobs that a worker has in hand."""
+        """Return job id -> executions of the jobs that a worker has in hand."""
         found: dict[str, list[Execution]] = {}
         for page in _pages([Execution(each, job_id, self.connection) for job_id, each in self.started()]):
             with self._server.pipeline(transaction=False) as pipe:
@@ -355,7 +355,7 @@ class ShardQueue(Queue):
         return list(filter(None, map(_job_id_of, self._server.zrange(self.failed_job_registry.key, 0, -1))))
 
     def fetch(self, job_id: str) -> ShardJob | None:
-        """Return a job; None where there is none that can be read."""
+        """Return a job, or None if there is none that can be read."""
         try:
             found = ShardJob.fetch(job_id, connection=self.connection, serializer=JSONSerializer)
         except NoSuchJobError:
@@ -364,7 +364,7 @@ class ShardQueue(Queue):
         return found
 
     def fetch_all(self, job_ids: Iterable[str]) -> Iterator[ShardJob]:
-        """Yield each of these jobs that is there and can be read, once, with few round trips."""
+        """Yield each of these jobs that exists and can be read, once, with few round trips."""
         for page in _pages(list(dict.fromkeys(job_ids))):
             with self._server.pipeline(transaction=False) as pipe:
                 for job_id in page:
@@ -375,7 +375,7 @@ class ShardQueue(Queue):
                     yield job
 
     def tidy(self) -> None:
-        """Return jobs of workers that are silent, or died as they took one; forget what has expired."""
+        """Return jobs of workers that are silent or died as they took one, and forget what has expired."""
         self._return_abandoned()
         for registry in (FinishedJobRegistry, FailedJobRegistry):
             self._server.zremrangebyscore(registry.key_template.format(self.name), 0, time.time())
@@ -384,7 +384,7 @@ class ShardQueue(Queue):
 
     def _forget_gone_workers(self) -> None:
         key = WORKERS_BY_QUEUE_KEY % self.name
-        names = list(self._server.smembers(key))  # bytes: rq's own look ends at a name that is no text
+        names = list(self._server.smembers(key))  # bytes, because rq's own look ends at a name that is no text
         with self._server.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.exists(name)
@@ -424,7 +424,7 @@ class ShardQueue(Queue):
             except (ValueError, OverflowError, OSError, Refused) as error:
                 if isinstance(error, Refused) and "WRONGTYPE" not in str(error):
                     raise
-                self._server.delete(taken.get_first_seen_key(job_id))  # no time that rq wrote: it is seen anew
+                self._server.delete(taken.get_first_seen_key(job_id))  # not rq's time: the job counts as seen now
                 continue
             if is_stuck:
                 with self._server.pipeline() as pipe:

@@ -1,6 +1,6 @@
-"""Repair: makes again exactly the samples that an audit found missing, from the source they were made of.
+"""Repair: make exactly the samples again that an audit found missing, from the source they were made of.
 
-What is missing is the audit's finding, the transaction is ``penstock_common.stream.mending.repairs``'s.
+The audit finds what is missing. ``penstock_common.stream.mending.repairs`` has the transaction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock_producer.sources.protocol import AnySource, BatchSource, Sample, S
 from penstock_producer.writing.shard import MAX_BLOCK_SAMPLES
 
 WHOLE = 1 << 62
-"""Bytes of a block that must not be cut: it takes the place of one entry."""
+"""The block size for a block that must not be cut, because it takes the place of one entry."""
 
 
 class NotRepairable(PenstockError, ValueError):
@@ -42,9 +42,9 @@ class RepairResult:
     made: int = 0
     """Samples that were made again."""
     found: int = 0
-    """Samples that were there, and only missing from the index."""
+    """Samples that existed, and were only missing from the index."""
     bad: int = 0
-    """Samples that could not be made, in ranges of which nobody knew what they had held."""
+    """Samples that could not be made, in ranges whose content was not known."""
     waiting: list[str] = field(default_factory=list)
     """Why some ranges were left alone, one line each."""
 
@@ -52,10 +52,10 @@ class RepairResult:
 def repair_epoch(
     client: Client, stream: Stream, epoch: int, source: AnySource, *, notify: Notify = to_stderr
 ) -> RepairResult:
-    """Puts back what the audit of a complete epoch finds missing, and nothing else; may be repeated at any time.
+    """Put back what the audit of a complete epoch finds missing, and nothing else. It may be repeated at any time.
 
-    ``source`` must be the one the epoch was made of. Raises NotRepairable where it is not, or cannot make an item by
-    its number; EpochNotFound; SampleError for a sample that was good and cannot be made now.
+    ``source`` must be the one the epoch was made of. Raises NotRepairable if it is not, or cannot make an item by its
+    number; EpochNotFound; SampleError for a sample that was good and cannot be made now.
     """
     manifest = load_manifest(client, stream, epoch)
     if manifest.state == ABANDONED:
@@ -83,7 +83,7 @@ def _missing(client: Client, stream: Stream, epoch: int) -> list[MissingRange]:
 
 
 def _order(stream: Stream, manifest: Manifest, source: AnySource) -> EpochOrder:
-    """The epoch's order, found again; raises NotRepairable unless it is exactly the one that was planned."""
+    """Return the epoch's order. Raises NotRepairable unless it is exactly the one that was planned."""
     what = f"epoch {manifest.epoch} of {stream.name!r}"
     if manifest.kind == FEED or not manifest.fingerprint or manifest.sizes is None:
         raise NotRepairable(
@@ -110,7 +110,7 @@ def _order(stream: Stream, manifest: Manifest, source: AnySource) -> EpochOrder:
 
 
 def _put_found(client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, done: RepairResult) -> None:
-    """An entry whose record is gone gets a record again: groups were given it as it is."""
+    """Write a record again for an entry whose record is gone. Groups were given the entry as it is."""
     patch = find_patch(client, stream, manifest.epoch, lost)
     if patch is None:
         done.waiting.append(
@@ -122,7 +122,7 @@ def _put_found(client: Client, stream: Stream, manifest: Manifest, lost: Missing
 
 
 def _is_held(client: Client, stream: Stream, epoch: int, lost: MissingRange, done: RepairResult) -> bool:
-    """Whether a living member still has the samples in hand: made again now, they would be handed out twice."""
+    """Return whether a living member has the samples in hand: made again now, they would be delivered twice."""
     if not lost.entry:
         return False
     held = holder_of(client, stream.partition_of(lost.shard), epoch, lost.entry)
@@ -138,7 +138,7 @@ def _is_held(client: Client, stream: Stream, epoch: int, lost: MissingRange, don
 def _make(
     client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, maker: _SampleMaker, done: RepairResult
 ) -> None:
-    """Makes one range again: in one block where it takes the place of an entry, else in blocks as writers cut them."""
+    """Make one range again: in one block if it takes the place of an entry, otherwise in blocks as writers cut them."""
     groups = list(load_roster(client, stream.partition_of(lost.shard)).groups)
     assert stream.spec is not None
     for block, bad in _blocks(stream, lost, maker):
@@ -152,7 +152,7 @@ def _make(
 
 
 def _blocks(stream: Stream, lost: MissingRange, maker: _SampleMaker) -> Iterator[tuple[Block, dict[int, str]]]:
-    """The range as blocks, each with the reasons of holes that are new."""
+    """Yield the range as blocks, each with the reasons of holes that are new."""
     assert stream.spec is not None
     is_one = bool(lost.entry)
     builder = BlockBuilder(
@@ -180,7 +180,7 @@ def _blocks(stream: Stream, lost: MissingRange, maker: _SampleMaker) -> Iterator
 
 @dataclass(frozen=True)
 class _SampleMaker:
-    """Makes the samples of some offsets of a shard, as the jobs did."""
+    """A maker of the samples at some offsets of a shard, as the jobs made them."""
 
     source: AnySource
     order: EpochOrder
@@ -189,7 +189,10 @@ class _SampleMaker:
     def samples(
         self, shard: int, first: int, end: int, holes: Iterable[int]
     ) -> Iterator[tuple[int, Sample | SampleError | None]]:
-        """(offset, sample or why there is none) of each offset in [first, end); None for what is known to be bad."""
+        """Yield (offset, sample or the reason why there is none) in [first, end).
+
+        None stands for a known bad sample.
+        """
         assert self.source.unit != "item"
         seed, known = EpochSeed(self.manifest.seed, self.manifest.epoch), set(holes)
         made = self._batches if self.source.unit == "batch" else self._singles

@@ -1,6 +1,6 @@
-"""The spec of a source's first good sample, made in a process of its own: a sample that crashes must not end a command.
+"""The spec of a source's first good sample. A process of its own makes it, so that a crash ends no command.
 
-Which samples are bad for good is the workers' to find out; here they are only passed over.
+Workers find out which samples are always bad. Here they are only skipped.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from penstock_producer.jobs.watchdog import CurrentSample, WorkerWatchdog
 from penstock_producer.sources.protocol import Source
 
 DEATHS = 5
-"""So many first samples that each end the process that makes them are no accident."""
+"""The number of first samples that each end the process that makes them, and are no accident."""
 _LOOK_S = 0.1
 
 
 def taste(source: Source, items: Any, seed: EpochSeed, limit_s: float, notify: Notify) -> Spec:
-    """The spec of the first of the items of shard 0 that can be made. Raises TooManyBad, and what is no sample's fault.
+    """Return the spec of the first item of shard 0 that can be made.
 
-    The process is forked, so that an open source need not be opened again.
+    The process is forked, so that an open source need not be opened again. Raises TooManyBad, and errors that no sample
+    caused.
     """
     start = 0
     last = "there are none"
@@ -38,7 +39,7 @@ def taste(source: Source, items: Any, seed: EpochSeed, limit_s: float, notify: N
         args = (theirs, source, items, start, seed, limit_s, watchdog.current)
         process = get_context("fork").Process(target=_make_first, args=args, daemon=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: none of their locks is used
+            warnings.simplefilter("ignore", DeprecationWarning)  # forks beside threads: none of their locks is used
             process.start()
         theirs.close()
         found = _await(process, ours, watchdog, lambda place: source.key(int(items[place])), notify)
@@ -57,7 +58,7 @@ def taste(source: Source, items: Any, seed: EpochSeed, limit_s: float, notify: N
 
 
 def _await(process: BaseProcess, pipe: Connection, watchdog: WorkerWatchdog, key: Any, notify: Notify) -> str | None:
-    """What the process found, or None if it died."""
+    """Return what the process found, or None if it died."""
     is_told = False
     with pipe:
         while not pipe.poll(_LOOK_S):
@@ -82,13 +83,13 @@ def _read(found: str) -> Spec:
 
 
 _KINDS: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (SourceError, BadSpec)}
-"""What else may be wrong with a source."""
+"""The other errors that a source may have."""
 
 
 def _make_first(
     pipe: Connection, source: Source, items: Any, start: int, seed: EpochSeed, limit_s: float, current: CurrentSample
 ) -> None:
-    """In the other process: says what it found, as JSON."""
+    """Report the spec as JSON, in the other process."""
     last = ""
     try:
         for place in range(start, min(len(items), HOPELESS)):

@@ -1,7 +1,7 @@
-"""One job: which shard of which epoch of which source it makes, as JSON without an address or a password.
+"""The fields of one job: which shard of which epoch of which source it makes, as JSON without address or password.
 
-Whoever can write to the queue can write anything there, so every field of a job is checked here before rq sees it.
-Pure. Enqueuing is ``dispatch``'s, reading from the server ``queue``'s, doing the task ``task_runner``'s.
+A program that can write to the queue can write anything there, so every field of a job is checked here before rq sees
+it. This file is pure: `dispatch` queues jobs, `queue` reads them from the server, `task_runner` does them.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ from penstock_common.errors import PenstockError
 from penstock_producer.sources.transform import BLOCK_SAMPLES
 
 OnError = Literal["quarantine", "skip", "fail"]
-"""What becomes of a sample that its source cannot make: it is counted and named as bad, and too many fail the epoch;
-the same, however many there are; or the first one ends the epoch."""
+"""What happens to a sample that its source cannot make. `quarantine`: it is counted and named as bad, and too many fail
+the epoch. `skip`: the same, for any number. `fail`: the first one ends the epoch."""
 
 
 MaxBad = Annotated[str, Field(pattern=r"^(\d{1,9}|\d{1,2}%|100%)$")]
-"""Bad samples that an epoch may have: a number, or a share like ``5%``; more fail it."""
+"""The bad samples that an epoch may have: a number, or a share such as ``5%``. More of them fail it."""
 
 
 class BadTask(PenstockError, ValueError):
-    """A job in the queue is not one of ours, or not of this version."""
+    """A job in the queue is not one of Penstock's, or not one of this version."""
 
 
 class ShardTask(BaseModel):
-    """One shard to be produced."""
+    """The order to make one shard."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     stream: str
     stream_id: str
-    """Of the stream as it was planned; another life of the same name is refused."""
+    """The id of the stream as it was planned. A new stream of the same name is refused."""
     epoch: Annotated[int, Field(ge=0)]
     manifest_id: str
-    """Of the epoch as it was planned."""
+    """The id of the epoch's manifest as it was planned."""
     shard: Annotated[int, Field(ge=0)]
     source: dict[str, Any]
-    """A source's config (sources/config.py)."""
+    """The config of a source (sources/config.py)."""
     fingerprint: str
-    """Of the source where it was planned: a worker that finds other files refuses the job."""
+    """The fingerprint of the source where it was planned. A worker that finds other files refuses the job."""
     seed: int
     shuffle: bool = True
     on_error: OnError = "quarantine"
     sample_limit_s: Annotated[float, Field(ge=0)] = 0.0
-    """A sample that takes longer hangs: its worker is replaced. 0: no limit."""
+    """A sample that takes longer hangs, and its worker is replaced. 0: no limit."""
     block_transform: str | None = None
-    """``module:function`` (or a token) of many samples at once; see sources/transform.py."""
+    """``module:function`` (or a token) that transforms many samples at once; see sources/transform.py."""
     block_samples: Annotated[int, Field(gt=0, le=1 << 16)] = BLOCK_SAMPLES
     max_bad: MaxBad = "50%"
     spec_is_declared: bool = False
-    """Somebody wrote down what the tensors are; else they were taken from a first sample, or from the source."""
+    """Whether the user declared the tensors. Otherwise a first sample, or the source, gave the spec."""
 
     @property
     def job_id(self) -> str:
-        """Names the shard for ever, so that a shard is never queued twice by two dispatchers."""
+        """The name of the shard's job, always the same, so that two dispatchers never queue a shard twice."""
         return job_id(self.manifest_id, self.shard)
 
     @classmethod
     def parse(cls, arguments: dict[str, Any]) -> ShardTask:
-        """The task in a job's arguments; raises BadTask naming the first field that is wrong."""
+        """Return the task in a job's arguments. Raises BadTask, which names the first field that is wrong."""
         try:
             return cls.model_validate(arguments)
         except ValidationError as error:
@@ -76,19 +76,20 @@ class ShardTask(BaseModel):
 
 
 def job_id(manifest_id: str, shard: int) -> str:
-    """The id of a shard's job."""
+    """Return the id of a shard's job."""
     return f"{manifest_id}-{shard}"
 
 
 DATA_BYTES: Final = 64 << 20
-"""A job's arguments, inflated. A watched epoch of 10,000 files with long names has a tenth of this."""
+"""The most bytes of a job's arguments, inflated. A watched epoch of 10,000 files with long names has a tenth of this.
+"""
 META_BYTES: Final = 1 << 20
 FIELD_BYTES: Final = 4096
 SHOWN_CHARACTERS: Final = 80
 LARGEST: Final = 1 << 62
 
 _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
-"""How rq writes times."""
+"""The format in which rq writes times."""
 _STATES = (
     b"created", b"queued", b"finished", b"failed", b"started", b"deferred", b"scheduled", b"stopped", b"canceled",
 )  # fmt: skip
@@ -99,8 +100,8 @@ LIMITS: Final[Mapping[str, int]] = {
     "data": DATA_BYTES, "meta": META_BYTES, "status": FIELD_BYTES,
     **dict.fromkeys((*_TIMES, *_NUMBERS, *_TEXTS), FIELD_BYTES),
 }  # fmt: skip
-"""Field -> most bytes that are read of it. What else rq keeps in a job (results, tracebacks, callbacks, web hooks,
-dependencies, groups) is not read at all."""
+"""Field -> the most bytes that are read of it. Nothing else that rq keeps in a job is read: results, tracebacks,
+callbacks, web hooks, dependencies, groups."""
 
 
 class UnreadableField(ValueError):
@@ -237,9 +238,9 @@ def _are_suspects(value: object) -> bool:
 
 
 _SUSPECT: Final = re.compile(r"[0-9]{1,18}\.[0-9a-f]{8}")
-"""A place in the shard, and which supervisor's note it is (``watchdog.suspect``)."""
+"""An offset in the shard, and the supervisor whose note it is (``watchdog.suspect``)."""
 _NOTES: Final[Mapping[str, Callable[[object], bool]]] = {
     "workers": _is_texts, "bytes": _is_count, "waits": _is_text, "at": _is_count, "deaths": _is_count,
     "failures": _is_count, "error": _is_text, "told_by": _is_text, "signature": _is_text, "suspects": _are_suspects,
 }  # fmt: skip
-"""Everything that Penstock notes in a job's ``meta``."""
+"""All notes of Penstock in a job's ``meta``."""

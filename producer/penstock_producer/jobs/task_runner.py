@@ -1,7 +1,7 @@
-"""Does one task: opens what it needs once per process, refuses what is no longer planned, and says what it made.
+"""Do one task: open what it needs once in each process, refuse what is no longer planned, report what was made.
 
-Knows no queue: the job around it is ``queue``'s. The samples go through ``fill``. The time that it needs is measured,
-and a stream's readers are told how fast this worker is.
+This file knows no queue: `queue` has the job around it, and `fill` writes the samples. It also measures the time that a
+task needs, and reports this worker's rate to the stream.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from penstock_producer.writing.turns import unfinished_shards
 from penstock_producer.writing.writer import SHARD_SAMPLES, SPREAD_SAMPLES, Writer
 
 ROOM_WAIT_S = 30.0
-"""One lease: a job that waits longer for room makes place for another (design.md 5.8)."""
+"""The length of a lease. A job that waits for quota longer makes way for another."""
 
 
 class TaskOutdated(PenstockError, RuntimeError):
-    """A task whose stream or epoch is not there any more. Its job ends without having done anything."""
+    """The stream or epoch of a task is gone. Its job ends without having done anything."""
 
 
 class SourceChanged(SourceError):
-    """The worker's source is not the one the epoch was planned with."""
+    """The worker's source is not the one with which the epoch was planned."""
 
 
 def connect_patiently(url: str, notify: Notify) -> Client:
-    """For a worker: who started it has reached the server, so one that is away now comes back, or is lost."""
+    """Connect a worker. Its starter has reached the server, so one that is away now is waited for."""
     outage = Outage(notify, doing="connecting")
     while True:
         try:
@@ -80,13 +80,13 @@ class JobReport:
 
     def __init__(self, suspects: Mapping[int, CrashRecord] | None = None) -> None:
         self.suspects: Mapping[int, CrashRecord] = suspects or {}
-        """Place in the shard -> what the sample there did to workers that made it in earlier runs."""
+        """Offset in the shard -> what the sample there did to workers that made it in earlier runs."""
         self.good = self.bad = 0
         self.nbytes = 0
-        """Of the whole shard, whoever made it; known at its end."""
+        """The bytes of the whole shard, whoever made it. It is known at the end."""
 
     def waits(self, text: str) -> None:
-        """Say what the run waits for."""
+        """Report what the run waits for."""
         to_stderr(text)
 
     def is_at(self, committed: int) -> None:
@@ -101,12 +101,12 @@ class JobReport:
         self.nbytes = nbytes
 
     def should_yield(self) -> bool:
-        """Return True to end a wait for room."""
+        """Return True to end a wait for quota."""
         return False
 
 
 class TaskRunner:
-    """A worker's writer and source, kept open from job to job."""
+    """A runner of a worker's tasks. It keeps the writer and the source open from job to job."""
 
     def __init__(
         self,
@@ -120,20 +120,21 @@ class TaskRunner:
         self._writer: Writer | None = None
         self._source: tuple[str, AnySource] | None = None
         self._order: tuple[object, AnySource, EpochOrder] | None = None
-        """The epoch's that was worked at last: sorting a million samples takes a tenth of a second."""
+        """The order of the last epoch: to sort a million samples takes a tenth of a second."""
         self._report = JobReport()
         self._current = current or CurrentSample()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether this process was told to end."""
+        """Return whether this process was told to end."""
         return self._should_stop()
 
     def produce(self, task: ShardTask, report: JobReport) -> None:
-        """Write what is missing of the task's shard, and tell the report.
+        """Write what is missing of the task's shard, and fill in the report.
 
-        Nothing is to be done where trainers have read the epoch and it was released: then this job's last worker died,
-        or was slow, between completing the shard and saying so.
+        There is nothing to do if trainers have read the epoch and it was released. Then this job's last worker died, or
+        was slow, after it completed the shard and before it said so.
+
         Raises TaskOutdated, SourceChanged, TooManyBad, SpecMismatch, BudgetFull, FillStopped and what the writer
         raises.
         """
@@ -157,18 +158,18 @@ class TaskRunner:
         except (TooManyBad, SampleError, TaskOutdated, SourceChanged, BudgetFull):
             raise
         except BaseException:
-            self.close()  # what is open may be what is broken
+            self.close()  # an open connection or file may be the cause
             raise
 
     def earlier_jobs(self, task: ShardTask) -> list[str]:
-        """Ids of the jobs whose shards come before the task's and are not complete, in the order of room."""
+        """Return the ids of jobs whose shards come earlier and are not complete, in the order of admission."""
         if self._writer is None:
             return []
         unfinished = unfinished_shards(self._writer.client, self._writer.stream, task.epoch)
         return [job_id(manifest.id, s) for manifest, s in unfinished if (manifest.epoch, s) < (task.epoch, task.shard)]
 
     def close(self) -> None:
-        """Give back connections and files."""
+        """Close connections and files."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -177,7 +178,10 @@ class TaskRunner:
             self._source = self._order = None
 
     def _planned(self, task: ShardTask) -> tuple[Writer, Manifest | None]:
-        """The writer and the manifest, if both are those that were planned; None if the epoch was released since."""
+        """Return the writer and the manifest, if both are the planned ones.
+
+        The manifest is None if the epoch was released.
+        """
         writer = self._writer
         if writer is None or writer.stream.name != task.stream:
             client = connect_patiently(self._url, self._tell)
@@ -199,7 +203,7 @@ class TaskRunner:
             self._writer = None
             writer.close()
             raise TaskOutdated(f"stream {task.stream!r} was deleted and made anew since this job was planned")
-        writer.stream = found  # its budget may have been changed meanwhile
+        writer.stream = found  # its budget may have changed meanwhile
         manifest = find_manifest(writer.client, writer.stream, task.epoch)
         if manifest is None and is_released(writer.client, writer.stream, task.epoch):
             return writer, None
@@ -234,7 +238,7 @@ class TaskRunner:
         return source
 
     def _order_of(self, task: ShardTask, source: Any, manifest: Manifest) -> EpochOrder:
-        """Of the task's epoch; the same for all of its shards. Raises StreamConflict."""
+        """Return the order of the task's epoch, the same for all of its shards. Raises StreamConflict."""
         wanted = (manifest.id, manifest.sizes, task.seed, task.shuffle)
         if self._order is not None and self._order[0] == wanted and self._order[1] is source:
             return self._order[2]
@@ -275,14 +279,14 @@ class TaskRunner:
                 fill = fill_batches if source.unit == "batch" else fill_samples
                 fill(source, items, shard, task.shard, seed, watch)
             shard.settle()
-            # what others finished is committed: the last shard's job sees every bad sample before it ends the epoch
+            # other jobs have committed theirs: the last shard's job sees every bad sample before it ends the epoch
             watch.require_few(_bad_samples(writer, manifest), manifest.samples)
             self._report.is_committed(
                 shard.bytes_written if is_all_ours else _committed_bytes(writer, manifest, task.shard)
             )
             shard.close()
         except FillStopped:
-            shard.settle()  # keeps what was made; the worker cuts this short if there is no room
+            shard.settle()  # keeps what was made; the worker interrupts this if there is no quota
             raise
         finally:
             shard.abort()
@@ -327,7 +331,7 @@ class TaskRunner:
 
     @staticmethod
     def _begun(writer: Writer, manifest: Manifest, shard: int) -> ShardWriter | None:
-        """The writer of the shard that was left half done, if one was."""
+        """Return the writer of a shard that was left half done, or None if none was."""
         end = index_ends(writer.client, writer.stream.partition_of(shard), manifest.epoch, [shard])[shard]
         return writer.open_shard(manifest, shard) if end else None
 
@@ -345,7 +349,7 @@ def _committed_bytes(writer: Writer, manifest: Manifest, shard: int) -> int:
 
 
 def first_good(source: Any, items: Any, seed: EpochSeed, shard: int) -> Sample:
-    """The first sample that can be made, to infer a spec from. Raises TooManyBad."""
+    """Return the first sample that can be made, to infer a spec from it. Raises TooManyBad."""
     offset, last = 0, None
     for item in items[:HOPELESS]:
         try:
@@ -369,11 +373,11 @@ class MeteredTaskRunner(TaskRunner):
         self._name = name
         self.pace = Pace(BUSY)
         self._stream: Stream | None = None
-        """The one it last worked for."""
+        """The stream that it last worked for."""
         self._seen: int | None = None
-        """The samples of the shard that were committed at the last look; None before the first one of a run."""
+        """The samples of the shard that were committed at the last look, or None before the first look of a run."""
         self._counted = 0
-        """The samples of this run that the pace has counted."""
+        """The samples of this run that the rate has counted."""
         self._ending = threading.Event()
         self._teller: threading.Thread | None = None
 
@@ -390,7 +394,7 @@ class MeteredTaskRunner(TaskRunner):
 
     def _at(self, committed: int) -> None:
         if committed == self._seen and self.pace.kind == BUSY:
-            return  # as before nearly every sample
+            return  # true before nearly every sample
         self.pace.enter(BUSY)
         if self._seen is None:
             self._seen = committed
@@ -402,17 +406,17 @@ class MeteredTaskRunner(TaskRunner):
         super()._at(committed)
 
     def _should_yield(self) -> bool:
-        """Asked while the run waits for room, and only then."""
+        """Return whether to make way. It is asked only while the run waits for quota."""
         self.pace.enter(ROOM)
         return super()._should_yield()
 
     def rest(self) -> None:
-        """There is no job."""
+        """Note that there is no job."""
         if self._stream is not None:
             self.pace.enter(IDLE)
 
     def leave(self) -> None:
-        """The worker ends: it is heard of no more."""
+        """Note that the worker ends, so that its rate is no longer reported."""
         self._ending.set()
         if self._teller is not None:
             self._teller.join(timeout=TELL_S)
@@ -425,7 +429,7 @@ class MeteredTaskRunner(TaskRunner):
             self._teller.start()
 
     def _tell_on(self) -> None:
-        """On a connection of its own: the writer's may wait for a server, or be closed."""
+        """Report on a connection of its own, because the writer's may wait for a server or be closed."""
         teller: Teller | None = None
         client: Client | None = None
         while not self._ending.wait(TELL_S):
@@ -434,7 +438,7 @@ class MeteredTaskRunner(TaskRunner):
             try:
                 client = client or connect(self._url)
             except PenstockError:
-                continue  # who works will say so
+                continue  # a worker with a job will report it
             if teller is None or teller.stream.id != stream.id:
                 if teller is not None:
                     teller.leave()

@@ -1,7 +1,7 @@
-"""The supervisor's check on a worker: which sample it makes and for how long, and how much memory it holds.
+"""The supervisor's check on a worker: which sample it makes, for how long, and how much memory it holds.
 
-It also says which sample is to blame for a worker's end. Ending and replacing processes is ``fleet``'s. Memory is read
-from Linux' /proc; where there is none, nothing is known and nothing is limited.
+It also decides which sample is to blame for a worker's end. `fleet` ends and replaces processes. Memory is read from
+Linux' /proc; elsewhere it is not known and not limited.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ from pathlib import Path
 from typing import Any
 
 SAMPLE_LIMIT_S = 300.0
-"""One sample may take so long; then it hangs, and its worker is replaced."""
+"""How long one sample may take. A longer one hangs, and its worker is replaced."""
 ENOUGH = 6
-"""So much weight of evidence makes a sample a bad one."""
+"""The weight of evidence that makes a sample a bad one."""
 CRASHED, HUNG, KILLED = 2, 3, 1
-"""The weight of one death: three crashes, two hangs. A SIGKILL may come from a kernel short of memory, or from an
-operator who did not mean the sample: six of them, all while the same one was made."""
+"""The weight of one death: three crashes or two hangs are enough. A SIGKILL may come from a kernel short of memory, or
+from an operator who did not mean the sample, so it takes six of them, all during the same sample."""
 MEMORY_SHARE = 0.8
-"""Of the machine's memory, shared by its workers: one that holds more than its part is replaced."""
+"""The share of the machine's memory that its workers divide. A worker that holds more than its part is replaced."""
 RIPE_S = 10.0
-"""A worker younger than that is not replaced for its memory: each one gets some work done."""
+"""A younger worker is not replaced for its memory, so that each one gets some work done."""
 GROWN_S = 2.0
-"""A worker that is to end for its memory may take so long for its sample: less than it takes to cut that short."""
+"""How long a worker that must end for its memory may take for its sample: less than it takes to interrupt that."""
 LOOK_S = 1.0
-"""How often memory is looked at."""
+"""How often memory is read."""
 
 
 class CurrentSample:
-    """One worker's note of what it is making, in memory shared with its supervisor: it outlives a crash of the worker.
+    """A worker's note of what it is making, in memory shared with its supervisor, so that it outlives a crash.
 
-    Taken down and read without locks: each number is written whole, and the last of them says that the others count.
+    It is written and read without locks: each number is written as a whole, and the last one makes the others valid.
     """
 
     def __init__(self, cells: Any = None) -> None:
         self.cells: Any = RawArray("d", 3) if cells is None else cells
-        """The place in its shard plus one (0: none is being made, -1: nor is anything else); since when; how long
-        it may take (0: no limit)."""
+        """The sample's offset in its shard plus one (0: no sample, -1: no other work either); since when; how long it
+        may take (0: no limit)."""
 
     def open(self) -> None:
-        """A shard is begun: its source is opened."""
+        """Note that a shard is begun: its source is being opened."""
         self.cells[0] = 0
 
     def begin(self, place: int, limit_s: float) -> None:
-        """The sample at this place is being made from now on."""
+        """Note that the sample at this offset is being made from now on."""
         cells = self.cells
         cells[1], cells[2] = time.monotonic(), limit_s
         cells[0] = place + 1
 
     def end(self) -> None:
-        """It is made, or was given up: what follows is our own work, and waits for room and for the server."""
+        """Note that it is made or was given up. Our own work follows, and waits for quota and for the server."""
         self.cells[0] = -1
 
     def look(self) -> WorkerSample:
-        """What is being made now."""
+        """Return what is being made now."""
         place, since, limit_s = self.cells
         if place < 0:
             return BETWEEN
@@ -72,16 +72,16 @@ class CurrentSample:
 
 @dataclass(frozen=True)
 class WorkerSample:
-    """One look at a worker's note."""
+    """The content of a worker's note at one moment."""
 
     place: int | None
     since: float = 0.0
     limit_s: float = 0.0
     is_between: bool = False
-    """Whether it is done with one sample and not yet at the next: it may wait for room."""
+    """Whether it has ended one sample and not begun the next: it may wait for quota."""
 
     def is_overdue(self, now: float) -> bool:
-        """Whether it takes longer than a sample may."""
+        """Return whether it takes longer than a sample may."""
         return self.place is not None and 0 < self.limit_s < now - self.since
 
 
@@ -91,29 +91,29 @@ BETWEEN = WorkerSample(None, is_between=True)
 
 @dataclass(frozen=True)
 class WorkerDeath:
-    """A worker's end that was not its own wish."""
+    """The end of a worker that did not want to end."""
 
     worker: str
-    """Its name."""
+    """The name of the worker."""
     reason: str
-    """For people: ``worker process 4711 was killed by SIGSEGV``."""
+    """A sentence for people: ``worker process 4711 was killed by SIGSEGV``."""
     is_to_blame: bool = True
     """Whether what it was doing may be the cause."""
     place: int | None = None
-    """Where in its shard the sample is that it was making."""
+    """The offset in its shard of the sample that it was making."""
     deed: str = ""
     """What that sample did: ``killed its worker by SIGSEGV``."""
     weight: int = 0
     key: bytes = field(default=b"", repr=False)
-    """Of the supervisor that saw it; see `WorkerOptions.key`."""
+    """The key of the supervisor that saw it; see `WorkerOptions.key`."""
 
 
 @dataclass(frozen=True)
 class CrashRecord:
     """A record of the workers that one sample ended.
 
-    It is noted in the sample's job, where others may write. So a supervisor signs its notes, and its workers believe
-    no other.
+    It is noted in the sample's job, where others may write. So a supervisor signs its notes, and its workers believe no
+    other.
     """
 
     times: int
@@ -122,7 +122,7 @@ class CrashRecord:
 
     @classmethod
     def of(cls, meta: Mapping[str, Any], job_id: str, key: bytes) -> dict[int, CrashRecord]:
-        """Return place -> suspicion, of the notes in a job's ``meta`` that were signed with ``key`` for this job."""
+        """Return offset -> record, of the notes in a job's ``meta`` that were signed with ``key`` for this job."""
         return {
             int(name.partition(".")[0]): cls(*noted)
             for name, (*noted, signature) in meta.get("suspects", {}).items()
@@ -131,7 +131,7 @@ class CrashRecord:
 
     @property
     def is_enough(self) -> bool:
-        """Whether to try it no more."""
+        """Return whether the sample is tried no more."""
         return self.weight >= ENOUGH
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class CrashRecord:
 
 
 def suspect(meta: dict[str, Any], death: WorkerDeath, job_id: str) -> None:
-    """Notes in a job's meta which sample a worker died of; forgets those that were committed since."""
+    """Note in a job's meta which sample ended a worker, and forget samples that were committed since."""
     if death.place is None or not death.weight:
         return
     known = CrashRecord.of(meta, job_id, death.key).get(death.place, CrashRecord(0, 0, ""))
@@ -157,7 +157,7 @@ def sign(key: bytes, *signed: object) -> str:
 
 
 class WorkerWatchdog:
-    """Over one worker process."""
+    """The watch over one worker process."""
 
     def __init__(self, memory_bytes: int | None, clock: Any = time.monotonic) -> None:
         self.current = CurrentSample()
@@ -168,7 +168,7 @@ class WorkerWatchdog:
         self._grown: tuple[WorkerSample, float] | None = None
 
     def look_after(self, process: BaseProcess) -> None:
-        """Ends a worker that hangs in a sample at once, and one that holds too much memory after its sample."""
+        """End a worker that hangs in a sample at once, and one that holds too much memory after its sample."""
         now = self._clock()
         sight = self.current.look()
         if sight.is_overdue(now):
@@ -188,7 +188,7 @@ class WorkerWatchdog:
             process.kill()
 
     def death(self, name: str, pid: int | None, code: int) -> WorkerDeath | None:
-        """How a worker ended; None if it just had nothing more to do."""
+        """Return how a worker ended, or None if it had nothing more to do."""
         sight, who = self.current.look(), f"worker process {pid}"
         if self._verdict:
             weight = CRASHED if self._grown else HUNG
@@ -200,13 +200,13 @@ class WorkerWatchdog:
         weight = KILLED if code == -signal.SIGKILL else CRASHED
         how = f"with exit code {code}" if code >= 0 else f"by {_signal(-code)}"
         deed = f"ended its worker {how}" if code >= 0 else f"killed its worker {how}"
-        # a kill -9 of one that waits for room, or for the server, is nothing the shard has done
+        # a kill -9 of a worker that waits for quota or for the server is not the shard's fault
         is_to_blame = not (sight.is_between and code == -signal.SIGKILL)
         return WorkerDeath(name, f"{who} {_ending(code)}", is_to_blame, sight.place, deed, weight)
 
 
 def memory_part(workers: int) -> int | None:
-    """Bytes that each of so many workers of this machine may hold; None where nobody knows the machine's."""
+    """Return the bytes that each of so many workers of this machine may hold, or None if that is not known."""
     memory = machine_bytes()
     return None if memory is None else int(memory * MEMORY_SHARE) // max(1, workers)
 
@@ -220,7 +220,7 @@ def _ending(code: int) -> str:
 def _signal(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # a real-time one has no name
+    except ValueError:  # a real-time signal has no name
         return f"signal {number}"
 
 
@@ -229,20 +229,20 @@ def _size(count: int) -> str:
 
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Of cgroups 2 and 1: bytes, or ``max``."""
+"""The limit files of cgroups 2 and 1: bytes, or ``max``."""
 
 
 _LARGEST_KEPT = 32 << 20
-"""glibc takes no larger threshold."""
+"""The largest threshold that glibc accepts."""
 _TRIM, _MAP = -1, -3
 """M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h."""
 
 
 def keep_freed() -> None:
-    """Has this process keep memory that it freed for its next allocation, where its C library is glibc.
+    """Make this process keep freed memory for its next allocation, if its C library is glibc.
 
-    Else an image's pixels are given back after each sample, and every page of the next is a fault: a third of the time
-    that decoding a photograph takes.
+    Otherwise an image's pixels are returned after each sample, and every page of the next one is a fault: a third of
+    the time that decoding a photograph takes.
     """
     with suppress(OSError, AttributeError):
         library = CDLL(None)
@@ -251,7 +251,10 @@ def keep_freed() -> None:
 
 
 def held_bytes(pid: int) -> int:
-    """Memory that would be free without this process: what forked processes share is nobody's. 0 if it is not known."""
+    """Return the memory that would be free without this process. Memory shared by forked processes does not count.
+
+    0: not known.
+    """
     with suppress(OSError, ValueError, IndexError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
@@ -259,7 +262,7 @@ def held_bytes(pid: int) -> int:
 
 
 def machine_bytes() -> int | None:
-    """Of the machine, or of the container if that has less."""
+    """Return the memory of the machine, or of the container if that has less."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):

@@ -1,7 +1,7 @@
-"""Watches a folder: files that are whole become epochs of their own, each file in one of them, also after a restart.
+"""A watch of a folder: complete files become epochs, each file in one of them, also after a restart.
 
-Which file is whole is a pure rule here; which are taken is on the server (``stream.watched``); making an epoch is
-``production``'s.
+A pure rule here decides which files are complete. The server knows which are taken (``stream.watched``). `production`
+makes an epoch.
 """
 
 from __future__ import annotations
@@ -34,24 +34,30 @@ from penstock_producer.sources.image_files import images_below
 from penstock_producer.writing.writer import Writer
 
 WHOLE_AFTER_S = 3.0
-"""A file whose size and time have not changed for so long is whole. One that is written with longer pauses should be
-written elsewhere, or under a hidden name, and be renamed."""
+"""A file whose size and time have not changed for so long is complete. A file that is written with longer pauses should
+be written elsewhere, or under a hidden name, and then be renamed."""
 LOOK_S = 1.0
-"""How often the folder is listed; of a large one, as rarely as listing it takes a tenth of the time."""
+"""How often the folder is listed. A large one is listed so rarely that it takes a tenth of the time."""
 MOST_FILES = 10_000
-"""In one epoch: each of its jobs names them all."""
+"""The most files in one epoch, because each of its jobs names them all."""
 TICK_S = 0.2
 
 
 class FileSightings:
-    """A pure rule for which files are whole: those that look alike for a while. It is told what there is, and when."""
+    """A pure rule for which files are complete: those that look alike for a while.
+
+    It is told the files and the time.
+    """
 
     def __init__(self, whole_after_s: float = WHOLE_AFTER_S) -> None:
         self._whole_after_s = whole_after_s
         self._since: dict[SourceFile, float] = {}
 
     def whole(self, now_s: float, files: Iterable[SourceFile]) -> list[SourceFile]:
-        """Those of ``files``, all that are there now, which have not changed for long enough; empty ones never are."""
+        """Return those of ``files``, all that exist now, that have not changed for long enough.
+
+        Empty ones are never complete.
+        """
         self._since = {file: self._since.get(file, now_s) for file in files}
         return [file for file, since in self._since.items() if file.size and now_s - since >= self._whole_after_s]
 
@@ -63,14 +69,14 @@ class FileBatch:
     epoch: int
     files: tuple[str, ...]
     manifest_id: str | None = None
-    """Of the epoch, where an earlier watch had opened it."""
+    """The id of the epoch's manifest, if an earlier watch had opened it."""
 
 
 class FolderWatch:
-    """A running watch. Use it in a ``with`` block, and go through `run`; it ends only after ``epochs``, if given.
+    """A running watch. Use it in a ``with`` block, and iterate over `run`. It ends only after ``epochs``, if given.
 
-    Files in folders that are no class yet when the watch of a stream begins are left out, and said: their number would
-    change what the others mean.
+    Files in folders that are no class yet when the watch of a stream begins are left out and reported: their number
+    would change what the others mean.
     """
 
     def __init__(
@@ -89,8 +95,8 @@ class FolderWatch:
         self._sightings = FileSightings(whole_after_s)
         self._told: set[str] = set()
         self._folders: tuple[str, ...] = ()
-        """Sub-folders that hold images now."""
-        images_below(self._config.path)  # a folder that is not there is said before anything is made
+        """The sub-folders that hold images now."""
+        images_below(self._config.path)  # raises for a missing folder before anything is made
         self._dispatcher = Dispatcher(options.queue_url, options.queue, notify)
         self._planned_tasks = PlannedTasks()
         self._fleet = Fleet(
@@ -122,7 +128,7 @@ class FolderWatch:
             return writer.stream
 
     def run(self) -> Iterator[ProductionProgress | None]:
-        """Progress of the epoch in work, several times a second; None while there is none."""
+        """Yield the progress of the epoch in work, several times a second, or None while there is none."""
         for due in [self._due(epoch) for epoch in self._watched.due]:
             yield from self._make(due)
         looked_s, pause_s = float("-inf"), LOOK_S
@@ -175,7 +181,9 @@ class FolderWatch:
 
     @property
     def _classes(self) -> tuple[str, ...]:
-        """Those of the stream, once its first epoch has fixed them, else the sub-folders; () where there are none."""
+        """Return the stream's classes, once its first epoch has fixed them, otherwise the sub-folders. () if there are
+        none.
+        """
         if self._config.classes is not None:
             return self._config.classes
         info = self._stream.info
@@ -184,7 +192,7 @@ class FolderWatch:
         return () if self._config.label else self._folders
 
     def _take(self, files: list[str]) -> FileBatch | None:
-        """Says on the server whose these files are, before anything is made of them."""
+        """Claim these files on the server, before anything is made of them."""
         batch = FileBatch(take_number(self._client, self._stream), tuple(files))
         if not take_files(self._client, self._stream, batch.epoch, batch.files):
             self._watched = load_watched(self._client, self._stream)  # another watcher was faster
@@ -199,7 +207,7 @@ class FolderWatch:
     # --- epochs ---
 
     def _make(self, batch: FileBatch) -> Iterator[ProductionProgress]:
-        """One epoch to its end. What cannot be made at all is said and left: the watch goes on."""
+        """Make one epoch. What cannot be made at all is reported and left: the watch continues."""
         try:
             with Production(
                 self._plan_of(batch), self._options, workers=0, notify=self._notify, planned_tasks=self._planned_tasks
@@ -215,10 +223,10 @@ class FolderWatch:
         except ServerUnavailable:
             raise
         except EpochNotFound:
-            pass  # made, read by everyone and released, before an earlier watcher could note that
+            pass  # it was made, read by all groups and released, before an earlier watcher could note that
         except PenstockError as error:
             self._give_up(batch, error)
-        self.epochs, self.files = self.epochs + 1, self.files + len(batch.files)  # before anybody sees it noted
+        self.epochs, self.files = self.epochs + 1, self.files + len(batch.files)  # before any reader sees it noted
         note_made(self._client, self._stream, batch.epoch)
         self._stream = find_stream(self._client, self._plan.stream) or self._stream
 
@@ -247,7 +255,7 @@ class FolderWatch:
         self._dispatcher.return_jobs(death)
 
     def close(self) -> None:
-        """Ends the workers. What is committed stands; the same command goes on from there."""
+        """End the workers. What is committed stays; the same command continues from there."""
         self._dispatcher.hurry(0)
         self._fleet.stop()
         self._dispatcher.close()

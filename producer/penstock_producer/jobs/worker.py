@@ -1,6 +1,6 @@
-"""One worker process: takes jobs from one queue and does them in this process, so that sources stay open and warm.
+"""One worker process: it takes jobs from one queue and does them in this process, so that sources stay open.
 
-Starting, counting and replacing such processes is ``fleet``'s.
+`fleet` starts, counts and replaces such processes.
 """
 
 from __future__ import annotations
@@ -53,64 +53,68 @@ from penstock_producer.jobs.watchdog import CurrentSample, WorkerDeath, keep_fre
 from penstock_producer.sources.allowed import NotAllowed
 
 QUEUE = "penstock"
-"""Where jobs wait unless --queue says otherwise."""
+"""The queue in which jobs wait unless --queue names another."""
 HEARTBEAT_TTL_S = 15
-"""A worker unheard of for so long is dead, its job goes to another; a mistake does no harm: commits are exact."""
+"""A worker whose heartbeat is older is dead, and another worker gets its job. A mistake does no harm, because commits
+are exact."""
 HEARTBEATS = 5
-"""In that time: one or two may get lost."""
+"""Heartbeats in that time. One or two of them may get lost."""
 SAID_AGAIN_S = 1.0
-"""rq says at every turn of its loops that it lives, and in which state; more often than this is of no use."""
+"""How often a worker reports its state. rq reports it at every turn of its loops, which is of no use."""
 MAINTENANCE_S = 5
-"""How often somebody looks for the jobs of the dead; rq's default is ten minutes."""
+"""How often a worker looks for jobs of dead workers. rq's default is ten minutes."""
 WORKER_TTL_S = 30
 IDLE_LOOK_S = 0.25
 ORDERS_LOOK_S = 0.02
 EXIT_LOST, EXIT_AWAY = 75, 69
-"""Exit codes (of sysexits.h): its server went away in the middle of a job; or did not come back in time."""
+"""Exit codes (of sysexits.h): the server went away in the middle of a job, or did not come back in time."""
 STOP_GRACE_S = 3.0
-"""After SIGTERM a sample may take so long; then it is cut short and made again by another worker."""
+"""How long a sample may take after SIGTERM. Then it is interrupted, and another worker makes it again."""
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-"""Signals that end a command; blocked while it forks, until the child has handlers of its own."""
+"""Signals that end a command. They are blocked while it forks, until the child has handlers of its own."""
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """All a worker process has to know."""
+    """Everything that a worker process has to know."""
 
     url: str = field(repr=False)
     queue_url: str = field(repr=False)
     queue: str = QUEUE
     name: str = ""
-    """Of this process among all workers; see `new_name`."""
+    """The name of this process among all workers; see `new_name`."""
     burst: bool = False
-    """End when the queue is empty."""
+    """Whether the worker ends when the queue is empty."""
     owner: int = 0
-    """Process without which this one is of no use: it ends when that is gone. 0: none."""
+    """The process that owns this worker, which ends when its owner is gone. 0: no owner."""
     is_chatty: bool = False
-    """Tell of failed jobs on stderr; a dispatcher's own workers leave that to it."""
+    """Whether it reports failed jobs on stderr. A dispatcher reports them for its own workers."""
     room_wait_s: float = ROOM_WAIT_S
     heartbeat_ttl_s: int = HEARTBEAT_TTL_S
     allowlist: Allowlist = field(default_factory=Allowlist)
-    """What jobs may name, where no production of its own gives this worker its orders; nothing unless said."""
+    """What jobs may name, if no production of its own plans this worker's tasks. The default allows nothing."""
     memory_bytes: int | None = None
-    """A worker that holds more is replaced; None: its part of the machine's (watchdog.py)."""
+    """A worker that holds more is replaced. None: its part of the machine's memory (watchdog.py)."""
     key: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
-    """With which a supervisor signs, for its workers, what it notes in jobs."""
+    """The key with which a supervisor signs, for its workers, the notes that it leaves in jobs."""
 
     def named(self) -> WorkerOptions:
-        """The same for one new process."""
+        """Return the same options for one new process."""
         return replace(self, name=f"{socket.gethostname()}.{secrets.token_hex(4)}")
 
 
 def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None) -> None:
-    """The whole life of one worker process: until SIGTERM, until its owner is gone, or in a burst until all is done.
+    """Run one worker process: until SIGTERM, until its owner is gone, or in a burst until no job is left.
 
-    ``cells`` are those of its supervisor's `CurrentSample`, ``planned_tasks`` those of its production's `PlannedTasks`.
+    Args:
+        options: What the worker has to know.
+        cells: The shared cells of its supervisor's `CurrentSample`.
+        planned_tasks: The shared cells of its production's `PlannedTasks`.
     """
     _forget_owners_handlers()
     keep_freed()
     tell_refusals(to_stderr)
-    WATCHDOG.speaker = _teller(options)  # what a job waits for is noted on a server, which may be the silent one
+    WATCHDOG.speaker = _teller(options)  # a job's waits are noted on a server, which may be the silent one
     try:
         own = None if planned_tasks is None else PlannedTasks(planned_tasks)
         if own is None:
@@ -135,8 +139,8 @@ def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None) -
             to_stderr(f"worker: ended by {type(worker.broke).__name__}: {' '.join(str(worker.broke).split())}")
             raise SystemExit(1)
         if not worker.is_drained and not stopping.is_set():
-            raise SystemExit(EXIT_LOST)  # rq ends where it cannot tell the queue how a job went
-    except ServerUnavailable as error:  # who started it says so
+            raise SystemExit(EXIT_LOST)  # rq ends when it cannot report to the queue how a job went
+    except ServerUnavailable as error:  # the process that started this one reports it
         raise SystemExit(EXIT_AWAY if error.borne_s else EXIT_LOST) from None
     except PenstockError as error:
         to_stderr(f"worker: {error}")
@@ -144,7 +148,7 @@ def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None) -
 
 
 class ShardWorker(SimpleWorker):
-    """rq's in-process worker with heartbeats while it works, and an end that gives its job back."""
+    """rq's in-process worker, which sends heartbeats while it works and returns its job when it ends."""
 
     job_class = ShardJob
     queue_class = ShardQueue
@@ -157,7 +161,10 @@ class ShardWorker(SimpleWorker):
         on_idle: Callable[[], None] = lambda: None,
         planned_tasks: PlannedTasks | None = None,
     ) -> None:
-        """``on_idle`` is called again and again while there is no job. Jobs wait until ``planned_tasks`` are given."""
+        """Make a worker. ``on_idle`` is called again and again while there is no job.
+
+        Jobs wait for ``planned_tasks``.
+        """
         self._on_idle, self._planned_tasks = on_idle, planned_tasks
         self.death_penalty_class = _NoTimeLimit
         super().__init__(
@@ -174,31 +181,31 @@ class ShardWorker(SimpleWorker):
         self._options, self._stopping = options, stopping
         self._queue = queue
         self.waited_in_vain: ServerUnavailable | None = None
-        """A server that did not come back, which ends this worker."""
+        """The server that did not come back, which ends this worker."""
         self.broke: Exception | None = None
-        """What ended this worker that nobody foresaw; rq would only log it."""
+        """The unforeseen error that ended this worker; rq would only log it."""
         self._in_vain = 0
-        """How often in a row a command was refused, and no key was to blame."""
+        """How many commands in a row were refused without a key that was to blame."""
         self.is_drained = False
-        """Whether it ended, in a burst, because there is no job left, or `rq suspend` said so."""
+        """Whether a burst ended because no job is left, or because of `rq suspend`."""
         self._refused: set[str] = set()
-        """Jobs that were told to be none of those allowed."""
+        """Jobs that this worker reported as not allowed."""
         self._said_s: dict[str, float] = {}
-        """When something was said last, outside of a transaction."""
+        """When something was reported last, outside of a transaction."""
         self._working_at: Job | None = None
         self._telling = threading.Lock()
-        """Held while that job's heartbeat is under way."""
-        self.log = logging.getLogger("penstock.worker")  # rq's own tells of every job, and of errors with tracebacks
+        """The lock that is held while the heartbeat of the job is sent."""
+        self.log = logging.getLogger("penstock.worker")  # rq's own logger reports every job, and errors with tracebacks
         self.log.setLevel(logging.CRITICAL)
-        self._install_signal_handlers()  # before it is registered, so that whoever sees it can stop it
+        self._install_signal_handlers()  # before it is registered, so that whoever sees the worker can stop it
 
     # --- waiting for jobs ---
 
     def subscribe(self) -> None:
-        """No commands from outside: whoever can write to the queue can do no more than waste time."""
+        """Accept no commands from outside: a program that can write to the queue can only waste time."""
 
     def dequeue_job_and_maintain_ttl(self, timeout: int | None, max_idle_time: float | None = None) -> Any:
-        """As rq's, but it looks often whether to stop: an interrupted BLMOVE may have moved a job already."""
+        """Do what rq does, but look often whether to stop: an interrupted BLMOVE may have moved a job already."""
         outage = Outage(_teller(self._options), doing="waiting for jobs")
         while not self._stopping.is_set() and self.waited_in_vain is None:
             if self._planned_tasks is not None and not self._planned_tasks.are_given:
@@ -223,7 +230,10 @@ class ShardWorker(SimpleWorker):
         raise StopRequested
 
     def _await_server(self, outage: Outage, error: ServerUnavailable) -> None:
-        """Until the queue's server is back; this worker then registers anew, as the server may have forgotten it."""
+        """Wait until the queue's server is back.
+
+        The worker then registers again, because the server may have forgotten it.
+        """
         while not self._stopping.is_set():
             try:
                 outage.bear(error)
@@ -245,13 +255,13 @@ class ShardWorker(SimpleWorker):
             super().register_birth()  # type: ignore[no-untyped-call]
 
     def register_death(self) -> None:
-        """See rq; a list of workers that another program replaced needs no word of it."""
+        """See rq. A list of workers that another program replaced is left as it is."""
         with suppress(Refused):
             super().register_death()  # type: ignore[no-untyped-call]
 
     def _renew_record(self) -> None:
-        """Write what rq keeps of this worker anew, where another program wrote over it."""
-        with suppress(Refused, ValueError):  # ValueError: the other program has just done so again
+        """Write rq's record of this worker again, if another program overwrote it."""
+        with suppress(Refused, ValueError):  # ValueError: the other program did it once more
             self.connection.delete(self.key)
             super().register_birth()  # type: ignore[no-untyped-call]
 
@@ -264,7 +274,7 @@ class ShardWorker(SimpleWorker):
             raise
 
     def run_maintenance_tasks(self) -> None:
-        """Only what concerns this queue; rq's own looks at everything that any program left on the server."""
+        """Maintain this queue only. rq's own maintenance looks at everything that any program left on the server."""
         self.last_cleaned_at = now()  # type: ignore[assignment]
         try:
             self._queue.tidy()
@@ -272,7 +282,7 @@ class ShardWorker(SimpleWorker):
             self._set_aside(error)
 
     def _set_aside(self, error: Refused, job_ids: tuple[str, ...] = ()) -> None:
-        """What others wrote into the queue's keys; raises what it was not, or what comes back."""
+        """Set aside what other programs wrote into the queue's keys. Raises the error if that is not its cause."""
         is_found = self._restore(error, job_ids)
         self._in_vain = 0 if is_found else self._in_vain + 1  # another process may have been faster
         if self._in_vain > TRIES:
@@ -280,7 +290,7 @@ class ShardWorker(SimpleWorker):
             raise error
 
     def _restore(self, error: Refused, job_ids: tuple[str, ...]) -> bool:
-        """Set aside, or write anew, what others wrote over; False where nothing was."""
+        """Set aside or write again what other programs overwrote. Returns False if there was nothing of the kind."""
         is_found = self._queue.set_aside(to_stderr, job_ids)
         if "hash value is not" in str(error) or self._queue.is_overwritten(self.key):
             self._renew_record()
@@ -288,16 +298,16 @@ class ShardWorker(SimpleWorker):
         return is_found
 
     def get_heartbeat_ttl(self, job: Job) -> int:
-        """Short, because a heartbeat comes every few seconds whatever the job does."""
+        """Return a short time, because a heartbeat comes every few seconds whatever the job does."""
         return self._options.heartbeat_ttl_s
 
     def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
-        """As rq's, now and then."""
+        """Do what rq does, but not more often than needed."""
         if pipeline is not None or self._is_news("heartbeat"):
             super().heartbeat(timeout, pipeline)
 
     def set_state(self, state: str, pipeline: Any = None) -> None:
-        """As rq's; the same again now and then."""
+        """Do what rq does. The same state is not reported again at once."""
         if pipeline is not None or state != self.get_state() or self._is_news("state"):
             super().set_state(state, pipeline)
 
@@ -311,23 +321,23 @@ class ShardWorker(SimpleWorker):
     # --- doing one ---
 
     def work(self, *args: Any, **how: Any) -> bool:
-        """See rq; heard of all the time."""
+        """See rq. The process sends heartbeats all the time."""
         threading.Thread(target=self._beat, name="penstock-heartbeat", daemon=True).start()
         return super().work(*args, **how)
 
     def execute_job(self, job: Job, queue: Any) -> None:
-        """In this process."""
+        """Do a job in this process."""
         self._working_at = job
         try:
             super().execute_job(job, queue)
-        except Refused as error:  # the job comes back when its heartbeat has expired
+        except Refused as error:  # the job comes back when its heartbeat expires
             self._set_aside(error, (str(job.id),))
         except Exception as error:
             self.broke = error
             raise
         finally:
             self._working_at = None
-            with self._telling:  # one that is under way ends before the next job begins
+            with self._telling:  # a heartbeat that is being sent ends before the next job begins
                 pass
 
     def _beat(self) -> None:
@@ -339,15 +349,15 @@ class ShardWorker(SimpleWorker):
                     continue
                 try:
                     self.maintain_heartbeats(job)
-                except Exception as error:  # the next one may get through
+                except Exception as error:  # the next one may succeed
                     self.log.debug("heartbeat: %s", error)
 
     def handle_exception(self, job: Job, *exc_info: Any) -> None:
-        """Decides whether the job is tried again, and says what happened."""
+        """Decide whether the job is tried again, and report what happened."""
         error: BaseException = exc_info[1]
         signal.setitimer(signal.ITIMER_REAL, 0)
         if isinstance(error, ServerUnavailable) and error.borne_s:
-            self.waited_in_vain = error  # the streams' server: its job goes back, and this worker ends
+            self.waited_in_vain = error  # the streams' server is away: the job is returned, and this worker ends
             self._stop_requested = True
         if isinstance(error, Refused):
             self._restore(error, (str(job.id),))
@@ -360,7 +370,7 @@ class ShardWorker(SimpleWorker):
                 to_stderr(text)
 
     def _is_new_refusal(self, job_id: str) -> bool:
-        """Each try of a job would be refused alike; one sentence is enough."""
+        """Return whether to report this refusal. Each try of a job is refused alike, so one sentence is enough."""
         is_new = job_id not in self._refused
         if len(self._refused) < TOLD:
             self._refused.add(job_id)
@@ -373,7 +383,7 @@ class ShardWorker(SimpleWorker):
         signal.signal(signal.SIGALRM, _cut_short)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """Stops after the current sample, whose shard goes back to the queue."""
+        """Stop after the current sample. Its shard goes back to the queue."""
         self._stopping.set()
         self._stop_requested = True
         if self.get_state() == "busy":
@@ -381,7 +391,7 @@ class ShardWorker(SimpleWorker):
 
 
 class _NoTimeLimit(BaseDeathPenalty):
-    """No time limit, and no use of SIGALRM: a shard takes as long as it takes."""
+    """No time limit and no SIGALRM, because the time that a shard takes is not known."""
 
     def setup_death_penalty(self) -> None:
         pass
@@ -396,29 +406,29 @@ def _cut_short(signum: int, frame: FrameType | None) -> None:
 
 def _forget_owners_handlers() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for of_terminal in (signal.SIGINT, signal.SIGHUP):  # its owner hears it, too, and then sends SIGTERM
+    for of_terminal in (signal.SIGINT, signal.SIGHUP):  # the owner gets it, too, and then sends SIGTERM
         signal.signal(of_terminal, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
 def _teller(options: WorkerOptions) -> Notify:
-    """Says what a worker waits for; of a dispatcher's own workers the dispatcher does."""
+    """Return what reports the waits of a worker. A dispatcher reports those of its own workers."""
     return (lambda text: to_stderr(f"worker: {text}")) if options.is_chatty else (lambda text: None)
 
 
 def _watch_owner(owner: int) -> None:
-    """An owner killed with -9 tells nobody."""
+    """End this process when its owner is gone. An owner that is killed with -9 tells nobody."""
     tick = threading.Event()
     while owner and os.getppid() == owner:
         tick.wait(0.5)
     if owner:
         os.kill(os.getpid(), signal.SIGTERM)
         tick.wait(2 * STOP_GRACE_S)
-        os._exit(EXIT_LOST)  # it waits for a server that most likely went with its owner; what is committed stands
+        os._exit(EXIT_LOST)  # it waits for a server that most likely ended with its owner; what is committed stays
 
 
 def return_jobs(queue: ShardQueue, death: WorkerDeath) -> None:
-    """Puts what a dead worker was doing back to the front of the queue, at once."""
+    """Return the jobs of a dead worker to the front of the queue at once."""
     theirs = queue.executions_of(death.worker)
     for job in queue.fetch_all(theirs):
         job.lose_worker(death)
