@@ -32,7 +32,7 @@ from penstock_common.wire.block import Block
 from penstock_consumer.loader import Loader
 from penstock_consumer.replaying.exporting import export_stream
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.importing import import_stream
+from penstock_producer.write.importer import import_stream
 from penstock_producer.writing.shard import ShardWriter
 from penstock_producer.writing.writer import Writer
 

@@ -1,6 +1,7 @@
-"""Export folders: ``export.json`` and segments. An unfinished file is named ``.part``.
+"""Export folders: ``export.json`` and segments. They are opened, checked for completeness, and written here.
 
-A file that ``export.json`` does not name is a rest of an interrupted run. The next run removes it.
+An unfinished file is named ``.part``. A file that ``export.json`` does not name is a rest of an interrupted run, and
+the next run removes it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from penstock_common.errors import BadExport, SegmentGone
+from penstock_common.errors import BadExport, BadSegment, SegmentGone
 from penstock_common.segments.folder import MODE, OpenSegment, new_token, open_segment
+from penstock_common.segments.scanning import ScannedRecord, scan
 from penstock_common.segments.writing import write_all
 from penstock_common.wire.codec import Fields
 from penstock_common.wire.export import (
     CONTENTS,
     MAX_CONTENTS_BYTES,
     ExportContents,
+    ExportedEpoch,
     ExportedFile,
     dump_contents,
     parse_contents,
@@ -85,6 +88,85 @@ def load_contents(path: Path) -> ExportContents | None:
     except OSError as error:
         raise BadExport(f"{path / CONTENTS} cannot be read: {error.strerror}") from None
     return parse_contents(data)
+
+
+def complete_epoch(folder: ExportFolder, note: ExportedEpoch) -> Iterator[ScannedRecord]:
+    """Yield the epoch's blocks in canonical order.
+
+    Raises:
+        BadExport: A block is missing, duplicated, damaged, or belongs to another epoch.
+    """
+    bad = {(shard, offset) for shard, offset, _ in note.bad}
+    walk = _NextBlock(folder, note, bad)
+    for file in note.files:
+        for found in _records(folder, file):
+            walk.take(found)
+            yield found
+    walk.end()
+
+
+def _records(folder: ExportFolder, file: ExportedFile) -> Iterator[ScannedRecord]:
+    opened = folder.open_noted(file)
+    count = 0
+    try:
+        for found in scan(opened):
+            count += 1
+            yield found
+    except BadSegment as error:
+        raise BadExport(f"{folder.path}: {error}; copy the file again, or export anew") from None
+    finally:
+        opened.close()
+    if count != file.records:
+        raise BadExport(
+            f"{folder.path / file.name} has {count} records, {file.records} were exported: copy it again, or export "
+            "anew"
+        )
+
+
+class _NextBlock:
+    """The position at which the epoch's next block must begin."""
+
+    def __init__(self, folder: ExportFolder, note: ExportedEpoch, bad: set[tuple[int, int]]) -> None:
+        self._folder, self._note, self._bad = folder, note, bad
+        self._shard = self._offset = self._samples = self._holes = 0
+
+    def take(self, found: ScannedRecord) -> None:
+        header, sizes = found.header, self._note.sizes
+        if header.epoch != self._note.epoch or header.shard >= len(sizes) or header.end > sizes[header.shard]:
+            raise self._error(f"a block of epoch {header.epoch}, shard {header.shard}, offsets up to {header.end - 1}")
+        while self._shard < header.shard:
+            self._pass(sizes[self._shard])
+            self._shard, self._offset = self._shard + 1, 0
+        if header.shard < self._shard or header.first < self._offset:
+            raise self._error(f"offset {header.first} of shard {header.shard} out of its order, or twice")
+        self._pass(header.first)
+        if any((header.shard, hole) not in self._bad for hole in header.holes):
+            raise self._error(f"a hole in shard {header.shard} that no bad sample explains")
+        self._holes += len(header.holes)
+        self._samples += header.count
+        self._offset = header.end
+
+    def _pass(self, end: int) -> None:
+        """Raise BadExport unless all offsets up to ``end`` are bad samples."""
+        for offset in range(self._offset, end):
+            if (self._shard, offset) not in self._bad:
+                raise self._error(f"offset {offset} of shard {self._shard} is missing")
+            self._holes += 1
+        self._offset = end
+
+    def end(self) -> None:
+        for shard in range(self._shard, len(self._note.sizes)):
+            self._shard, self._offset = shard, self._offset if shard == self._shard else 0
+            self._pass(self._note.sizes[shard])
+        if self._holes != len(self._bad) or self._samples != self._note.samples:
+            raise self._error(
+                f"{self._samples} samples and {self._holes} bad ones, {self._note.samples} and {len(self._bad)} noted"
+            )
+
+    def _error(self, what: str) -> BadExport:
+        return BadExport(
+            f"epoch {self._note.epoch} of the export {self._folder.path} is not complete: {what}; export it anew"
+        )
 
 
 class ExportWriter:

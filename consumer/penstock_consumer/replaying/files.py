@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import BadExport
 from penstock_common.hints import explained
-from penstock_common.segments.exports import ExportFolder
+from penstock_common.segments.exports import ExportFolder, complete_epoch
 from penstock_common.segments.reading import SegmentReader
-from penstock_common.segments.whole import whole_epoch
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.header import Header, SegmentRef
 from penstock_common.wire.spec import META, Spec
@@ -56,7 +55,7 @@ class Files(Passes):
         self._note = self._folder.contents.require(epoch)
         self.epoch, self.samples = self._note.epoch, self._note.samples
         self._blocks = [
-            (found.meta, found.header.ref) for found in whole_epoch(self._folder, self._note) if found.header.ref
+            (found.meta, found.header.ref) for found in complete_epoch(self._folder, self._note) if found.header.ref
         ]
         self.info = self._folder.contents.info
         """The stream's: class names, file names, units."""

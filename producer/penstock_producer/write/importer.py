@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock_common.errors import BadEntry, BadExport, EpochAbandoned, ShardMismatch, StreamConflict
-from penstock_common.segments.exports import ExportFolder
+from penstock_common.segments.exports import ExportFolder, complete_epoch
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.segments.scanning import ScannedRecord
-from penstock_common.segments.whole import whole_epoch
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.entries import Record, index_records
@@ -40,7 +39,7 @@ Progress = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportResult:
     """The result of an import."""
 
     stream: str
@@ -64,7 +63,7 @@ def import_stream(
     retention: str | None = None,
     notify: Notify = to_stderr,
     progress: Progress = lambda epoch, done, total: None,
-) -> Imported:
+) -> ImportResult:
     """Write the epochs of an export into a new stream, or into one of the same spec.
 
     A new stream has the export's partitions and info, and a budget that holds all of it.
@@ -92,7 +91,7 @@ def import_stream(
     folder = ExportFolder(path)
     contents = folder.contents
     notes = contents.epochs if epochs is None else tuple(contents.require(epoch) for epoch in sorted(set(epochs)))
-    found = {note.epoch: list(whole_epoch(folder, note)) for note in notes}
+    found = {note.epoch: list(complete_epoch(folder, note)) for note in notes}
     settings: dict[str, Any] = {"payload": payload, "budget_bytes": budget_bytes, "retention": retention}
     with connect(url or Settings.from_environment().url) as client:
         if find_stream(client, name) is None:
@@ -103,11 +102,11 @@ def import_stream(
     segments = SegmentReader(folder)
     with Writer(name, url=url, spec=contents.spec, notify=notify, **settings) as writer:
         try:
-            runs = [_Run(writer, segments, folder, note, found.pop(note.epoch), progress) for note in notes]
+            runs = [_EpochImport(writer, segments, folder, note, found.pop(note.epoch), progress) for note in notes]
             is_written = {run.note.epoch: run.all_of_it() for run in runs}
         finally:
             segments.close()
-    return Imported(
+    return ImportResult(
         name,
         tuple(epoch for epoch, written in is_written.items() if written),
         tuple(epoch for epoch, written in is_written.items() if not written),
@@ -116,7 +115,7 @@ def import_stream(
     )
 
 
-class _Run:
+class _EpochImport:
     """The import of one epoch."""
 
     def __init__(
@@ -239,4 +238,4 @@ def _holes(start: int, end: int) -> Iterator[Block]:
         start = stop
 
 
-__all__ = ["Imported", "import_stream"]
+__all__ = ["ImportResult", "import_stream"]
