@@ -1,6 +1,6 @@
-"""The audit: manifest against shard indexes, entries and ledgers; what is lost, twice, or unexplained is named.
+"""The audit: it compares manifest, shard indexes, entries and ledgers, and names what is lost, twice or unexplained.
 
-``survey`` reads the facts, ``judgement`` compares them, ``accounts`` is the answer.
+`survey` reads the facts, `judgement` compares them, `accounts` has the answer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["AuditReport", "EpochAudit", "GroupAudit", "audit_stream", "survey_ep
 
 
 def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = None, deep: bool = False) -> AuditReport:
-    """Audits every retained epoch, or one; ``deep`` also fetches every payload and verifies checksums.
+    """Audit every retained epoch, or one. ``deep`` also fetches every payload and verifies checksums.
 
-    May run while the stream is written and read. A damaged key is a finding. Raises StreamNotFound, EpochNotFound.
+    It may run while the stream is written and read. A damaged key is a finding. Raises StreamNotFound, EpochNotFound.
     """
     report = AuditReport(stream if isinstance(stream, str) else stream.name, [], "")
     try:
@@ -53,14 +53,14 @@ def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = No
 
 
 def _existing(client: Client, stream: Stream, epoch: int) -> int:
-    """The epoch, though its manifest be damaged; raises EpochNotFound."""
+    """Return the epoch, even if its manifest is damaged. Raises EpochNotFound."""
     with suppress(DamagedKey):
         load_manifest(client, stream, epoch)
     return epoch
 
 
 def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> EpochAudit | None:
-    """None where the epoch was released meanwhile."""
+    """Audit one epoch. None if it was released meanwhile."""
     manifest = find_manifest(client, stream, epoch)
     if manifest is None:
         listed = epoch in retained_epochs(client, stream)
@@ -82,10 +82,10 @@ def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> Epoc
 
 
 def is_made_again(manifest: Manifest, loss: Loss, surveys: list[Survey]) -> bool:
-    """Whether the samples of a loss stand in the stream again.
+    """Return whether the samples of a loss are in the stream again.
 
-    Only a source with a fingerprint is known to give the same samples for the same offsets. What a feed, or a writer by
-    hand, wrote there since are others.
+    Only a source with a fingerprint is known to give the same samples for the same offsets. What a feed or a manual
+    writer wrote there since are other samples.
     """
     if not manifest.fingerprint:
         return False
@@ -99,7 +99,7 @@ def _add_losses(audit: EpochAudit, losses: list[Loss], why: str) -> None:
 
 
 def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bool = False) -> list[Survey]:
-    """What each partition holds of an epoch; the stream has a spec."""
+    """Return what each partition holds of an epoch. The stream has a spec."""
     spec = stream.require_spec()
     shards = begun_shards(client, stream, manifest)
     starts = starts_of(manifest, shards)

@@ -1,6 +1,6 @@
-"""What an audit reports: counts of samples per group and epoch, findings in words, and the verdict.
+"""The report of an audit: counts of samples for each group and epoch, findings in words, and the verdict.
 
-Values only; ``judgement`` fills them, ``audit`` is what callers ask.
+This file has values only. `judgement` fills them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock_common.stream.losses import Loss
 
 @dataclass(frozen=True, slots=True)
 class MissingRange:
-    """Offsets [first, end) of a shard that a complete epoch should hold and does not."""
+    """The offsets [first, end) of a shard that a complete epoch should hold and does not."""
 
     shard: int
     first: int
@@ -20,128 +20,129 @@ class MissingRange:
     holes: tuple[int, ...] = ()
     """Offsets in it that are known to be bad."""
     entry: str = ""
-    """Id of the entry that held it and is gone; empty where no index record names one."""
+    """The id of the entry that held it and is gone, or empty if no index record names one."""
     found: str = ""
-    """Id of an entry that is there and holds just this, though no index record names it."""
+    """The id of an entry that exists and holds exactly this, though no index record names it."""
 
 
 @dataclass(slots=True)
 class GroupAudit:
-    """One group in one epoch, in samples."""
+    """The samples of one group in one epoch."""
 
     delivered: int = 0
     """Acknowledged: trained on."""
     pending: int = 0
     """Given to a member and not acknowledged."""
     unread: int = 0
-    """In the stream, not given to anyone yet."""
+    """In the stream, and given to no member yet."""
     dead: int = 0
-    """In entries this group could not read, or that an operator gave up."""
+    """In entries that this group could not read, or that an operator gave up."""
     given_up: int = 0
-    """Of those dead, what an operator gave up."""
+    """Given up by an operator, of those dead."""
     not_offered: int = 0
-    """Of an epoch before the first that this group could see whole: it came late, or began with a later one."""
+    """In an epoch before the first that this group could see whole: it came late, or began with a later one."""
     released: int = 0
-    """Removed before this group read them, while it held no data: it had left."""
+    """Removed before this group read them, while it held no data because it had left."""
     lost: int = 0
-    """None of these: nobody will ever deliver them."""
+    """None of these: they will never be delivered."""
     lost_ranges: list[tuple[int, int, int]] = field(default_factory=list)
-    """(shard, first, end) of what is lost."""
+    """The triples (shard, first, end) of lost samples."""
 
 
 @dataclass(slots=True)
 class EpochAudit:
-    """One epoch, in samples."""
+    """The samples of one epoch."""
 
     epoch: int
     state: str
     planned: int | None
     produced: int = 0
-    """Committed, holes not counted."""
+    """Committed, without holes."""
     bad: int = 0
     """Holes: samples that the source could not make."""
     duplicate: int = 0
-    """Identities that stand in more than one entry."""
+    """Identities in more than one entry."""
     lost: int = 0
-    """Identities lost to a group at least; without any group, those whose payload is gone or never came."""
+    """Identities lost to at least one group. Without any group, those whose payload is gone or never came."""
     trimmed: int = 0
-    """Entries that retention removed after every group had settled them."""
+    """Entries that retention removed after every group had acknowledged them."""
     groups: dict[str, GroupAudit] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     is_damaged: bool = False
-    """Whether a key of it holds what another program wrote, which a finding names: its samples were not counted."""
+    """Whether one of its keys holds what another program wrote. A finding names it, and its samples were not counted.
+    """
     missing: list[MissingRange] = field(default_factory=list)
-    """What `penstock audit --repair` would put back."""
+    """The ranges that `penstock audit --repair` would put back."""
     server_losses: list[Loss] = field(default_factory=list)
-    """What clients noted that a restarted server had forgotten."""
+    """What a restarted server had forgotten, as clients noted."""
     made_again: list[Loss] = field(default_factory=list)
     """Of those, what the epoch holds again, from a source that is known to give the same samples."""
 
 
 @dataclass(slots=True)
 class AuditReport:
-    """A whole stream, or one epoch of it."""
+    """The report on a whole stream, or on one epoch of it."""
 
     stream: str
     epochs: list[EpochAudit]
     released: str
-    """Ranges of epochs that were settled, released, and cannot be audited any more; empty if none."""
+    """Ranges of epochs that were acknowledged and released, and can no longer be audited. Empty if there are none."""
     damage: list[str] = field(default_factory=list)
-    """Keys of the stream itself that another program wrote: what they should say of epochs was not audited."""
+    """Keys of the stream itself that another program wrote. What they should say of epochs was not audited."""
 
     @property
     def produced(self) -> int:
-        """Samples committed."""
+        """The committed samples."""
         return sum(epoch.produced for epoch in self.epochs)
 
     @property
     def bad(self) -> int:
-        """Samples that the source could not make."""
+        """The samples that the source could not make."""
         return sum(epoch.bad for epoch in self.epochs)
 
     @property
     def lost(self) -> int:
-        """Samples that some group will never be given."""
+        """The samples that some group will never get."""
         return sum(epoch.lost for epoch in self.epochs)
 
     @property
     def duplicate(self) -> int:
-        """Samples that stand in the stream twice."""
+        """The samples that are in the stream twice."""
         return sum(epoch.duplicate for epoch in self.epochs)
 
     @property
     def delivered(self) -> dict[str, int]:
-        """Group -> samples it acknowledged."""
+        """Group -> the samples that it acknowledged."""
         return self._by_group("delivered")
 
     @property
     def pending(self) -> int:
-        """Samples given out and not acknowledged, over all groups."""
+        """The samples given out and not acknowledged, over all groups."""
         return sum(self._by_group("pending").values())
 
     @property
     def unread(self) -> int:
-        """Samples not yet given out, over all groups."""
+        """The samples not yet given out, over all groups."""
         return sum(self._by_group("unread").values())
 
     @property
     def dead(self) -> int:
-        """Samples in dead letters, over all groups."""
+        """The samples in dead letters, over all groups."""
         return sum(self._by_group("dead").values())
 
     @property
     def findings(self) -> list[str]:
-        """Everything that is not as it should be, one line each."""
+        """Everything that is wrong, one line each."""
         return [*self.damage, *(f"epoch {epoch.epoch}: {text}" for epoch in self.epochs for text in epoch.findings)]
 
     @property
     def is_clean(self) -> bool:
-        """Nothing lost, nothing twice, nothing unexplained; pending and unread samples are still to come."""
+        """Whether nothing is lost, twice or unexplained. Pending and unread samples are still to come."""
         return not self.lost and not self.duplicate and not self.findings
 
     @property
     def verdict(self) -> str:
-        """One line."""
+        """The verdict in one line."""
         numbers = f"lost {self.lost}, duplicate {self.duplicate}, pending {self.pending}"
         if not self.is_clean:
             found = f"{len(self.findings)} {'finding' if len(self.findings) == 1 else 'findings'}"

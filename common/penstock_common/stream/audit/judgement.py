@@ -1,6 +1,6 @@
-"""The audit's comparison, pure: what a manifest plans against what the partitions' surveys found.
+"""The audit's comparison, which is pure: what a manifest plans against what the partitions' surveys found.
 
-Nothing is read here; ``survey`` did.
+`survey` reads the facts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from penstock_common.wire.header import Header
 
 Mask = NDArray[np.bool_]
 RANGES_NAMED = 5
-"""A finding names so many ranges and counts the rest."""
+"""The ranges that a finding names. It counts the rest."""
 
 
 @dataclass(slots=True)
 class _Span:
-    """Samples that one entry holds, or held."""
+    """The samples that one entry holds, or held."""
 
     entry_id: bytes
     offsets: NDArray[np.int64]
@@ -33,7 +33,7 @@ class _Span:
 
 
 def judge_epoch(stream_id: str, manifest: Manifest, surveys: Iterable[Survey]) -> EpochAudit:
-    """Compares what the manifest plans with what the partitions hold."""
+    """Compare what the manifest plans with what the partitions hold."""
     audit = EpochAudit(manifest.epoch, manifest.state, manifest.samples)
     for survey in surveys:
         _Judge(stream_id, manifest, survey, audit).judge()
@@ -41,7 +41,7 @@ def judge_epoch(stream_id: str, manifest: Manifest, surveys: Iterable[Survey]) -
 
 
 class _Judge:
-    """One partition's part of the comparison; writes into the epoch's audit."""
+    """The comparison for one partition. It writes into the epoch's audit."""
 
     def __init__(self, stream_id: str, manifest: Manifest, survey: Survey, audit: EpochAudit) -> None:
         self._stream_id, self._manifest, self._survey, self._audit = stream_id, manifest, survey, audit
@@ -49,7 +49,7 @@ class _Judge:
         self._index = {shard: self._believable(shard, records) for shard, records in survey.index.items()}
         self._indexed = {r.entry_id: (s, r) for s, records in self._index.items() for r in records if r.entry_id}
         seen = max((parse_id(entry_id) for entry_id in survey.held), default=(0, 0))
-        # of a complete epoch whose key of entries was made anew, and is empty, nothing is on its way
+        # nothing is on its way if another program made the key of a complete epoch's entries anew, and empty
         is_emptied = manifest.is_ended and survey.newest == (0, 0)
         self._newest = LATEST if is_emptied else max(seen, survey.newest)
         self._strays: dict[int, list[_Span]] = {}
@@ -57,7 +57,7 @@ class _Judge:
         self._missing: list[tuple[int, Record]] = []
 
     def judge(self) -> None:
-        """Everything, in the order in which it is best read."""
+        """Make all comparisons, in the order in which they are best read."""
         self._check_registration()
         for entry_id, held in self._survey.held.items():
             if entry_id in self._indexed:
@@ -73,7 +73,7 @@ class _Judge:
         self._audit.findings.append(text)
 
     def _believable(self, shard: int, records: list[Record]) -> list[Record]:
-        """Numbers of a forged record could be anything: such a one is named, and then as if it were not there."""
+        """Return the records whose numbers can be true. A forged record is reported, and then ignored."""
         kept: list[Record] = []
         for record in records:
             if is_believable(record):
@@ -95,7 +95,7 @@ class _Judge:
             self._find(f"partition {survey.number} does not have the epoch on its roster")
 
     def _check_bytes(self) -> None:
-        """Entries of a trimmed epoch that somebody else removed show in the bytes that retention counted."""
+        """Compare bytes: those that retention counted show whether somebody else removed entries of a trimmed epoch."""
         before, after = (
             roster.epoch_bytes.get(self._epoch, 0) for roster in (self._survey.before, self._survey.roster)
         )
@@ -136,7 +136,7 @@ class _Judge:
             self._find(f"{name} holds {held.nbytes} bytes, its index record says {record.nbytes}")
 
     def _name_stray(self, held: SurveyedEntry) -> None:
-        """An entry that no commit wrote."""
+        """Report an entry that no commit wrote."""
         name, header = f"entry {held.entry_id.decode()} is in no index", held.header
         if header is None or held.problem:
             self._find(f"{name} and cannot be read: {held.problem}")
@@ -200,7 +200,9 @@ class _Judge:
         self._judge_groups(shard, records, spans, holes, covered, length)
 
     def _given_up(self, shard: int, length: int) -> Mask:
-        """What an operator gave up for one group at least and no group is owed: its absence needs no more words."""
+        """Return what an operator gave up for at least one group and every group is done with: it needs no other
+        finding.
+        """
         given_up, settled = np.zeros(length, dtype=bool), np.ones(length, dtype=bool)
         for group in self._survey.groups.values():
             given_up |= _ranges_mask(group.given_up.get(shard, []), length)
@@ -255,11 +257,11 @@ class _Judge:
         return _Span(record.entry_id, offsets, is_there)
 
     def _gap(self, shard: int, first: int, end: int) -> list[MissingRange]:
-        """A range that no record names: entries that hold parts of it, as they say, and what is between them."""
+        """Return the ranges that no record names: entries that claim parts of them, and what is between these."""
         parts: list[MissingRange] = []
         for span in sorted(self._strays.get(shard, []), key=lambda span: span.entry_id):
             header = self._survey.held[span.entry_id].header
-            assert header is not None  # a stray without one is not kept
+            assert header is not None  # a stray without a header is not kept
             is_free = all(header.end <= part.first or part.end <= header.first for part in parts)
             if first <= header.first and header.end <= end and is_free:
                 found = span.entry_id.decode()
@@ -274,7 +276,9 @@ class _Judge:
         return sorted(parts, key=lambda part: part.first)
 
     def _is_rightly_trimmed(self, shard: int, record: Record) -> bool:
-        """Retention marks the epoch first, and takes what every group that holds data has settled."""
+        """Return whether retention removed it: it marks the epoch first, and takes what every group that holds data is
+        done with.
+        """
         if self._epoch not in self._survey.roster.trimmed:
             return False
         offsets = _offsets(record.first, record.end, record.holes)
@@ -297,7 +301,7 @@ class _Judge:
             if span.is_there:
                 there[span.offsets] = True
         lost = np.zeros(length, dtype=bool)
-        if self._manifest.state == ABANDONED:  # it ends with what is there: nothing is owed to anyone
+        if self._manifest.state == ABANDONED:  # it ends with what is there: no group needs more
             owed[:] = False
         for name, group in self._survey.groups.items():
             total = self._audit.groups.setdefault(name, GroupAudit())
@@ -329,7 +333,7 @@ class _Judge:
         for span in spans:
             claimed[span.offsets] = True
         given_up = _ranges_mask(group.given_up.get(shard, []), len(owed)) & settled
-        if self._manifest.is_ended:  # else it may have been committed and settled since the index was read
+        if self._manifest.is_ended:  # otherwise it may have been committed and acknowledged since the index was read
             self._name(f"group {name}: shard {shard}: settled, though never committed", settled & ~claimed & ~given_up)
         open_ = owed & ~settled
         total.delivered += int((settled & claimed & ~given_up).sum())
@@ -350,7 +354,7 @@ class _Judge:
         return open_
 
     def _name(self, what: str, offsets: Mask) -> None:
-        """A finding that names ranges, where there are any."""
+        """Report a finding that names ranges, if there are any."""
         ranges = runs(np.flatnonzero(offsets))
         if ranges:
             named = ", ".join(_range(lo, hi) for lo, hi in ranges[:RANGES_NAMED])
@@ -359,7 +363,10 @@ class _Judge:
 
 
 def _is_unread(span: _Span, group: GroupSurvey) -> bool:
-    """Whether it was not given to anyone yet; to an ordered group nothing is given, it settles what it has read."""
+    """Return whether it was given to no member yet.
+
+    An ordered group is given nothing: it acknowledges what it has read.
+    """
     if group.is_ordered:
         return True
     return group.last_delivered is not None and parse_id(span.entry_id) > group.last_delivered
@@ -386,7 +393,7 @@ def _ranges_mask(ranges: Iterable[tuple[int, int]], length: int) -> Mask:
 
 
 def _padded(bits: Mask, length: int) -> Mask:
-    """The bits of the first ``length`` offsets."""
+    """Return the bits of the first ``length`` offsets."""
     if len(bits) >= length:
         return bits[:length]
     return np.concatenate([bits, np.zeros(length - len(bits), dtype=bool)])

@@ -1,6 +1,6 @@
-"""What the server really holds of one epoch in one partition, for the audit: ids and headers, never payloads.
+"""The facts for the audit: what the server holds of one epoch in one partition, as ids and headers without payloads.
 
-`audit` compares what is read here; nothing is judged in this file.
+`judgement` compares them. This file judges nothing.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ Listed = tuple[bytes, bytes, int]
 """Entry id, header, payload bytes."""
 
 INDEXES_AT_ONCE = 16
-"""Shards whose first index records come in one answer: 2 MB at most."""
+"""The shards whose first index records come in one answer, which is 2 MB at most."""
 PAGE_BYTES = 4 << 20
-"""Payload the server looks over in one call: it answers others every few milliseconds."""
+"""The payload that the server reads in one call, so that it answers others every few milliseconds."""
 MOST_ENTRIES = 1000
 PENDING_PAGE = 10_000
 LATEST: EntryId = (1 << 64, 0)
-"""Behind every id: where the key of the entries is gone, or was made by another program, no record is too new."""
+"""An id after every other: if the key of the entries is gone, or another program made it, no record is too new."""
 
 
 @dataclass(frozen=True, slots=True)
 class SurveyedEntry:
-    """One entry that is there."""
+    """An entry that exists."""
 
     entry_id: bytes
     nbytes: int
-    """Payload bytes, shapes not counted, as the index counts them."""
+    """Payload bytes without shapes, as the index counts them."""
     header: Header | None
-    """None where it cannot be read: then ``problem`` says why."""
+    """The header, or None if it cannot be read. Then ``problem`` says why."""
     problem: str = ""
     is_gone: bool = False
-    """Its payload lies in a segment that is not there, or too short: the entry is as good as deleted."""
+    """Whether its payload lies in a segment that is missing or too short: the entry counts as deleted."""
 
 
 @dataclass(slots=True)
@@ -65,36 +65,36 @@ class GroupSurvey:
     """One group in one partition of an epoch."""
 
     last_delivered: EntryId | None
-    """None if the entries key has no such consumer group."""
+    """The id, or None if the entries key has no such consumer group."""
     pending: frozenset[bytes]
     dead: dict[bytes, str]
     settled: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
-    """Shard -> one bit per offset."""
+    """Shard -> one bit for each offset, set for what the group is done with."""
     given_up: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Shard -> offsets [first, end) that are settled by an operator's word."""
+    """Shard -> the offsets [first, end) that an operator gave up."""
     is_ordered: bool = False
-    """Whether it has positions, and neither a consumer group nor a ledger."""
+    """Whether it has positions instead of a consumer group and a ledger."""
     oversized: list[int] = field(default_factory=list)
     """Shards whose ledger is longer than the shard."""
 
 
 @dataclass(slots=True)
 class Survey:
-    """One partition of one epoch."""
+    """The facts about one partition of one epoch."""
 
     number: int
     state: str
     before: Roster
-    """The roster before anything else was read."""
+    """The roster before everything else was read."""
     roster: Roster
-    """The roster after: what was trimmed meanwhile is marked there."""
+    """The roster after it: what was trimmed meanwhile is marked there."""
     newest: EntryId
-    """The newest committed id when reading began: what the index has beyond it may be too new to have been seen."""
+    """The newest committed id at the beginning. What the index has after it may be too new to have been seen."""
     held: dict[bytes, SurveyedEntry]
     index: dict[int, list[Record]]
-    """Shard -> records in order."""
+    """Shard -> its records in order."""
     quarantined: set[tuple[int, int]]
-    """(shard, offset)."""
+    """Pairs (shard, offset) of bad samples."""
     groups: dict[str, GroupSurvey]
 
 
@@ -102,10 +102,10 @@ def survey_partition(
     client: Client, stream: Stream, partition: PartitionKeys, epoch: int, sizes: dict[int, int | None],
     starts: dict[int, int], spec: Spec, *, deep: bool, segments: SegmentReader | None = None,
 ) -> Survey:  # fmt: skip
-    """Reads in an order in which a running epoch looks consistent: entries before the index, pending before ledgers.
+    """Read a partition so that a running epoch looks consistent: entries before the index, pending before ledgers.
 
-    ``sizes`` has the partition's shards, with the planned size or None to take what is committed; ``starts`` where each
-    begins in canonical order, as far as that is known.
+    ``sizes`` has the partition's shards, with the planned size, or None to take what is committed. ``starts`` has the
+    place where each begins in canonical order, as far as that is known.
     """
     before = load_roster(client, partition)
     newest = _counts(client, partition, epoch).get(LAST, LATEST)
@@ -152,7 +152,7 @@ def survey_partition(
 
 
 def _settled_position(client: Client, stream: Stream, epoch: int, group: str, roster: Roster) -> int:
-    """All below it is settled for an ordered group."""
+    """Return the position below which an ordered group is done."""
     if (group, epoch) in roster.closed:
         return MAX_NUMBER
     return known_positions(client, stream, epoch, group).minimum(roster.groups[group].world)
@@ -167,7 +167,7 @@ def _take_given_up(group: GroupSurvey, notes: Iterable[DeadNote]) -> None:
 
 
 def _leave_out_bad(group: GroupSurvey, index: dict[int, list[Record]]) -> None:
-    """A position passes holes and dead letters too; neither was ever handed out."""
+    """Leave out bad samples: a position passes holes and dead letters, too, and neither was ever delivered."""
     for shard, records in index.items():
         for record in filter(is_believable, records):
             bits = group.settled[shard][record.first : record.end]
@@ -177,18 +177,18 @@ def _leave_out_bad(group: GroupSurvey, index: dict[int, list[Record]]) -> None:
 
 
 def _counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, EntryId]:
-    """Group -> last delivered id."""
+    """Return group -> last delivered id."""
     return {name: parse_id(info["last-delivered-id"]) for name, info in group_counts(client, partition, epoch).items()}
 
 
 def _indexes(client: Client, stream: Stream, epoch: int, shards: list[int]) -> dict[int, list[Record]]:
-    """Shard -> its records, the first pages of many shards in one round trip."""
+    """Return shard -> its records, with the first pages of many shards in one round trip."""
     found: dict[int, list[Record]] = {}
     for begin in range(0, len(shards), INDEXES_AT_ONCE):
         some = shards[begin : begin + INDEXES_AT_ONCE]
         try:
             pages = Indexes(client, stream, epoch).read([Want(shard, 0, PAGE) for shard in some]).records
-        except DamagedKey:  # whichever it is: one after the other they have names
+        except DamagedKey:  # one of them is damaged: one after the other they have names
             return {shard: _records(client, stream.partition_of(shard), epoch, shard) for shard in shards}
         for shard, page in zip(some, pages, strict=True):
             found[shard] = page
@@ -207,7 +207,7 @@ def _end(records: Sequence[Record]) -> int:
 
 @readable(lambda client, partition, epoch: partition.quarantine(epoch))
 def _quarantined(client: Client, partition: PartitionKeys, epoch: int) -> set[tuple[int, int]]:
-    """(shard, offset) of every bad sample."""
+    """Return (shard, offset) of every bad sample."""
     parts = [name.partition(b":") for name in client.hkeys(partition.quarantine(epoch))]
     return {(int(shard), int(offset)) for shard, _, offset in parts}
 
@@ -223,7 +223,7 @@ def _held(
             header, problem = _header(meta, spec)
             gone = _why_gone(header, segments)
             if gone and not client.xrange(partition.entries(epoch), entry_id, entry_id):
-                continue  # removed since it was listed, and its segment then
+                continue  # the entry was removed since it was listed, and then its segment
             held = nbytes if header is None or header.ref is None else _payload_bytes(header, header.ref)
             yield SurveyedEntry(entry_id, held, header, gone or problems.get(entry_id, problem), bool(gone))
         if len(page) < count:
@@ -248,7 +248,7 @@ def _header(meta: bytes, spec: Spec) -> tuple[Header | None, str]:
 
 
 def _why_gone(header: Header | None, segments: SegmentReader | None) -> str:
-    """Why there is no payload where the header says; empty where there is one, or this process does not see."""
+    """Return why a payload is missing, or an empty text if it is there or this process cannot see it."""
     if header is None or header.ref is None or segments is None:
         return ""
     try:
@@ -266,7 +266,7 @@ def _payload_bytes(header: Header, ref: SegmentRef) -> int:
 def _checked(
     client: Client, partition: PartitionKeys, epoch: int, spec: Spec, page: list[Listed], segments: SegmentReader | None
 ) -> dict[bytes, str]:
-    """Entry id -> why it cannot be decoded; fetches the payloads."""
+    """Fetch payloads, and return entry id -> why it cannot be decoded."""
     problems: dict[bytes, str] = {}
     if not page:
         return problems

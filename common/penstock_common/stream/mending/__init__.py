@@ -1,1 +1,1 @@
-"""What went wrong with single samples and entries: noted, given again, put back, or let go."""
+"""Bad samples and entries: how they are noted, given again, put back or discarded."""

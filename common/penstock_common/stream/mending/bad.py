@@ -1,7 +1,7 @@
-"""What went wrong with single samples and entries: listed, shown, given again. What is given up is ``drop``'s.
+"""Bad samples and dead letters: they are listed, shown and given again. `drop` gives them up.
 
-Quarantined samples are holes: settled for every group, for ever. Dead letters are a group's own. Nothing here decodes a
-payload, and no number in an entry is believed: identities come from the shard indexes.
+Quarantined samples are holes, with which every group is done for ever. Dead letters belong to one group. Nothing here
+decodes a payload or believes a number in an entry: identities come from the shard indexes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REOPEN_EPOCH_FOR_GROUP = load_script("reopen_epoch_for_group")
 _RETRY_DEAD_LETTER = load_script("retry_dead_letter")
 
 LOOKED_AT, KINDS_SHOWN = 1000, 5
-"""Bad samples of an epoch and partition whose reasons are compared, and how many kinds of reasons are shown."""
+"""The bad samples of an epoch and partition whose reasons are compared, and the kinds of reasons that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +45,31 @@ class Quarantined:
     shard: int
     offset: int
     why: str
-    """Names the source's file or item."""
+    """The reason, which names the source's file or item."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Something that one group goes without."""
+    """An entry, or samples, that one group continues without."""
 
     epoch: int
     group: str
     entry: str
-    """Id of the entry; empty for samples that were given up and have no entry."""
+    """The id of the entry, or empty for samples that were given up and have no entry."""
     shard: int | None
-    """None where no index names the entry: it is none of a producer's, or its record is lost."""
+    """The shard, or None if no index names the entry: no producer wrote it, or its record is lost."""
     first: int
     end: int
     why: str
     since_ms: int
-    """Server time, 0 where it was not noted."""
+    """The server's time, or 0 if it was not noted."""
     given_up: bool
-    """By an operator's word."""
+    """Whether an operator decided it."""
 
 
 @dataclass(slots=True)
 class Bad:
-    """All of it, of some epochs."""
+    """The bad samples and dead letters of some epochs."""
 
     quarantined: list[Quarantined] = field(default_factory=list)
     dead: list[DeadLetter] = field(default_factory=list)
@@ -77,18 +77,18 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class EntryView:
-    """One entry, as far as it can be shown without decoding it."""
+    """An entry, as far as it can be shown without decoding it."""
 
     epoch: int
     entry: str
     shard: int | None
-    """As the index has it."""
+    """The shard that the index names."""
     first: int
     end: int
     header: str
-    """As it stands there, ASCII, at most `SHOWN_HEADER` characters; empty where there is none."""
+    """The header as it is, in ASCII, at most `SHOWN_HEADER` characters, or empty if there is none."""
     problem: str
-    """Why the header cannot be read; empty where it can."""
+    """The reason why the header cannot be read, or empty."""
     fields: list[tuple[str, int]]
     """Name and bytes of each field."""
     dead_for: list[DeadLetter]
@@ -98,7 +98,7 @@ SHOWN_HEADER = 4000
 
 
 def list_bad(client: Client, stream: Stream, *, epoch: int | None = None, group: str | None = None) -> Bad:
-    """Quarantined samples and dead letters of every retained epoch, or of one; raises EpochNotFound, GroupNotFound."""
+    """Return bad samples and dead letters of every retained epoch, or of one. Raises EpochNotFound, GroupNotFound."""
     if group is not None:
         require_group(client, stream, group)
     found = Bad()
@@ -111,7 +111,7 @@ def list_bad(client: Client, stream: Stream, *, epoch: int | None = None, group:
 
 
 def show_entry(client: Client, stream: Stream, epoch: int, entry: str) -> EntryView:
-    """Header and sizes of an entry; no payload leaves the server. Raises EntryNotFound."""
+    """Return header and sizes of an entry. No payload leaves the server. Raises EntryNotFound."""
     manifest = load_manifest(client, stream, epoch)
     letters = [letter for letter in list_bad(client, stream, epoch=epoch).dead if letter.entry == entry]
     for partition in stream.partitions:
@@ -136,10 +136,10 @@ def show_entry(client: Client, stream: Stream, epoch: int, entry: str) -> EntryV
 def retry_dead(
     client: Client, stream: Stream, *, epoch: int | None = None, group: str | None = None, entry: str | None = None
 ) -> list[DeadLetter]:
-    """Gives dead letters to their groups again: pending, free for any member; an epoch that was closed is open again.
+    """Give dead letters to their groups again: they are pending, and any member may claim them.
 
-    What an operator gave up stays so. Returns what is given again. Raises EntryNotFound where ``entry`` is no dead
-    letter, StreamConflict where one cannot be given again.
+    A group that had closed the epoch reads it again. What an operator gave up stays so. Returns what is given again.
+    Raises EntryNotFound if ``entry`` is no dead letter, and StreamConflict if one cannot be given again.
     """
     letters = [
         letter
@@ -168,7 +168,7 @@ def _retry(client: Client, stream: Stream, letter: DeadLetter, *, must: bool) ->
                 f"entry {letter.entry}; `penstock audit {stream.name} --repair` makes anew what is missing"
             )
         return False
-    # first the epoch is owed again, everywhere: from then on no release can take what becomes pending
+    # first every partition notes that the epoch is needed: from then on no release can take what becomes pending
     for partition in stream.partitions:
         run_script(client, _REOPEN_EPOCH_FOR_GROUP, [partition.roster], [letter.group, letter.epoch])
     for partition in stream.partitions:
@@ -206,9 +206,9 @@ def _quarantined(client: Client, partition: PartitionKeys, epoch: int) -> list[Q
 
 
 def kinds_of_bad(client: Client, stream: Stream, epoch: int) -> list[dict[str, Any]]:
-    """The commonest reasons among some of an epoch's bad samples: how many have it, and one of them whole.
+    """Return the most frequent reasons among some bad samples: how many have each, and one of them in full.
 
-    Reasons are alike that differ in the sample's name and in numbers alone.
+    Reasons that differ only in the sample's name and in numbers are alike.
     """
     counted: Counter[str] = Counter()
     examples: dict[str, str] = {}
@@ -223,7 +223,7 @@ def kinds_of_bad(client: Client, stream: Stream, epoch: int) -> list[dict[str, A
 
 
 def read_reason(value: bytes) -> str:
-    """Of a quarantined sample."""
+    """Return the reason of a quarantined sample."""
     try:
         return str(json.loads(value)["why"])
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -250,7 +250,7 @@ def _letters(
 
 
 def letter_of(epoch: int, group: str, name: bytes, note: DeadNote) -> DeadLetter:
-    """A note as it is shown; ``name`` is its field."""
+    """Return a note as it is shown. ``name`` is its field."""
     entry = "" if b":" in name else name.decode("utf-8", "replace")
     shard = note.shard if note.shard >= 0 else None
     return DeadLetter(epoch, group, entry, shard, note.first, note.end, note.why, note.since_ms, note.given_up)
@@ -259,7 +259,7 @@ def letter_of(epoch: int, group: str, name: bytes, note: DeadNote) -> DeadLetter
 def records_by_entry(
     client: Client, stream: Stream, manifest: Manifest, partition: PartitionKeys
 ) -> dict[bytes, tuple[int, Record]]:
-    """Entry id -> shard and record, of one partition: what an entry says of itself counts for nothing."""
+    """Return entry id -> shard and record, of one partition. What an entry says of itself does not count."""
     return {
         record.entry_id: (shard, record)
         for shard in begun_shards(client, stream, manifest)

@@ -1,6 +1,6 @@
-"""How dead letters are noted: per group and epoch one hash, entry id -> why and since when, as JSON.
+"""The notes of dead letters: for each group and epoch one hash, entry id -> why and since when, as JSON.
 
-What an operator gave up stands there too: by entry id, or as ``shard:first-end`` where no entry is left to name.
+What an operator gave up is there, too: by entry id, or as ``shard:first-end`` if no entry is left to name.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.keys import PartitionKeys
 
 _NAME = re.compile(rb"([0-9]{1,10}:)?[0-9]{1,18}-[0-9]{1,18}")
-"""Of a field. Commands send these names to the server as ids of entries."""
+"""The names of the fields. Commands send them to the server as ids of entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadNote:
-    """One field of the hash."""
+    """The content of one field of the hash."""
 
     why: str
     since_ms: int = 0
-    """Server time."""
+    """The server's time."""
     given_up: bool = False
-    """An operator's word: its samples are settled for the group, and nobody needs to be told again."""
+    """Whether an operator decided it: the group is done with the samples, and nobody needs another report."""
     shard: int = -1
-    """Of what was given up, -1 where no index names it."""
+    """The shard of what was given up, or -1 if no index names it."""
     first: int = 0
     end: int = 0
 
 
 def read_note(value: bytes) -> DeadNote:
-    """Takes whatever stands there: a note may be damaged, or of another version."""
+    """Parse any content: a note may be damaged, or of another version."""
     text = value.decode("utf-8", "replace")
     try:
         found = json.loads(text)
@@ -45,20 +45,22 @@ def read_note(value: bytes) -> DeadNote:
 
 
 def write_note(note: DeadNote) -> str:
-    """The JSON of what is given up."""
+    """Return the JSON of what is given up."""
     place = {"shard": note.shard, "first": note.first, "end": note.end} if note.shard >= 0 else {}
     return json.dumps({"why": note.why, "at": note.since_ms, "given_up": True, **place})
 
 
 def skipped(client: Client, partition: PartitionKeys, epoch: int, group: str) -> tuple[set[bytes], list[DeadNote]]:
-    """What an ordered group passes over: entries by id, dead or given up, and given up ranges that have no entry."""
+    """Return what an ordered group skips: ids of entries that are dead or given up, and given up ranges without an
+    entry.
+    """
     notes = load_notes(client, partition, epoch, group)
     ranges = [note for name, note in notes.items() if b":" in name and note.given_up]
     return {name for name in notes if b":" not in name}, ranges
 
 
 def load_notes(client: Client, partition: PartitionKeys, epoch: int, group: str) -> dict[bytes, DeadNote]:
-    """Return everything noted, by entry id or, of what was given up, ``shard:first-end``; other fields are nobody's."""
+    """Return all notes, by entry id or, for what was given up, ``shard:first-end``. Other fields are ignored."""
     reply: dict[bytes, bytes] = client.hgetall(partition.dead(epoch, group))
     notes = {name: read_note(value) for name, value in reply.items() if _NAME.fullmatch(name)}
     return {name: note for name, note in notes.items() if b":" not in name or note.given_up}

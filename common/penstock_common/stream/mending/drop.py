@@ -1,7 +1,7 @@
-"""An operator's word that groups go without what is dead or lost: settled for them, kept by identity and reason.
+"""An operator's decision that groups continue without what is dead or lost. Identity and reason are kept.
 
-A shared group's samples become settled bits. An ordered group has none: its readers take what is noted here for holes,
-which other samples fill alike for every rank. No number in an entry is believed.
+A shared group's samples become acknowledged bits. An ordered group has none: its readers take what is noted here for
+holes, which other samples fill alike for every rank. No number in an entry is believed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _GIVE_UP_SAMPLES = load_script("give_up_samples")
 def drop_bad(
     client: Client, stream: Stream, epoch: int, *, group: str | None, reason: str, entry: str | None = None
 ) -> list[DeadLetter]:
-    """An operator's word that a group (None: every group) goes without what is dead or lost, or without one entry.
+    """Let a group (None: every group) continue without what is dead or lost, or without one entry.
 
-    The samples become settled and are kept by identity and reason; an entry that no producer committed is deleted when
+    The samples count as done, and are kept by identity and reason. An entry that no producer committed is deleted when
     every group drops it (an ordered group never meets one). Returns what was given up. Raises EntryNotFound,
     GroupNotFound, StreamConflict.
     """
@@ -65,28 +65,28 @@ def drop_bad(
         _delete_strays(client, stream, epoch, done)
     if done and manifest.state == PRODUCED:
         for partition, survey in zip(stream.partitions, survey_epoch(client, stream, manifest), strict=True):
-            balance_bytes(client, partition, survey, epoch)  # what is gone takes no room
+            balance_bytes(client, partition, survey, epoch)  # what is gone takes no quota
     return done
 
 
 def _drop_entries(
     client: Client, stream: Stream, manifest: Manifest, group: str, reason: str, entry: str | None, *, again: bool
 ) -> list[DeadLetter]:
-    """Dead letters, or the one entry that is named: dead, pending, or gone.
+    """Drop dead letters, or the one entry that is named: dead, pending or gone.
 
-    ``again``: also what this group gave up before and no index names; else it could never be deleted.
+    ``again``: also what this group gave up before and no index names, which could otherwise never be deleted.
     """
     done = []
     for partition in stream.partitions:
         notes = load_notes(client, partition, manifest.epoch, group)
         dead = [name for name, note in notes.items() if not note.given_up or (again and note.shard < 0)]
-        # pending before the records: of an epoch that has ended, what is in no record then no producer committed
+        # pending before the records: if no record of an ended epoch names an entry, no producer committed it
         is_swept = entry is None and manifest.is_ended
         pending = list_pending(client, partition, manifest.epoch, group) if is_swept else []
         records = records_by_entry(client, stream, manifest, partition)
         strays = [one.entry_id for one in pending if one.entry_id not in records]
         wanted = [entry.encode()] if entry is not None else [*dead, *strays]
-        if strays:  # but an entry that only lost its record is handed out as it is
+        if strays:  # an entry that only lost its record is delivered as it is
             whole = {lost.found.encode() for lost in _missing(client, stream, manifest)}
             wanted = [entry_id for entry_id in wanted if entry_id not in whole]
         for entry_id in wanted:
@@ -103,7 +103,7 @@ def _missing(client: Client, stream: Stream, manifest: Manifest) -> list[Missing
 
 
 def _drop_lost(client: Client, stream: Stream, manifest: Manifest, group: str, reason: str) -> list[DeadLetter]:
-    """What nobody will ever deliver to the group, by the audit."""
+    """Return what will never be delivered to the group, by the audit."""
     audits = audit_stream(client, stream, epoch=manifest.epoch).epochs
     lost = audits[0].groups[group].lost_ranges if audits and group in audits[0].groups else []
     done = []
@@ -120,7 +120,7 @@ def _drop_lost(client: Client, stream: Stream, manifest: Manifest, group: str, r
 def _drop_ordered(
     client: Client, stream: Stream, manifest: Manifest, group: str, known: GroupRecord, reason: str, entry: str | None
 ) -> list[DeadLetter]:
-    """What an ordered group passes over from now on: its dead letters and all that is missing, or one entry."""
+    """Return what an ordered group skips from now on: its dead letters and everything missing, or one entry."""
     done = []
     for partition in stream.partitions:
         notes = load_notes(client, partition, manifest.epoch, group)
@@ -140,7 +140,7 @@ def _drop_ordered(
 def _drop_missing(
     client: Client, stream: Stream, manifest: Manifest, group: str, known: GroupRecord, reason: str
 ) -> list[DeadLetter]:
-    """All that a repair would put back and the group's lowest rank has not passed: whole entries and whole gaps."""
+    """Return what a repair would put back and the group's lowest rank has not passed: whole entries and whole gaps."""
     starts = starts_of(manifest, begun_shards(client, stream, manifest))
     minimum = known_positions(client, stream, manifest.epoch, group).minimum(known.world)
     done = []
@@ -163,9 +163,9 @@ def _give_up(
     client: Client, partition: PartitionKeys, manifest: Manifest, group: str, entry_id: bytes, shard: int,
     record: Record | None, why: str, *, has_bits: bool = True,
 ) -> DeadLetter:  # fmt: skip
-    """``record`` has the identity; None where no index names the entry, which then settles nothing.
+    """Give up one entry or range. ``record`` has the identity; without it no sample counts as done.
 
-    ``has_bits`` is whether the group has a ledger: an ordered one has positions.
+    ``has_bits`` is whether the group has a ledger; an ordered one has positions.
     """
     first, end = (record.first, record.end) if record else (0, 0)
     note = DeadNote(why[:500], server_ms(client), True, shard if record else -1, first, end)

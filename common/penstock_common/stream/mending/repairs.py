@@ -1,7 +1,7 @@
-"""Repairs: one transaction that puts a lost range back, with the record that overrides what the index says of it.
+"""Repairs: one transaction puts a lost range back, with a record that overrides what the index says of it.
 
-A lost end of an index is simply continued, since its ids may only rise; everything else goes to the shard's repairs
-key. Which ranges are lost is the audit's finding; making their samples again is the producer's ``repair``.
+A lost end of an index is continued, because its ids may only rise. Every other record goes to the shard's repairs key.
+The audit finds lost ranges, and the producer's `repair` makes their samples again.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ ALIVE_MS = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A block for a lost range, or a part of it."""
+    """A block for a lost range, or for a part of it."""
 
     first: int
     count: int
     nbytes: int
     holes: tuple[int, ...]
     fields: Fields
-    """Of the entry to append; empty where one was found, or all are holes."""
+    """The fields of the entry to append, or empty if one was found or all are holes."""
     bad: Mapping[int, str]
     """Offset -> why, of the holes that are new."""
     found: bytes = b""
-    """Id of an entry that is there, and that no record names."""
+    """The id of an entry that exists and that no record names."""
 
     @property
     def end(self) -> int:
@@ -58,22 +58,23 @@ class Patch:
 def commit_patch(
     client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, patch: Patch, groups: Iterable[str]
 ) -> bool:
-    """Appends entry and record in one transaction; False where the range is not missing any more.
+    """Append entry and record in one transaction. False if the range is no longer missing.
 
-    So two repairs at once, or one that is started again, put everything back once. ``groups`` forget what they noted
-    of the entry that is replaced; those of which it was a dead letter owe the epoch again. Raises EpochAbandoned.
+    So two repairs at once, or one that is started again, put everything back once. ``groups`` forget what they noted of
+    the entry that is replaced. If it was a dead letter of a group, the group reads the epoch again. Raises
+    EpochAbandoned.
     """
     groups = list(groups)
     _reopen(client, stream, manifest.epoch, lost, groups)
     while True:
         try:
             return _commit_once(client, stream, manifest, lost, patch, groups)
-        except WatchError:  # somebody wrote meanwhile, or the connection broke: what is there says whether it is done
+        except WatchError:  # somebody wrote meanwhile, or the connection broke: the records show whether it is done
             continue
 
 
 def _reopen(client: Client, stream: Stream, epoch: int, lost: MissingRange, groups: Iterable[str]) -> None:
-    """A group closes an epoch over its dead letters; an ordered one has gone on with others in their place."""
+    """Open the epoch again: a group closes it over its dead letters, and an ordered one used other samples."""
     partition, known = stream.partition_of(lost.shard), load_roster(client, stream.partitions[0]).groups
     for group in groups:
         is_shared = group in known and known[group].kind != ORDERED
@@ -85,7 +86,7 @@ def _reopen(client: Client, stream: Stream, epoch: int, lost: MissingRange, grou
 def _commit_once(
     client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, patch: Patch, groups: Iterable[str]
 ) -> bool:
-    """One attempt; raises WatchError where it has to be made again."""
+    """Try once. Raises WatchError if it has to be tried again."""
     partition, epoch = stream.partition_of(lost.shard), manifest.epoch
     entries, index = partition.entries(epoch), partition.index(epoch, lost.shard)
     repairs, state = partition.repairs(epoch, lost.shard), partition.state(epoch)
@@ -112,7 +113,7 @@ def _commit_once(
             named = {f"{lost.shard}:{o}": json.dumps({"why": why[:500]}) for o, why in patch.bad.items()}
             pipe.hset(partition.quarantine(epoch), mapping=named)
         if lost.entry:
-            pipe.xdel(entries, lost.entry)  # still there where it is its segment that is gone
+            pipe.xdel(entries, lost.entry)  # it still exists if only its segment is gone
             for group in groups:
                 pipe.xack(entries, group, lost.entry)
                 pipe.hdel(partition.dead(epoch, group), lost.entry)
@@ -121,13 +122,13 @@ def _commit_once(
 
 
 def _newest_id(client: Client, index: str) -> int:
-    """The offset of the last record there ever was: one that was deleted still bounds the ids of others."""
+    """Return the offset of the last record there ever was: a deleted one still limits the ids of others."""
     newest: bytes = client.xinfo_stream(index)["last-generated-id"]
     return int(newest.partition(b"-")[0])
 
 
 def _is_missing(standing: list[Record], lost: MissingRange, patch: Patch) -> bool:
-    """Whether the records say of the patch's offsets what they said when the range was found missing."""
+    """Return whether the records of the patch's offsets are those of the time when the range was found missing."""
     there = [record for record in standing if record.first < patch.end and patch.first < record.end]
     if not lost.entry:
         return not there
@@ -135,7 +136,7 @@ def _is_missing(standing: list[Record], lost: MissingRange, patch: Patch) -> boo
 
 
 def holder_of(client: Client, partition: PartitionKeys, epoch: int, entry_id: str) -> tuple[str, str] | None:
-    """(group, member) of a living member that was given an entry whose payload is gone, if there is one."""
+    """Return (group, member) of a living member that was given an entry whose payload is gone, or None."""
     roster, now = load_roster(client, partition), server_ms(client)
     ended = ended_members(roster, now)
     for group in group_counts(client, partition, epoch):
@@ -147,9 +148,9 @@ def holder_of(client: Client, partition: PartitionKeys, epoch: int, entry_id: st
 
 
 def balance_bytes(client: Client, partition: PartitionKeys, survey: Survey, epoch: int) -> None:
-    """Has the epoch's bytes say what its entries hold, after entries were deleted by hand and put back.
+    """Correct the epoch's byte count, after entries were deleted by hand and put back.
 
-    Does nothing where anybody writes or removes meanwhile: then the counters moved between the looks.
+    It does nothing if anybody writes or removes meanwhile: then the counters moved between the looks.
     """
     before, after = (roster.epoch_bytes.get(epoch, 0) for roster in (survey.before, survey.roster))
     named = {record.entry_id: record.nbytes for records in survey.index.values() for record in records}
@@ -159,7 +160,7 @@ def balance_bytes(client: Client, partition: PartitionKeys, survey: Survey, epoc
 
 
 def find_patch(client: Client, stream: Stream, epoch: int, lost: MissingRange) -> Patch | None:
-    """The record of an entry that is there, after its bytes were checked; None where it is not what it claims to be."""
+    """Return the record of an entry that exists, after a check of its bytes. None if it is not what it claims to be."""
     spec = stream.require_spec()
     partition = stream.partition_of(lost.shard)
     found = client.xrange(partition.entries(epoch), lost.found, lost.found)

@@ -1,1 +1,1 @@
-"""How epochs, streams and files that no stream has are removed."""
+"""The removal of epochs, of streams, and of files that belong to no stream."""

@@ -1,6 +1,6 @@
-"""Deleting a stream: nobody may go on first, then everything of its name goes, whoever made it; it may be run again.
+"""The deletion of a stream: first nobody may continue, then everything of its name goes. It may be run again.
 
-Who is asked, and whether that is wise, is the operator's command.
+The operator's command decides whom to ask, and whether it is wise.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from penstock_common.stream.streams import Stream, absence, find_stream
 _MARK_DELETING = load_script("mark_deleting")
 
 ALIVE_MS = 30_000
-"""One lease: who gave a sign of life within it may be at work."""
+"""One lease: a process with a heartbeat within it may be at work."""
 CHUNK = 512
 SCAN_COUNT = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What a deletion removed."""
+    """The keys and bytes that a deletion removed."""
 
     stream: str
     epochs: int
-    """Retained ones."""
+    """The retained epochs."""
     nbytes: int
-    """Of payload."""
+    """The payload bytes."""
     keys: int
     left: str = ""
-    """The folder of its segments, where this process does not see it or could not remove all of it."""
+    """The folder of its segments, if this process does not see it or could not remove all of it."""
 
 
 def users_of(client: Client, stream: Stream) -> list[str]:
-    """Who reads or writes the stream, in words; empty where nobody gave a sign of life for a lease."""
+    """Return who reads or writes the stream, in words. Empty if nobody gave a heartbeat for a lease."""
     users: list[str] = []
     now = server_ms(client)
     for partition in stream.partitions:
@@ -59,7 +59,7 @@ def users_of(client: Client, stream: Stream) -> list[str]:
 
 
 def _writers(client: Client, stream: Stream, now: int) -> list[str]:
-    """Unfinished epochs that were opened or written to within a lease: ids of entries are the server's time."""
+    """Return the unfinished epochs that were opened or written within a lease. Ids of entries are the server's time."""
     users = []
     for epoch in retained_epochs(client, stream):
         manifest = find_manifest(client, stream, epoch)
@@ -81,26 +81,26 @@ def _ago(age_ms: int) -> str:
 
 
 def delete_stream(client: Client, name: str) -> Deleted:
-    """Ends the stream for everybody and removes all its keys; also what an interrupted deletion left of it.
+    """End the stream for everybody, and remove all its keys, also those that an interrupted deletion left.
 
-    First its meta is marked, so that nobody opens or joins anything of it; then each epoch's state becomes ``gone`` in
-    every partition, so that no late write or acknowledgement slips in; then all goes, and the meta last. Raises
+    First its meta is marked, so that nobody opens or joins anything of it. Then each epoch's state becomes ``gone`` in
+    every partition, so that no late write or acknowledgement enters. Then all keys go, the meta last. Raises
     StreamNotFound.
     """
     keys = StreamKeys(checked_name("stream", name))
     try:
         stream = find_stream(client, name)
     except DamagedKey:
-        stream = None  # nobody can open it: there is nothing to be marked, and its keys have its name
+        stream = None  # nobody can open it: there is nothing to mark, and its keys have its name
     epochs, nbytes = 0, 0
     if stream is not None:
         run_script(client, _MARK_DELETING, [keys.meta], [stream.id, time.time_ns() // 1_000_000])
-        with suppress(DamagedKey):  # a writer of what it does not name meets the mark, or the key
+        with suppress(DamagedKey):  # a writer of an epoch that the meta does not name meets the mark, or the key
             epochs, nbytes = _retire_all(client, stream)
-    is_left = not _remove_segments(stream)  # before the meta, which alone knows where they are
+    is_left = not _remove_segments(stream)  # before the meta, because only the meta knows where they are
     removed = _sweep(client, name, but=keys.meta)
     removed += int(client.unlink(keys.meta))
-    while left := _sweep(client, name):  # what somebody made who had looked before the mark
+    while left := _sweep(client, name):  # keys that a process made which had looked before the mark
         removed += left
     if not removed:
         raise StreamNotFound(absence(client, name))
@@ -109,7 +109,7 @@ def delete_stream(client: Client, name: str) -> Deleted:
 
 
 def _retire_all(client: Client, stream: Stream) -> tuple[int, int]:
-    """Makes every epoch ``gone`` in every partition; how many were retained, and their bytes."""
+    """Make every epoch ``gone`` in every partition. Returns how many were retained, and their bytes."""
     rosters = [load_roster(client, partition) for partition in stream.partitions]
     retained = retained_epochs(client, stream)
     for epoch in {*retained, *(epoch for roster in rosters for epoch in roster.epochs)}:
@@ -122,13 +122,13 @@ def _retire_all(client: Client, stream: Stream) -> tuple[int, int]:
 
 
 def _remove_segments(stream: Stream | None) -> bool:
-    """Whether nothing is left of them, as far as this process sees."""
+    """Return whether nothing is left of the segments, as far as this process sees."""
     folder = None if stream is None else segments_of(stream)
     return folder is None or (folder.path.exists() and folder.remove())
 
 
 def _sweep(client: Client, name: str, but: str = "") -> int:
-    """Unlinks every key of the stream, whatever its life; returns how many."""
+    """Unlink every key of the stream, of any of its lives. Returns how many."""
     found: set[str] = set()
     for pattern in patterns_of_stream(name):
         for key in client.scan_iter(match=pattern, count=SCAN_COUNT):

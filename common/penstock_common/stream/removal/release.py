@@ -1,6 +1,6 @@
-"""Releasing an epoch: its state first, in every partition, so that nothing late slips in; then its keys by UNLINK.
+"""The release of an epoch: first its state, in every partition, so that nothing late enters; then its keys by UNLINK.
 
-Which epochs may go is the producer's retention plan; the operator's `penstock delete` goes the same way.
+The producer's retention plan decides which epochs may go. The operator's `penstock delete` works the same way.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ CHUNK = 512
 
 
 def release_epoch(client: Client, stream: Stream, epoch: int, generation: str = "") -> bool:
-    """Sets the epoch's state to gone and removes it; False if the roster is no longer of that generation."""
+    """Set the epoch's state to gone and remove it. False if the roster is no longer of that generation."""
     manifest = find_manifest(client, stream, epoch)
     if manifest is None:
         return False
     if not retire_epoch(client, stream.partitions[0], epoch, manifest.id, generation):
         return False
-    unlink_epoch(client, stream, epoch, manifest.id)  # its word is enough: a half retired epoch must go on
+    unlink_epoch(client, stream, epoch, manifest.id)  # its answer is enough: a half retired epoch must be completed
     return True
 
 
 def retire_epoch(client: Client, partition: PartitionKeys, epoch: int, manifest_id: str, generation: str = "") -> bool:
-    """First step, in one partition: nothing is written or acknowledged any more. False if the roster has changed."""
+    """Do the first step in one partition: nothing is written or acknowledged any more. False if the roster changed."""
     keys = [partition.roster, partition.state(epoch)]
     return int(run_script(client, _RETIRE_EPOCH, keys, [generation, epoch, manifest_id])) >= 0
 
 
 def unlink_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str) -> None:
-    """Second step of a release, also for one that was begun by someone who died, in whichever partition he was."""
+    """Do the second step of a release, also of one that a dead process began, in whichever partition it was."""
     manifest = find_manifest(client, stream, epoch)
     ours = manifest if manifest is not None and manifest.id == manifest_id else None
     calls: list[Call] = [([p.roster, p.state(epoch)], ["", epoch, manifest_id]) for p in stream.partitions]
@@ -65,17 +65,17 @@ def unlink_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str) -
 
 
 def _remember_released(client: Client, stream: Stream, epoch: int) -> None:
-    """Adds one number to the ranges in meta, also when others do so at the same time."""
+    """Add one number to the ranges in meta, also while other processes do so."""
     while True:
         try:
             _add_released(client, stream, epoch)
             return
-        except WatchError:  # others did, or the connection broke: looked at anew it is right in any case
+        except WatchError:  # another process did, or the connection broke: a new look is right in either case
             continue
 
 
 def _add_released(client: Client, stream: Stream, epoch: int) -> None:
-    """Raises WatchError where it has to be done again."""
+    """Add the number once. Raises WatchError if it has to be tried again."""
     with client.pipeline() as pipe:
         pipe.watch(stream.keys.meta)
         stream_id, released = pipe.hmget(stream.keys.meta, "id", "released")

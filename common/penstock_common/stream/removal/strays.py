@@ -1,6 +1,6 @@
-"""Folders of segments whose stream is gone: of a server that was emptied, or ended with its run by kill -9.
+"""Folders of segments whose stream is gone: its server was emptied, or kill -9 ended server and run together.
 
-Nothing removes them by itself: another server may have a stream of that name, whose trainers read them.
+Nothing removes them automatically: another server may have a stream of that name, whose trainers read them.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.streams import find_stream
 
 QUIET_S = 600.0
-"""A folder that was written to since is somebody's."""
+"""A folder that was written more recently is in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """One folder that no stream of a server has."""
+    """A folder that no stream of a server has."""
 
     folder: SegmentFolder
     nbytes: int
     quiet_s: float
-    """Since it was last written to."""
+    """The time since it was last written."""
     is_in_use: bool
     """Whether some process reads or writes a file of it now, or did a moment ago."""
 
 
 def find_strays(client: Client, root: Path, clock: Callable[[], float] = time.time) -> list[Stray]:
-    """The folders below ``root`` that no stream of this server has, by name."""
+    """Return the folders below ``root`` that no stream of this server has, by name."""
     found = []
     for path in sorted(root.iterdir()) if root.is_dir() else []:
         folder = _folder_at(path)
@@ -44,7 +44,7 @@ def find_strays(client: Client, root: Path, clock: Callable[[], float] = time.ti
 
 
 def _folder_at(path: Path) -> SegmentFolder | None:
-    """None where that is no stream's folder."""
+    """Return the folder, or None if the path is no stream's folder."""
     try:
         stream_id = read_mark(path)
     except OSError:

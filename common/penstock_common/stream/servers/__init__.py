@@ -1,1 +1,1 @@
-"""The server itself: private ones, and whether one is fit to keep the promises."""
+"""Servers: private ones, and the question whether a server can keep the promises."""

@@ -1,7 +1,7 @@
-"""What there is to know of a server before it carries streams: settings, state, rights, latency, throughput.
+"""The facts about a server before it carries streams: settings, state, rights, latency, throughput.
 
-Facts only; what is wrong with them is the doctor's (``penstock.checkup``). Nothing is changed but a scratch key, which
-goes again.
+The rules of `penstock doctor` (``penstock.checkup``) judge them. Nothing changes on the server but a scratch key, which
+is removed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from penstock_common.stream.keys import scratch_key
 
 PINGS: Final = 100
 PROBE_ENTRY_BYTES: Final = 1_000_000
-"""About what a block is."""
+"""About the size of a block."""
 PROBE_ENTRIES: Final = 32
 PROBE_TTL_S: Final = 60
-"""Should this process die in between, the scratch key goes by itself."""
+"""If this process dies in between, the server removes the scratch key."""
 SPARE_BYTES: Final = 4 * PROBE_ENTRY_BYTES * PROBE_ENTRIES
-"""Memory that must be free for the probe."""
+"""The memory that must be free for the probe."""
 
 _NEEDED: Final[tuple[tuple[str, ...], ...]] = (
     ("PING",), ("TIME",), ("INFO", "server"), ("SCAN", "0"), ("EXISTS", "KEY"), ("UNLINK", "KEY"), ("GET", "KEY"),
@@ -46,57 +46,57 @@ _NEEDED: Final[tuple[tuple[str, ...], ...]] = (
     ("XGROUP", "DELCONSUMER", "KEY", "g", "c"), ("EVAL", "return 1", "0"), ("EVALSHA", "0" * 40, "0"),
     ("WATCH", "KEY"),
 )  # fmt: skip
-"""What writers, trainers and commands ask, with arguments that are enough to be judged."""
+"""The commands of writers, trainers and tools, with arguments that are enough for a check of rights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What this host tells of a server that runs on it."""
+    """What this host knows of a server that runs on it."""
 
     environment: Mapping[str, str] | None
-    """Of the server's process, only what steers its allocator; None where its title has overwritten what it was."""
+    """The part of the server's environment that steers its allocator. None if the process title has overwritten it."""
     open_files: int | None
-    """Descriptors it may have."""
+    """The file descriptors it may have."""
     overcommit: str
-    """``vm.overcommit_memory``."""
+    """The setting ``vm.overcommit_memory``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """One server."""
+    """The facts about one server."""
 
     product: str
-    """``redis`` or ``valkey``."""
+    """The name ``redis`` or ``valkey``."""
     version: tuple[int, ...]
     info: Mapping[str, Any]
-    """INFO, all sections together."""
+    """The answer of INFO, all sections together."""
     config: Mapping[str, str] | None
-    """None where CONFIG GET is forbidden, as on managed servers."""
+    """The settings, or None if CONFIG GET is forbidden, as on managed servers."""
     decay_ms: str | None
-    """jemalloc's dirty_decay_ms; None where it does not say."""
+    """The dirty_decay_ms of jemalloc, or None if the server does not tell."""
     max_fit: str | None
-    """jemalloc's lg_extent_max_active_fit; likewise."""
+    """The lg_extent_max_active_fit of jemalloc, or None if the server does not tell."""
     user: str
     refused: tuple[str, ...]
-    """Commands that Penstock needs and the user may not use."""
+    """Commands that Penstock needs and that this user may not use."""
     pings_ms: tuple[float, ...] = ()
-    """Rising."""
+    """Round trips in ms, in rising order."""
     written_per_s: float | None = None
     read_per_s: float | None = None
-    """Bytes a second of the probe, with plain redis-py; None if it was left out."""
+    """Bytes a second of the probe, with plain redis-py, or None without a probe."""
     probe_left_out: str = ""
-    """Why."""
+    """The reason why there was no probe."""
     local: Local | None = None
     budgets: Mapping[str, int] = field(default_factory=dict)
     """Stream -> bytes of the server's memory that it may take."""
     held_bytes: int = 0
-    """What all of them hold of it now."""
+    """Bytes that all of them hold of it now."""
     has_jobs: bool = False
-    """Whether a queue of jobs was ever made there."""
+    """Whether there was ever a queue of jobs on it."""
 
 
 def read_server(client: Client, *, probe: bool, budgets: Mapping[str, int], held_bytes: int) -> ServerFacts:
-    """All of it; the probe writes and reads 32 MB on a scratch key, unless that would fill the server."""
+    """Read all facts. The probe writes and reads 32 MB in a scratch key, unless that would fill the server."""
     info: dict[str, Any] = client.info("everything")
     version = str(info.get("valkey_version") or info.get("redis_version", "0"))
     limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
@@ -121,14 +121,14 @@ def read_server(client: Client, *, probe: bool, budgets: Mapping[str, int], held
 
 
 def following(client: Client) -> tuple[int, bool]:
-    """(replicas that follow, whether an append-only file is written)."""
+    """Return how many replicas follow, and whether an append-only file is written."""
     info = client.info("replication")
     online = [1 for name, one in info.items() if re.fullmatch(r"slave\d+", name) and one["state"] == "online"]
     return len(online), bool(client.info("persistence").get("aof_enabled"))
 
 
 def has_waitaof(client: Client) -> bool:
-    """Whether it can tell what is on its disk; it is asked, no version is compared."""
+    """Return whether the server can tell what is on its disk. It is asked, because versions do not tell."""
     try:
         client.execute_command("WAITAOF", 0, 0, 1)
     except ResponseError as error:
@@ -137,7 +137,7 @@ def has_waitaof(client: Client) -> bool:
 
 
 def missing_rights(client: Client) -> tuple[str, ...]:
-    """Commands that are refused: each is queued in a transaction that is then thrown away, so none is carried out."""
+    """Return the commands that are refused. Each is queued in a transaction that is then discarded, so none runs."""
     with translated(client):
         answer: tuple[str, ...] = client.request().of(lambda: _refused(client))
     return answer
@@ -158,7 +158,7 @@ def _refused(client: Client) -> tuple[str, ...]:
                 words = " ".join(needed[:2] if needed[0] in ("XGROUP", "XINFO") else needed[:1]).lower()
                 refused.append(words if "key" not in str(error).lower() else f"{words} (keys {key[:9]}*)")
             except ResponseError:
-                continue  # not allowed inside a transaction, which is no question of rights
+                continue  # the command is not allowed inside a transaction, which does not concern rights
         connection.send_command("DISCARD")
         connection.read_response()
     finally:
@@ -168,7 +168,7 @@ def _refused(client: Client) -> tuple[str, ...]:
 
 
 def latencies(client: Client) -> tuple[float, ...]:
-    """Round trips of a PING in ms, rising."""
+    """Return round trips of a PING in ms, in rising order."""
     found = []
     for _ in range(PINGS):
         began = time.perf_counter()
@@ -178,7 +178,7 @@ def latencies(client: Client) -> tuple[float, ...]:
 
 
 def throughput(client: Client) -> tuple[float, float]:
-    """Bytes a second written, and read, in entries of 1 MB of a scratch key that goes again."""
+    """Return the bytes a second written, and read, in entries of 1 MB of a scratch key that is removed."""
     key, payload = scratch_key(secrets.token_hex(6)), secrets.token_bytes(PROBE_ENTRY_BYTES)
     writing, reading = [], []
     try:
@@ -212,7 +212,7 @@ def _has_jobs(client: Client) -> bool:
 
 
 def _jemalloc(client: Client) -> dict[str, str]:
-    """How it is set, where it says so."""
+    """Return the settings of jemalloc that the server tells."""
     try:
         stats = _text(client.execute_command("MEMORY", "MALLOC-STATS"))
     except (ResponseError, PenstockError):
@@ -232,7 +232,7 @@ def _text(value: object) -> str:
 
 
 def _local(host: str, info: Mapping[str, Any]) -> Local | None:
-    """Of a server on this host whose process we may look at; None else (also where /proc is another's)."""
+    """Return what this host knows, if the server runs on it and /proc shows the process to this user, else None."""
     if host not in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
         return None
     folder = Path("/proc") / str(info.get("process_id", 0))

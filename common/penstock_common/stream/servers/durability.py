@@ -1,7 +1,7 @@
-"""How safe a write is before it counts as committed: in the server's memory, on its disk, on replicas, or both.
+"""The safety of a write before it counts as committed: in the server's memory, on its disk, on replicas, or both.
 
-WAIT and WAITAOF answer only for what their own connection wrote, and for all that was written before it: so they follow
-each commit on its connection, and `make_safe` writes a hint before it asks. Who waits for the answers is the committer.
+WAIT and WAITAOF answer only for what their own connection wrote, and for everything written before it. So they follow
+each commit on its connection, and `make_safe` writes a hint before it asks. The committer waits for the answers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from penstock_common.waiting import Notify, Wait
 _TOUCH = load_script("touch")
 
 ROUND_MS: Final = 1000
-"""How long the server holds its answer back; a shortfall is asked for again, after it was said."""
+"""How long the server holds its answer back. After a shortfall, which is reported, it is asked again."""
 SAFE_S: Final = 30.0
-"""How long too few replicas, or a disk that does not follow, are waited for."""
+"""How long to wait for missing replicas, or for a disk that does not follow."""
 LEVELS = "memory, fsync, replicas=K, fsync+replicas=K"
 
 
@@ -35,13 +35,13 @@ class Durability:
     """What must have happened to a write."""
 
     fsync: bool = False
-    """It is on the disk of the server that took it."""
+    """Whether it must be on the disk of the server that took it."""
     replicas: int = 0
-    """So many replicas have it, in memory."""
+    """The number of replicas that must have it in memory."""
 
     @classmethod
     def parse(cls, text: str) -> Durability:
-        """``memory``, ``fsync``, ``replicas=2``, ``fsync+replicas=2``; raises BadDurability."""
+        """Parse ``memory``, ``fsync``, ``replicas=2`` or ``fsync+replicas=2``. Raises BadDurability."""
         found = re.fullmatch(r"memory|(fsync)?(?:(?:(?<=c)\+|^)replicas=([1-9]\d{0,2}))?", text)
         if not text or found is None:
             raise BadDurability(f"durability is {text!r}, expected one of {LEVELS}")
@@ -53,16 +53,16 @@ class Durability:
 
     @property
     def is_synced(self) -> bool:
-        """Whether a payload that lies in a file must be on the disk before the entry that refers to it is sent."""
+        """Whether a payload in a file must be on the disk before the entry that refers to it is sent."""
         return self.fsync
 
     def commands(self) -> list[Command]:
-        """What to send behind a write on its connection; as many replies go to `shortfall`."""
+        """Return the commands to send behind a write on its connection. `shortfall` takes as many replies."""
         wait: list[Command] = [(b"WAITAOF", b"1", b"0", b"%d" % ROUND_MS)] if self.fsync else []
         return [*wait, (b"WAIT", b"%d" % self.replicas, b"%d" % ROUND_MS)] if self.replicas else wait
 
     def shortfall(self, replies: Sequence[Reply], where: Client) -> str:
-        """What lacks, by the replies to `commands`; empty where nothing does. Raises what the server refused."""
+        """Return what is missing, by the replies to `commands`, or an empty text. Raises what the server refused."""
         lacking, answers = [], list(replies)
         for answer in answers:
             if isinstance(answer, ResponseError):
@@ -77,12 +77,12 @@ class Durability:
 
 
 def touch_command(stream: Stream) -> Command:
-    """A harmless write for a connection that has written nothing yet."""
+    """Return a harmless write for a connection that has written nothing yet."""
     return (b"EVAL", _TOUCH.encode(), b"2", stream.keys.meta.encode(), stream.keys.events.encode())
 
 
 def require_durable(client: Client, durability: Durability) -> None:
-    """Raises ServerUnsuitable where the server cannot keep the level; it is asked, no version is compared."""
+    """Raise ServerUnsuitable if the server cannot keep the level. It is asked, because versions do not tell."""
     if durability.fsync:
         try:
             client.execute_command("WAITAOF", 1, 0, 1)
@@ -108,7 +108,7 @@ def _no_fsync(text: str, client: Client, durability: Durability) -> str:
 
 
 def await_safety(wait: Wait, durability: Durability, lacking: str) -> None:
-    """Says what a write is waited for; raises DurabilityLost after `SAFE_S`."""
+    """Report what a write waits for. Raises DurabilityLost after `SAFE_S`."""
     try:
         wait.because("durability", lambda: f"durability {str(durability)!r}: {lacking}", SAFE_S)
     except WaitTimeout as error:
@@ -119,7 +119,7 @@ def await_safety(wait: Wait, durability: Durability, lacking: str) -> None:
 
 
 def is_safe(client: Client, stream: Stream, durability: Durability) -> bool:
-    """Whether, after one round of waiting, all that was written so far is as safe as the level says."""
+    """Wait for one round, and return whether everything written so far is as safe as the level demands."""
     return not _lacking(client, stream, durability)
 
 
@@ -131,7 +131,7 @@ def _lacking(client: Client, stream: Stream, durability: Durability) -> str:
 
 
 def make_safe(client: Client, stream: Stream, durability: Durability, notify: Notify) -> None:
-    """Returns once all that was written so far, on whatever connection, is as safe as the level says."""
+    """Return once everything written so far, on any connection, is as safe as the level demands."""
     wait = Wait(notify)
     while durability.commands() and (lacking := _lacking(client, stream, durability)):
         await_safety(wait, durability, lacking)

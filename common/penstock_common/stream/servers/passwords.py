@@ -9,7 +9,7 @@ from penstock_common.errors import ServerUnsuitable
 from penstock_common.private_files import read_private, write_private
 
 PASSWORD_FILE = "penstock-password"  # noqa: S105 - the name of a file
-"""Its file's name in the folder of the append-only file, mode 0600."""
+"""The name of its file in the folder of the append-only file, mode 0600."""
 _BYTES = 32
 
 

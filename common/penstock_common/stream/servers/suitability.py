@@ -1,6 +1,6 @@
-"""Whether a server can keep the promises: it must not evict, and the streams' budgets must fit under its memory.
+"""Whether a server can keep the promises: it must not evict, and the streams' budgets must fit its memory.
 
-INFO tells it all. CONFIG is often refused on managed servers, so it is asked only to give advice that works.
+INFO has all facts. Managed servers often refuse CONFIG, so it is asked only to give advice that works there.
 """
 
 from __future__ import annotations
@@ -17,29 +17,33 @@ from penstock_common.waiting import Notify, to_stderr
 
 RESERVE_SHARE = 0.1
 RESERVE_BYTES = 16 << 20
-"""Memory kept free for acknowledgements, joining groups and job queues: under OOM the server refuses, and rq dies."""
+"""The memory kept free for acknowledgements, joining groups and job queues. Without memory the server refuses, and rq
+dies."""
 
 LEAST_BUDGET_BYTES = 4 * DEFAULT_BLOCK_BYTES
-"""Of a stream that names none: a quarter of it holds a block."""
+"""The least budget of a stream that names none: a quarter of it holds a block."""
 
 REMOVE = "remove a stream that nobody needs (`penstock inspect` lists them, `penstock delete NAME`)"
 
 ORDINARY_SHARE = 0.75
-"""The top quarter of a budget is only for the lowest unfinished shard of the oldest unfinished epoch: whatever else
-fills it, the samples that some group is waiting for still fit (design.md 5.8)."""
+"""The share of a budget for all shards. The rest is for the lowest unfinished shard of the oldest unfinished epoch:
+whatever else fills the budget, the samples that some group is waiting for still fit."""
 
 
 def largest_block(budget_bytes: int) -> int:
-    """A block above the reserved quarter could wait for ever, so it is refused at the start."""
+    """Return the largest block.
+
+    A larger one than the reserved quarter could wait for ever, so it is refused at the start.
+    """
     return int(budget_bytes * (1 - ORDINARY_SHARE))
 
 
 def require_step_fits(stream: Stream, samples: int, kept_steps: int = 0) -> None:
-    """Raises TooLarge if readers in canonical order could wait for ever for a step of so many samples, over all ranks.
+    """Raise TooLarge if readers in canonical order could wait for ever for a step of so many samples, over all ranks.
 
-    Its entries have to fit the reserved quarter of one partition's budget, beside ``kept_steps`` that are kept behind
-    it: the samples, and a block that is only partly of the step on either side, and behind what is kept. Of ragged
-    tensors, and before the stream has a spec, nothing is known.
+    The entries of a step have to fit the reserved quarter of one partition's budget, with ``kept_steps`` that are kept
+    behind it. That includes a block on either side that is only partly of the step. For ragged tensors, and before the
+    stream has a spec, nothing is known.
     """
     if stream.spec is None:
         return
@@ -59,21 +63,21 @@ def require_step_fits(stream: Stream, samples: int, kept_steps: int = 0) -> None
 
 @dataclass(frozen=True, slots=True)
 class ServerMemory:
-    """What a server says of its memory."""
+    """What a server reports of its memory."""
 
     used_bytes: int
     limit_bytes: int
-    """Its maxmemory, 0 for none."""
+    """The maxmemory, or 0 for none."""
     policy: str
 
     @property
     def left_bytes(self) -> int | None:
-        """How much more writers may take; below 0 where others took of the reserve, None where nothing limits."""
+        """How much more writers may take: below 0 if others took of the reserve, None without a limit."""
         return usable_bytes(self.limit_bytes) - self.used_bytes if self.limit_bytes else None
 
 
 def read_memory(client: Client) -> ServerMemory:
-    """Asks the server."""
+    """Ask the server for its memory."""
     memory = client.info("memory")
     policy = str(memory.get("maxmemory_policy", "noeviction"))
     return ServerMemory(int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0)), policy)
@@ -113,7 +117,7 @@ def _eviction(client: Client, policy: str, what: str) -> str:
 
 
 def usable_bytes(limit_bytes: int) -> int:
-    """What writers may fill of a server's maxmemory: all but the reserve."""
+    """Return what writers may fill of a server's maxmemory: all but the reserve."""
     return int(limit_bytes * (1 - RESERVE_SHARE)) - RESERVE_BYTES
 
 
@@ -122,7 +126,7 @@ def admit_stream(
 ) -> int | None:
     """Check that the server can carry stream ``name``, and choose the budget of a new stream.
 
-    To be called before the stream is made or given another budget: a refused stream must not take room from the others.
+    Call it before the stream is made or given another budget: a refused stream must not take memory from the others.
 
     Args:
         client: The streams' server.
@@ -183,7 +187,7 @@ def _share(limit: int, others: int) -> int:
 
 
 def _budget_of_others(client: Client, name: str) -> int:
-    """Return the budgets of the other streams in all; one whose meta cannot be read is left out."""
+    """Return the sum of the other streams' budgets. A stream whose meta cannot be read is left out."""
     others = [other for other in list_streams(client) if other != name]
     return sum(look_at_each(others, lambda other: _budget(client, other))[0])
 
@@ -205,13 +209,13 @@ def _require_room(name: str, budget_bytes: int, others: int, limit: int) -> None
 
 @readable(lambda client, name: StreamKeys(name).meta)
 def _budget(client: Client, name: str) -> int:
-    """Of the server's memory: payloads in segments take none of it."""
+    """Return the budget that a stream takes of the server's memory. Payloads in segments take none."""
     budget, payload = client.hmget(StreamKeys(name).meta, "budget_bytes", "payload")
     return int(budget or DEFAULT_BUDGET_BYTES) if payload in (None, b"inline") else 0
 
 
 def readable_bytes(count: int) -> str:
-    """Bytes for people."""
+    """Return bytes as people read them."""
     if count < 1 << 20:
         return f"{count / 1024:.0f} KiB"
     return f"{count / (1 << 20):.0f} MiB" if count >= 10 << 20 else f"{count / (1 << 20):.1f} MiB"

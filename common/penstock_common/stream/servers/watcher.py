@@ -1,8 +1,8 @@
-"""The parent of an embedded server: it ends the server when the owner asks, and when the owner is gone however it went.
+"""The parent of an embedded server: it ends the server when the owner asks, or when the owner is gone for any reason.
 
-Run as a script by ``server.py``, in a session of its own, with nothing but the standard library. The owner holds the
-only other end of stdin: any byte, or its end, means stop. Forked children of the owner may keep that end open, so the
-parent's pid is watched too; a parent's pid, unlike PR_SET_PDEATHSIG, does not follow the thread that started us.
+It runs as a script in a session of its own, with the standard library alone. The owner holds the only other end of
+stdin: any byte, or its end, means stop. Forked children of the owner may keep that end open, so the parent's pid is
+watched, too. Unlike PR_SET_PDEATHSIG, that pid does not depend on the thread that started this process.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import sys
 import time
 
 POLL_S = 0.25
-"""How often the owner's pid is looked at; everything else wakes us at once."""
+"""How often the owner's pid is read. Everything else wakes this process at once."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def watch(owner: int, home: str, grace_s: float, command: list[str]) -> int:
-    """Run ``command`` until it ends, or must end; then remove ``home``, which the owner may else read its log from."""
+    """Run ``command`` until it ends or must end. Then remove ``home``, whose log the owner may read before that."""
     wake = _wake_on(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     pid = _start(command)
     with contextlib.suppress(BrokenPipeError):  # the owner is gone already: the loop finds out
@@ -42,7 +42,7 @@ def watch(owner: int, home: str, grace_s: float, command: list[str]) -> int:
 
 
 def _wake_on(*signals: signal.Signals) -> int:
-    """A descriptor that becomes readable with the number of each of these signals."""
+    """Return a descriptor that becomes readable with the number of each of these signals."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -52,7 +52,7 @@ def _wake_on(*signals: signal.Signals) -> int:
 
 
 def _start(command: list[str]) -> int:
-    # Linux only: ends the server when we are killed ourselves. Right here, for we have one thread and it stays.
+    # Linux only: ends the server when this process is killed. It is set here, because the only thread runs here.
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     pid = os.fork()
     if pid:
@@ -69,7 +69,7 @@ def _start(command: list[str]) -> int:
 
 
 def _end(pid: int, grace_s: float) -> None:
-    """Ask politely only where there is something to write (an append-only file), then kill."""
+    """Ask the server to end if it has something to write (an append-only file), otherwise kill it."""
     deadline = time.monotonic() + grace_s
     if grace_s:
         os.kill(pid, signal.SIGTERM)
@@ -82,7 +82,7 @@ def _end(pid: int, grace_s: float) -> None:
 
 
 def _remove(home: str) -> None:
-    import shutil  # late: half of this script's start-up time, and needed only here
+    import shutil  # late, because it takes half of this script's start and only this line needs it
 
     shutil.rmtree(home, ignore_errors=True)
 
