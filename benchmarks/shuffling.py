@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from penstock import EmbeddedServer, Loader, Writer
 from penstock_common.wire.spec import Spec
-from penstock_consumer.pipeline.again import Shuffle
-from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import Batch, Lease, Span
-from penstock_consumer.pipeline.stage import Setting
-from penstock_consumer.pipeline.window import Window
+from penstock_consumer.stages.batch import Batch, Lease, Span
+from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.shuffle import Shuffle, Window
+from penstock_consumer.stages.stage import Setting
 from penstock_producer.sources.order import permutation
 
 SAMPLES, BATCH, CLASSES, ENTRY = 100_000, 64, 100, 128

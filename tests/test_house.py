@@ -218,7 +218,7 @@ TRESPASSES = {
     "front/penstock/demo.py": "import penstock_common",
     "common/penstock_common/wire/trespass.py": "import os.path, time, penstock_common.stream",
     "common/penstock_common/stream/groups/trespass.py": "import penstock_common.stream.losses",
-    "consumer/penstock_consumer/pipeline/trespass.py": "import penstock_common.stream, penstock_producer",
+    "consumer/penstock_consumer/stages/trespass.py": "import penstock_common.stream, penstock_producer",
     "consumer/penstock_consumer/receiving/trespass.py": "import penstock_consumer.loader",
     "producer/penstock_producer/sources/trespass.py": "import penstock_producer.notebook",
 }

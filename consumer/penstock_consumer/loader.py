@@ -25,13 +25,12 @@ from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.streams import Stream, await_event, find_stream, last_event, load_stream
 from penstock_common.waiting import OUTAGE_S, Notify, Wait, to_stderr
 from penstock_common.wire.spec import Spec
-from penstock_consumer.counting.stats import Stats
-from penstock_consumer.counting.tally import Tally
 from penstock_consumer.membership.arrival import EVENT_MS, await_stream
 from penstock_consumer.membership.reading import Options, OrderedReading, Reading, open_reading, rank_options
 from penstock_consumer.membership.session import Session, default_member, end_session
-from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.settling.settlement import Acknowledge, Adapter, Settlement
+from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.stats import Stats, Tally
 from penstock_consumer.state import VERSION, State, check_state, spec_digest
 from penstock_consumer.verbs import Verbs
 

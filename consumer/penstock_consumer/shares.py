@@ -25,8 +25,8 @@ from penstock_consumer.membership.reading import Options, OrderedReading
 from penstock_consumer.ordered.canonical import Steps
 from penstock_consumer.ordered.ranks import OrderedPlace
 from penstock_consumer.ordered.reader import OrderedReader
-from penstock_consumer.pipeline.batch import Batch, Lease, Span
-from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.stages.batch import Batch, Lease, Span
+from penstock_consumer.stages.queue import Prefetch
 from penstock_consumer.state import State
 
 

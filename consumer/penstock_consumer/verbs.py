@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 
 from penstock_common.hints import callable_of, explained
 from penstock_consumer.membership.reading import Options, Reading
-from penstock_consumer.pipeline.filter import Filter, Keep
-from penstock_consumer.pipeline.window import Window
+from penstock_consumer.stages.filter import Filter, Keep
+from penstock_consumer.stages.shuffle import Window
 
 if TYPE_CHECKING:
     from penstock_consumer.view import View

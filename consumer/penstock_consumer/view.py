@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_common.hints import Passing, callable_of, whole
 from penstock_consumer.adapters.selection import chosen, nested, shaped
-from penstock_consumer.counting.stats import Stats
-from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.stats import Stats
 from penstock_consumer.state import State
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock_consumer.pipeline.allowance import PATIENCE, START_BYTES, Allowance
-from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import Batch
-from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.queue import PATIENCE, START_BYTES, Allowance, Prefetch
 
 BUDGET = 8 * START_BYTES
 

@@ -15,9 +15,9 @@ from penstock_common.stream.groups.ledger import runs
 from penstock_common.wire.block import Column
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import UNKNOWN, Assembler, Batch, Lease, Span
 from penstock_consumer.shared.holdings import Holdings, plan_acknowledgement
+from penstock_consumer.stages.batch import UNKNOWN, Assembler, Batch, Lease, Span
+from penstock_consumer.stages.buffers import Arena
 
 SPEC = Spec.of({"x": ("int64", (2,)), "r": ("int64", (None,))})
 

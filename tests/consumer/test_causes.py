@@ -7,12 +7,20 @@ import threading
 import numpy as np
 import pytest
 
-from penstock_consumer.counting.stats import Stats, readable_rate, summed
-from penstock_consumer.counting.tally import FEED_S, Tally
-from penstock_consumer.pipeline.batch import Batch, Lease, Span
-from penstock_consumer.pipeline.causes import Cause, Spent, attribute, verdict
-from penstock_consumer.pipeline.meter import Meter
-from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.stages.batch import Batch, Lease, Span
+from penstock_consumer.stages.queue import Prefetch
+from penstock_consumer.stages.stats import (
+    FEED_S,
+    Cause,
+    Meter,
+    Spent,
+    Stats,
+    Tally,
+    attribute,
+    readable_rate,
+    summed,
+    verdict,
+)
 
 
 class Clock:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_consumer.pipeline.batch import Batch, Lease, Span
 from penstock_consumer.shared.holdings import Holdings, _joined, plan_acknowledgement
+from penstock_consumer.stages.batch import Batch, Lease, Span
 
 
 def test_what_was_settled_just_now_is_renewed_until_the_server_must_have_heard_of_it() -> None:

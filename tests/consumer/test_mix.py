@@ -19,7 +19,7 @@ from penstock_common.stream.commands import Client
 from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture, choice, mix
-from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.stages.batch import Batch
 from tests.contracts.feed import produce
 from tests.contracts.processes import child
 

@@ -26,7 +26,7 @@ from penstock_common.stream.groups.roster import QUIET_MS, Membership, Order, jo
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.loader import Loader
-from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.stages.batch import Batch
 from penstock_producer.keeping.janitor import Janitor
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import loader_of, numbers, open_stream

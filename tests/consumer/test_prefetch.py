@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from penstock_consumer.pipeline.batch import Batch
-from penstock_consumer.pipeline.prefetch import Prefetch, QueueStopped
+from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.queue import Prefetch, QueueStopped
 
 
 def batch(nbytes: int) -> Batch:

@@ -16,10 +16,10 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.wire.spec import Spec
 from penstock_consumer.adapters.settling import Feed
-from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import Batch, Lease, Span
-from penstock_consumer.pipeline.stage import Setting
-from penstock_consumer.pipeline.window import Window
+from penstock_consumer.stages.batch import Batch, Lease, Span
+from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.shuffle import Window
+from penstock_consumer.stages.stage import Setting
 from penstock_producer.sources.order import permutation
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, loader_of, numbers, produce

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
-from penstock_consumer.pipeline.batch import Batch, Lease, Span
-from penstock_consumer.pipeline.chain import STARVED_S, Staged, stages_of
-from penstock_consumer.pipeline.filter import Filter
-from penstock_consumer.pipeline.prefetch import Prefetch
-from penstock_consumer.pipeline.rebatch import Rebatch
-from penstock_consumer.pipeline.stage import Setting, Stage, StageMaker
-from penstock_consumer.pipeline.window import Window
 from penstock_consumer.shared.holdings import plan_acknowledgement
+from penstock_consumer.stages.batch import Batch, Lease, Span
+from penstock_consumer.stages.chain import STARVED_S, Staged, stages_of
+from penstock_consumer.stages.filter import Filter
+from penstock_consumer.stages.queue import Prefetch
+from penstock_consumer.stages.rebatch import Rebatch
+from penstock_consumer.stages.shuffle import Window
+from penstock_consumer.stages.stage import Setting, Stage, StageMaker
 from tests.contracts.feed import loader_of, numbers, produce
 from tests.contracts.ordered import plan, rank_of
 from tests.contracts.processes import child

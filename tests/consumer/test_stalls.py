@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock_consumer.counting.stats import Stats
 from penstock_consumer.loader import Loader
 from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.stages.stats import Stats
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import loader_of, produce
 from tests.journeys.trouble import at_port

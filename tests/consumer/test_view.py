@@ -10,7 +10,7 @@ import pytest
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_consumer.adapters.selection import nested
-from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.stages.batch import Batch
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import loader_of, numbers, produce
 from tests.contracts.ordered import plan, rank_of

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import Batch, Lease, Span
-from penstock_consumer.pipeline.chain import Staged
-from penstock_consumer.pipeline.prefetch import Prefetch
-from penstock_consumer.pipeline.stage import Setting, Stage
+from penstock_consumer.stages.batch import Batch, Lease, Span
+from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.chain import Staged
+from penstock_consumer.stages.queue import Prefetch
+from penstock_consumer.stages.stage import Setting, Stage
 
 SPEC = Spec.of({"x": ("int64", (2,)), "r": ("int64", (None,))})
 EPOCH, BATCH = 3, 8

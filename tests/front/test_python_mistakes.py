@@ -31,7 +31,7 @@ from penstock_common.errors import (
 from penstock_common.stream.keys import BadName
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.stages.batch import Batch
 from tests.contracts.feed import SPEC, produce, sample
 from tests.contracts.source import in_fork
 

@@ -20,9 +20,9 @@ from penstock_common.wire.codec import decode, encode, ragged_rows
 from penstock_common.wire.header import Header
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import Assembler
 from penstock_consumer.receiving.receive import Received, Receiver, check_identity
+from penstock_consumer.stages.batch import Assembler
+from penstock_consumer.stages.buffers import Arena
 from tests.common.wire import independent
 from tests.fuzz.entries import SETTLED, SMALL_BATCHES, SPECS, Entry, Fields, unpacked
 from tests.fuzz.making import made_entry

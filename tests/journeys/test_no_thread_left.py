@@ -16,8 +16,8 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.watching.paces import Teller
 from penstock_consumer.loader import Loader
-from penstock_consumer.pipeline.prefetch import Prefetch
 from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.stages.queue import Prefetch
 from tests.contracts.feed import open_stream, produce
 from tests.contracts.processes import child
 
@@ -187,7 +187,7 @@ def test_an_error_in_the_readers_thread_is_raised_in_the_loop(
     with pytest.raises(ZeroDivisionError, match="nobody expects"), opened(any_url, kind) as loader:
         batches = iter(loader)
         next(batches)
-        monkeypatch.setattr("penstock_consumer.pipeline.batch.Assembler.take", breaks)
+        monkeypatch.setattr("penstock_consumer.stages.batch.Assembler.take", breaks)
         for _ in batches:
             pass
     monkeypatch.undo()

@@ -21,8 +21,8 @@ from penstock_consumer.adapters.selection import Select, chosen, refuse_ragged, 
 from penstock_consumer.adapters.settling import Feed, require_loader
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
-from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.replaying.passes import Passes
+from penstock_consumer.stages.batch import Batch
 from penstock_consumer.state import State
 
 PREFETCH = 2

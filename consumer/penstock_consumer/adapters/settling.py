@@ -14,8 +14,8 @@ from penstock_common.errors import PenstockError
 from penstock_common.hints import an
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
-from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.replaying.passes import Passes
+from penstock_consumer.stages.batch import Batch
 from penstock_consumer.view import View
 
 UNSEEN = (

@@ -22,8 +22,8 @@ from penstock_consumer.adapters.settling import Feed, Iteration, require_loader
 from penstock_consumer.adapters.tensorflow_tensors import RaggedAs, assembled, flat_spec, flat_value, is_composite
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
-from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.replaying.passes import Passes
+from penstock_consumer.stages.batch import Batch
 from penstock_consumer.state import State
 
 _SAME_BATCHES = ("skip", "shuffle", "prefetch", "repeat", "cache", "with_options", "batch", "ragged_batch", "shard")

@@ -24,9 +24,9 @@ from penstock_consumer.adapters.settling import Feed, require_loader
 from penstock_consumer.adapters.torch_tensors import NamedTensors, RaggedAs, mapped, nbytes_of, value_of
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
-from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.replaying.passes import Passes
 from penstock_consumer.shares import Part, Shares, has_ranks, is_last, read_share, runs_on
+from penstock_consumer.stages.batch import Batch
 from penstock_consumer.state import State
 
 UNSEEN = (

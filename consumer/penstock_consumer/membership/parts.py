@@ -11,8 +11,8 @@ from typing import Protocol
 
 from penstock_common.pace import Pace
 from penstock_common.stream.streams import Stream
-from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.settling.overdue import Jam
+from penstock_consumer.stages.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

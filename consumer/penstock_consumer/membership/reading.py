@@ -25,15 +25,14 @@ from penstock_consumer.ordered.canonical import Steps
 from penstock_consumer.ordered.peers import PeerWatch
 from penstock_consumer.ordered.ranks import OrderedPlace
 from penstock_consumer.ordered.reader import OrderedReader
-from penstock_consumer.pipeline.allowance import Allowance
-from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import Batch, Lease
-from penstock_consumer.pipeline.chain import Staged, stages_of
-from penstock_consumer.pipeline.prefetch import Prefetch
-from penstock_consumer.pipeline.stage import Setting, StageMaker
 from penstock_consumer.shared.keeper import Claimed, Keeper
 from penstock_consumer.shared.place import Place
 from penstock_consumer.shared.reader import EpochReader
+from penstock_consumer.stages.batch import Batch, Lease
+from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.chain import Staged, stages_of
+from penstock_consumer.stages.queue import Allowance, Prefetch
+from penstock_consumer.stages.stage import Setting, StageMaker
 
 QUIET_PER_LEASE = 6
 """Ranks of another world size that were not seen for this part of a lease, five beats, are gone."""

@@ -26,10 +26,10 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.streams import read_counters
 from penstock_common.waiting import Wait
-from penstock_consumer.pipeline.batch import Batch
 from penstock_consumer.settling.overdue import Jam
 from penstock_consumer.shared.holdings import settled_entries
 from penstock_consumer.shared.place import Place
+from penstock_consumer.stages.batch import Batch
 
 _REPORT_POSITION = load_script("report_position")
 

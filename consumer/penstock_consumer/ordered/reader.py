@@ -35,14 +35,14 @@ from penstock_consumer.ordered.expected import Discard, Expected
 from penstock_consumer.ordered.gathering import Gathering
 from penstock_consumer.ordered.ranks import OrderedPlace
 from penstock_consumer.ordered.walk import Walk, shards_in_order
-from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import Assembler
-from penstock_consumer.pipeline.prefetch import Prefetch, QueueStopped
 from penstock_consumer.receiving.line import Line
 from penstock_consumer.receiving.newer import too_old
 from penstock_consumer.receiving.receive import Received, Receiver, read_by_id
 from penstock_consumer.receiving.stale import cause_of, is_removed
 from penstock_consumer.settling.holds import why_no_room
+from penstock_consumer.stages.batch import Assembler
+from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.queue import Prefetch, QueueStopped
 
 AHEAD_BYTES = 4_000_000
 """Payload asked for before the first of it arrives: it hides round trips."""

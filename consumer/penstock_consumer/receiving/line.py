@@ -12,7 +12,7 @@ from penstock_common.server.channel import Channel
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
 from penstock_common.waiting import Notify, Outage
-from penstock_consumer.pipeline.prefetch import Prefetch
+from penstock_consumer.stages.queue import Prefetch
 
 
 class Line:

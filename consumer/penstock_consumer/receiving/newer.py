@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from penstock_common.errors import BadEntry, UnsupportedVersion
 from penstock_common.stream.groups.roster import Membership
 from penstock_common.stream.keys import PartitionKeys
-from penstock_consumer.pipeline.batch import Lease
 from penstock_consumer.receiving.receive import Received
 from penstock_consumer.shared.place import Place
+from penstock_consumer.stages.batch import Lease
 
 
 def is_newer(one: Received) -> bool:

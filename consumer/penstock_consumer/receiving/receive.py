@@ -27,9 +27,9 @@ from penstock_common.wire.header import Header, SegmentRef, parse_header
 from penstock_common.wire.limits import MAX_FIELD_BYTES, MAX_HEADER_BYTES
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import META, Spec
-from penstock_consumer.pipeline.batch import Assembler, Lease, Span, as_ragged
-from penstock_consumer.pipeline.meter import Meter
 from penstock_consumer.receiving.line import Line
+from penstock_consumer.stages.batch import Assembler, Lease, Span, as_ragged
+from penstock_consumer.stages.stats import Meter
 
 _META = META.encode()
 

@@ -13,14 +13,13 @@ from penstock_common.hints import Passing, callable_of, whole
 from penstock_common.threads import join
 from penstock_common.waiting import Notify
 from penstock_common.wire.spec import Spec
-from penstock_consumer.counting.stats import Stats
-from penstock_consumer.counting.tally import Tally
 from penstock_consumer.membership.session import AT_ONCE_S
-from penstock_consumer.pipeline.again import Outlet, Shuffle
-from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import Assembler, Batch
-from penstock_consumer.pipeline.prefetch import Prefetch, QueueStopped
-from penstock_consumer.pipeline.stage import Setting
+from penstock_consumer.stages.batch import Assembler, Batch
+from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.queue import Prefetch, QueueStopped
+from penstock_consumer.stages.shuffle import Outlet, Shuffle
+from penstock_consumer.stages.stage import Setting
+from penstock_consumer.stages.stats import Stats, Tally
 
 PREFETCH_BYTES = 64 << 20
 POLL_S = 0.5

@@ -27,15 +27,15 @@ from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.header import Header
 from penstock_common.wire.spec import Spec
 from penstock_consumer.membership.session import AT_ONCE_S, LEAVE_S, SILENCE_S
-from penstock_consumer.pipeline.again import Shuffle
-from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.meter import Meter
-from penstock_consumer.pipeline.prefetch import Prefetch
 from penstock_consumer.receiving.line import Line
 from penstock_consumer.receiving.receive import Received, Receiver, check_identity, read_by_id
 from penstock_consumer.replaying.lookahead import ReadaheadSink, looked_ahead
 from penstock_consumer.replaying.passes import PREFETCH_BYTES, Passes, permuted
 from penstock_consumer.replaying.retained import Retained
+from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.queue import Prefetch
+from penstock_consumer.stages.shuffle import Shuffle
+from penstock_consumer.stages.stats import Meter
 
 AHEAD, AHEAD_HEADERS = 4, 16
 """Entries asked for before the first of them arrives; where payloads lie in segments, and entries are small."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.stages.batch import Batch
 
 
 class Outstanding(NamedTuple):

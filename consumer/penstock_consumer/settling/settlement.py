@@ -15,9 +15,9 @@ from penstock_common.errors import ServerUnavailable, StateMismatch
 from penstock_common.waiting import Notify
 from penstock_consumer.membership.parts import Idleness
 from penstock_consumer.membership.reading import Reading
-from penstock_consumer.pipeline.batch import UNKNOWN, Batch
 from penstock_consumer.settling.handed import Handed, canonical
 from penstock_consumer.settling.overdue import ELSEWHERE_S, PATIENCE_S, overdue, remedy_of, warning
+from penstock_consumer.stages.batch import UNKNOWN, Batch
 
 LOOK_EVERY_S = 2.0
 """What all readers of a stream hold is counted from its indexes, so not at every turn of a wait."""

@@ -15,7 +15,7 @@ from penstock_common.stream.groups.ledger import bury, uncovered
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.waiting import Notify
-from penstock_consumer.pipeline.batch import Lease
+from penstock_consumer.stages.batch import Lease
 from penstock_consumer.shared.keeper import Claimed
 from penstock_consumer.shared.place import Place
 

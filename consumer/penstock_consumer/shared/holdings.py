@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from penstock_common.stream.losses import Settled
-from penstock_consumer.pipeline.batch import Batch, Lease
+from penstock_consumer.stages.batch import Batch, Lease
 
 REMEMBERED = 64
 """Acknowledgements remembered after they were sent: more than can be unanswered at once."""

@@ -21,7 +21,7 @@ from penstock_common.stream.removal.outlook import Outlook, look_around
 from penstock_common.waiting import Notify
 from penstock_consumer.membership.parts import said_of
 from penstock_consumer.membership.pulse import BEATS_PER_LEASE, Pulse
-from penstock_consumer.pipeline.batch import Lease
+from penstock_consumer.stages.batch import Lease
 from penstock_consumer.shared.holdings import Holdings
 from penstock_consumer.shared.others import count_living
 from penstock_consumer.shared.reclaim import Key, Sighting, plan_reclaim

@@ -32,7 +32,7 @@ from penstock_common.stream.ranges import format_ranges, parse_ranges
 from penstock_common.stream.removal.outlook import look_around
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_common.waiting import Notify, to_stderr
-from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.stages.batch import Batch
 from penstock_consumer.settling.circle import find_circle, is_stuck
 from penstock_consumer.settling.holds import hold_of
 from penstock_consumer.settling.overdue import Jam

@@ -20,9 +20,9 @@ from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, 
 from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify
-from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import Assembler
-from penstock_consumer.pipeline.prefetch import Prefetch, QueueStopped
+from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.batch import Assembler
+from penstock_consumer.stages.queue import Prefetch, QueueStopped
 from penstock_consumer.receiving.line import Line
 from penstock_consumer.receiving.newer import is_newer, refuse_newer
 from penstock_consumer.receiving.receive import Received, Receiver, read_by_id

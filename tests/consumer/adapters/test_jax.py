@@ -15,7 +15,7 @@ import pytest
 from penstock_common.errors import SpecMismatch, StateMismatch, WaitTimeout
 from penstock_consumer.loader import Loader
 from penstock_consumer.mixture import Mixture
-from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.stages.batch import Batch
 from penstock_producer.writing.writer import Writer
 from tests.contracts.adapter import (
     BATCH,

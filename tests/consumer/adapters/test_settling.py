@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock_consumer.adapters.settling import Feed
-from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.stages.batch import Batch
 
 
 class Numbers:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from penstock_consumer.pipeline.batch import Batch
-from penstock_consumer.pipeline.filter import Filter
-from penstock_consumer.pipeline.prefetch import Prefetch
-from penstock_consumer.pipeline.rebatch import Rebatch
-from penstock_consumer.pipeline.stage import Setting, Stage, StageMaker
+from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.filter import Filter
+from penstock_consumer.stages.queue import Prefetch
+from penstock_consumer.stages.rebatch import Rebatch
+from penstock_consumer.stages.stage import Setting, Stage, StageMaker
 
 STARVED_S = 2.0
 """Nothing came for so long: a stage that waits for more gives what it has, for writers may wait for just this room."""

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.wire.ragged import Ragged
-from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import Batch, Lease, Span
+from penstock_consumer.stages.batch import Batch, Lease, Span
+from penstock_consumer.stages.buffers import Arena
 
 
 def unrolled(spans: Sequence[Span]) -> tuple[list[Lease], NDArray[np.int64]]:

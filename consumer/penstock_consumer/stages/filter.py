@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock_consumer.pipeline.batch import Batch
-from penstock_consumer.pipeline.rows import chosen_spans, dropped, taken
-from penstock_consumer.pipeline.stage import Setting
+from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.rows import chosen_spans, dropped, taken
+from penstock_consumer.stages.stage import Setting
 
 Keep = Callable[[Batch], Any]
 """Given a batch of n samples, n booleans: which of them are wanted."""

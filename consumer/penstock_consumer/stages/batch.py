@@ -20,7 +20,7 @@ from penstock_common.wire.block import Column
 from penstock_common.wire.dtypes import BYTES, numpy_dtype
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_consumer.pipeline.arena import Arena
+from penstock_consumer.stages.buffers import Arena
 
 UNKNOWN = -1
 """The epoch of a batch that was rebuilt from tensors alone."""

@@ -9,9 +9,9 @@ from collections import deque
 
 import numpy as np
 
-from penstock_consumer.pipeline.batch import Batch, Span
-from penstock_consumer.pipeline.rows import chosen_spans, dropped, joined
-from penstock_consumer.pipeline.stage import Setting
+from penstock_consumer.stages.batch import Batch, Span
+from penstock_consumer.stages.rows import chosen_spans, dropped, joined
+from penstock_consumer.stages.stage import Setting
 
 
 class Rebatch:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock_common.wire.spec import Spec
-from penstock_consumer.pipeline.arena import Arena
-from penstock_consumer.pipeline.batch import Batch
+from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.buffers import Arena
 
 
 class Stage(Protocol):

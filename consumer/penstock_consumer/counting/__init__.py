@@ -1,1 +1,0 @@
-"""What a loader and its training loop did, and how long they waited for whom."""
