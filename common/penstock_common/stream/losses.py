@@ -1,8 +1,8 @@
-"""What a server lost, as its clients know it: a server that restarts a moment older cannot know what it forgot.
+"""The losses of a server, as its clients know them: a server that restarts with older data cannot know what it forgot.
 
-A writer remembers how far each shard was committed, a member which entries it acknowledged. After the server came back
-as another run, a `Witness` compares this with the indexes, names the difference, and notes it in the epoch's manifest.
-`penstock audit` reads the notes.
+A writer remembers how far each shard was committed, and a member which entries it acknowledged. When the server comes
+back as another run, a `Witness` compares this with the indexes, reports the difference, and notes it in the epoch's
+manifest. `penstock audit` reads the notes.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ MOST_ENTRIES = 4096
 """Acknowledged entries that a member remembers, for the same reason."""
 MOST_EPOCHS = 16
 MOST_SAID = 5
-"""Losses that one notice spells out."""
+"""The losses that one notice spells out."""
 COMMITTED, ACKNOWLEDGED = "committed", "acknowledged"
 
 
 class LeasedEntry(Protocol):
-    """The part of a lease that a witness reads: which entry it is of."""
+    """The part of a lease that a witness reads: the entry's place."""
 
     partition: int
     shard: int
@@ -52,7 +52,7 @@ class LeasedEntry(Protocol):
 
 
 class Settled(NamedTuple):
-    """Samples of one entry that were trained on; they lie in the offsets [first, end)."""
+    """Samples of one entry that were trained on. They are in the offsets [first, end)."""
 
     lease: LeasedEntry
     first: int
@@ -62,7 +62,7 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Samples that the server confirmed, or gave out, and does not have any more."""
+    """Samples that the server confirmed or gave out, and no longer has."""
 
     epoch: int
     manifest: str
@@ -70,17 +70,17 @@ class Loss:
     shard: int
     first: int
     end: int
-    """The samples lie in the offsets [first, end)."""
+    """The end of the offsets [first, end)."""
     samples: int
     was: str
-    """``committed`` or ``acknowledged``: what the server had told."""
+    """What the server had confirmed: ``committed`` or ``acknowledged``."""
     by: str
-    """Who noticed: ``writer <host>-<pid>``, or ``member <group>/<member>``."""
+    """The process that noticed: ``writer <host>-<pid>``, or ``member <group>/<member>``."""
     at_ms: int
-    """When, by the clock of who noticed."""
+    """The time, by the clock of that process."""
 
     def __str__(self) -> str:
-        """One clause without the epoch, as the audit and the notice say it."""
+        """Return one clause without the epoch, for the audit and the notice."""
         where = f"shard {self.shard} offsets {self.first}-{self.end - 1}"
         count = "1 sample" if self.samples == 1 else f"{self.samples} samples"
         return f"{where}: {count} that {self.by} had {self.was}"
@@ -98,14 +98,14 @@ class _Entry:
 
 
 class Witness:
-    """Remembers what one client was told, in bounded memory, and compares it with a server that came back.
+    """A memory of what one client was told, of limited size, which is compared with a server that came back.
 
     Args:
-        client: control connection. Its failures are raised by `check`, so a thread that must not block gives one
-            without patience.
+        client: control connection. `check` raises its failures, so a thread that must not block gives one without
+            patience.
         stream: the stream that is written or read.
-        by: who remembers, as `Loss.by` says it.
-        notify: where to say what is lost.
+        by: who remembers, as in `Loss.by`.
+        notify: where to report losses.
         clock: seconds since 1970.
     """
 
@@ -119,14 +119,17 @@ class Witness:
         self._ends: OrderedDict[tuple[int, int], tuple[str, int, str]] = OrderedDict()
         """(epoch, shard) -> manifest id, committed end, the writer's token."""
         self._entries: OrderedDict[tuple[int, int, bytes], _Entry] = OrderedDict()
-        """(epoch, partition, entry id) -> what of it was acknowledged."""
+        """(epoch, partition, entry id) -> the acknowledged part of it."""
         self._positions: OrderedDict[int, tuple[str, int]] = OrderedDict()
-        """Epoch -> manifest id, position below which a rank settled everything."""
+        """Epoch -> manifest id, and the position below which a rank acknowledged everything."""
 
     # --- what it is told ---
 
     def committed(self, manifest: Manifest, shard: int, end: int, token: str = "") -> None:
-        """Remember that a shard is committed up to an offset; ``token``: of a feed's writer, whose shard it is."""
+        """Remember that a shard is committed up to an offset.
+
+        ``token`` is that of a feed's writer, whose shard it is.
+        """
         with self._lock:
             self._ends[manifest.epoch, shard] = manifest.id, end, token
             if len(self._ends) > MOST_SHARDS:
@@ -147,7 +150,7 @@ class Witness:
                 self._entries.popitem(last=False)
 
     def reached(self, manifest: Manifest, position: int) -> None:
-        """Remember how far a rank settled an epoch whose entries it does not know."""
+        """Remember how far a rank acknowledged an epoch whose entries it does not know."""
         with self._lock:
             _, before = self._positions.get(manifest.epoch, ("", 0))
             self._positions[manifest.epoch] = manifest.id, max(before, position)
@@ -157,10 +160,10 @@ class Witness:
     # --- comparing ---
 
     def check(self) -> None:
-        """Compare with the server, if it may be another run than when this was last called.
+        """Compare with the server, if it may be another run than at the last call.
 
-        The first call only learns the run. Costs nothing while no connection was made. Raises ServerUnavailable; any
-        other failure is said and ends nothing, because whoever trains or writes goes on without a witness.
+        The first call only learns the run. It costs nothing while no connection was made. Raises ServerUnavailable. Any
+        other failure is reported and ends nothing, because training and writing continue without a witness.
         """
         with self._comparing:
             try:
@@ -175,7 +178,7 @@ class Witness:
 
     def _compare(self) -> None:
         if self._client.hget(self._stream.keys.meta, "id") != self._stream.id.encode():
-            return  # the whole stream is gone, which everybody who uses it is told
+            return  # the whole stream is gone, and all its users are told
         with self._lock:
             told = {epoch for epoch, _ in self._ends} | {epoch for epoch, _, _ in self._entries} | {*self._positions}
         for epoch in sorted(told):
@@ -199,7 +202,7 @@ class Witness:
             self._forget_lost(loss)
 
     def _ends_lost(self, epoch: int, manifest: Manifest | None) -> list[Loss]:
-        """Shards that a writer had committed further than their indexes now reach."""
+        """Return the shards that a writer had committed further than their indexes now reach."""
         with self._lock:
             told = {shard: ends for (number, shard), ends in self._ends.items() if number == epoch}
         heads = self._heads(epoch, [s for s, (of, _, _) in told.items() if manifest and manifest.id == of])
@@ -213,7 +216,7 @@ class Witness:
         return losses
 
     def _entries_lost(self, epoch: int, manifest: Manifest | None) -> list[Loss]:
-        """Acknowledged entries that no index names: they are gone, or other entries stand in their place."""
+        """Return acknowledged entries that no index names: they are gone, or others are in their place."""
         shards: dict[tuple[str, int], dict[bytes, _Entry]] = {}
         with self._lock:
             for (number, _, entry_id), entry in self._entries.items():
@@ -233,7 +236,7 @@ class Witness:
         return losses
 
     def _positions_lost(self, epoch: int, manifest: Manifest | None) -> list[Loss]:
-        """What a rank settled beyond the end of what is committed."""
+        """Return what a rank acknowledged after the end of what is committed."""
         with self._lock:
             of, position = self._positions.get(epoch, ("", 0))
         if not position:
@@ -246,7 +249,7 @@ class Witness:
         return [self._loss(epoch, of, shard, end, end + lost, lost, ACKNOWLEDGED)] if lost > 0 else []
 
     def _heads(self, epoch: int, shards: Sequence[int]) -> dict[int, tuple[int, str]]:
-        """Shard -> where its index ends, and whose its newest record is."""
+        """Return shard -> the end of its index, and the writer of its newest record."""
         found: dict[int, tuple[int, str]] = {}
         for partition in self._stream.partitions:
             mine = [shard for shard in shards if self._stream.partition_of(shard) == partition]
@@ -254,9 +257,9 @@ class Witness:
         return found
 
     def _is_released(self, epoch: int, manifest: Manifest | None) -> bool:
-        """Whether an epoch lacks something because retention or an operator gave it up.
+        """Return whether an epoch lacks something because retention or an operator gave it up.
 
-        A release marks the rosters first and unmarks them last: so this is asked after the indexes were read.
+        A release marks the rosters first and unmarks them last, so this is asked after the indexes were read.
         """
         if manifest is None:
             return is_released(self._client, self._stream, epoch)
@@ -276,7 +279,7 @@ class Witness:
         )
 
     def _forget_lost(self, loss: Loss) -> None:
-        """Drop what was reported: the next comparison is with what the server has now."""
+        """Forget what was reported: the next comparison is with what the server has now."""
         with self._lock:
             if loss.was == COMMITTED:
                 self._ends.pop((loss.epoch, loss.shard), None)
@@ -315,7 +318,7 @@ def committed_front(sizes: Sequence[int] | None, ends: Sequence[int]) -> tuple[i
 
 
 def note_loss(client: Client, stream: Stream, loss: Loss) -> None:
-    """Note a loss in its epoch's manifest, or where that is gone in the stream's meta; may run twice."""
+    """Note a loss in its epoch's manifest or, if that is gone, in the stream's meta. It may run twice."""
     text = json.dumps(asdict(loss))
     name = f"{loss.was}:{loss.by}:{loss.shard}:{loss.first}"
     manifest = stream.keys.manifest(loss.epoch)
@@ -332,7 +335,7 @@ def noted_losses(client: Client, stream: Stream, epoch: int) -> list[Loss]:
 
 @readable(lambda client, stream: stream.keys.meta)
 def losses_of_lost_epochs(client: Client, stream: Stream) -> dict[int, list[Loss]]:
-    """Return what clients noted of epochs whose manifest the server lost, less those that were released since."""
+    """Return what clients noted of epochs whose manifest the server lost, without those that were released since."""
     found: dict[int, list[Loss]] = {}
     for loss in _parsed(client.hgetall(stream.keys.meta)):
         if not is_released(client, stream, loss.epoch):
@@ -341,7 +344,7 @@ def losses_of_lost_epochs(client: Client, stream: Stream) -> dict[int, list[Loss
 
 
 def forget_losses(client: Client, stream: Stream, epoch: int) -> None:
-    """Remove the notes of a released epoch from the stream's meta; those in a manifest go with it."""
+    """Remove the notes of a released epoch from the stream's meta. Notes in a manifest go with it."""
     noted = [field for field in client.hkeys(stream.keys.meta) if field.startswith(f"{FIELD}{epoch}:".encode())]
     if noted:
         client.hdel(stream.keys.meta, *noted)

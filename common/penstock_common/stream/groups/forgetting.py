@@ -1,6 +1,6 @@
-"""Making a group forget: dropping it, or having it read again. What it has settled goes along, in the right order.
+"""Drop a group, or let it read again. Its acknowledgements go, too, in the right order.
 
-Else a group made anew under the name would take the samples that an earlier one settled for its own.
+Otherwise a new group of that name would take the samples that an earlier one acknowledged for its own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _RESET_GROUP = load_script("reset_group")
 
 
 def reset_group(client: Client, stream: Stream, group: str, first: int) -> None:
-    """Makes the group read again from epoch ``first``; only for groups without living members."""
-    # ledgers first: a crash in between is then an audit's finding, not samples taken for settled
+    """Make the group read again from epoch ``first``. Only for groups without living members."""
+    # ledgers first: after a crash in between the audit finds missing bits, and no sample counts as read
     _forget(client, stream, group, [epoch for epoch in retained_epochs(client, stream) if epoch >= first])
     for partition in stream.partitions:
         epochs = list(load_roster(client, partition).epochs)
@@ -28,21 +28,21 @@ def reset_group(client: Client, stream: Stream, group: str, first: int) -> None:
 
 
 def first_whole(client: Client, stream: Stream) -> int:
-    """The first epoch behind all that retention took entries of, in whichever partition: where a new group begins."""
+    """Return the first epoch after all that retention took entries of, in any partition: a new group begins there."""
     rosters = [load_roster(client, partition) for partition in stream.partitions]
     trimmed = max((epoch for roster in rosters for epoch in roster.trimmed), default=-1)
     return min((epoch for epoch in rosters[0].epochs if epoch > trimmed), default=trimmed + 1)
 
 
 def drop_group(client: Client, stream: Stream, group: str) -> bool:
-    """Takes a group off every roster, with all that it has settled; whether it was there."""
+    """Remove a group from every roster, with its acknowledgements. Returns whether it existed."""
     found = False
     _forget(client, stream, group, retained_epochs(client, stream))
-    for partition in reversed(stream.partitions):  # the first, by which a group is known, last: it may be asked again
+    for partition in reversed(stream.partitions):  # the first, by which a group is known, last: this may be repeated
         epochs = load_roster(client, partition).epochs
         keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
         found = bool(run_script(client, _DROP_GROUP, keys, [group])) or found
-    _forget(client, stream, group, retained_epochs(client, stream))  # what its members, if it had any, settled till now
+    _forget(client, stream, group, retained_epochs(client, stream))  # what its members acknowledged until now
     return found
 
 

@@ -1,6 +1,6 @@
-"""Acknowledging: one small script, ids and bit ranges only; and reading back which samples a group has settled.
+"""Acknowledging, by one script of ids and bit ranges; and reading which samples a group is done with.
 
-Which ids and ranges are due is the consumer's bookkeeping; when an epoch closes is decided from `coverage`.
+The consumer keeps the books of ids and ranges. `uncovered` decides when an epoch closes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _ACKNOWLEDGE = load_script("acknowledge")
 _DEAD_LETTER = load_script("dead_letter")
 
 SHARDS_AT_ONCE = 64
-"""Ledgers asked for in one round trip: 8 MB at most."""
+"""The ledgers in one round trip, which are 8 MB at most."""
 
 Ranges = Sequence[tuple[int, int]]
-"""Offsets [lo, hi) of one shard."""
+"""The offsets [lo, hi) of one shard."""
 
 
 def acknowledge(
     client: Client, partition: PartitionKeys, manifest: Manifest, group: str, ids: Sequence[bytes],
     ranges: Mapping[int, Ranges],
 ) -> bool:  # fmt: skip
-    """XACKs entries all of whose samples are settled and sets the samples' bits; a set, so it may be repeated.
+    """Acknowledge entries whose samples are all trained on, and set the samples' bits. It may be repeated.
 
-    False where the epoch is no longer live: then nothing is written.
+    False if the epoch is no longer live: then nothing is written.
     """
     return bool(run_script(client, _ACKNOWLEDGE, *acknowledgement(partition, manifest, group, ids, ranges)) >= 0)
 
@@ -44,7 +44,7 @@ def acknowledge(
 def acknowledgement(
     partition: PartitionKeys, manifest: Manifest, group: str, ids: Sequence[bytes], ranges: Mapping[int, Ranges]
 ) -> tuple[list[str], list[Arg]]:
-    """Keys and arguments of the acknowledging script."""
+    """Return keys and arguments of the acknowledging script."""
     epoch = manifest.epoch
     keys = [partition.state(epoch), partition.entries(epoch)]
     args: list[Arg] = [manifest.live_state, group, len(ids), *ids]
@@ -59,7 +59,7 @@ def acknowledgement(
 def bury(
     client: Client, partition: PartitionKeys, manifest: Manifest, group: str, entry_id: bytes, reason: str
 ) -> bool:
-    """Makes an entry a dead letter of this group: acknowledged, kept by id with the reason."""
+    """Make an entry a dead letter of this group: it is acknowledged, and its id is kept with the reason."""
     epoch = manifest.epoch
     keys = [partition.state(epoch), partition.entries(epoch), partition.dead(epoch, group)]
     return bool(run_script(client, _DEAD_LETTER, keys, [manifest.live_state, group, entry_id, reason]) >= 0)
@@ -68,14 +68,14 @@ def bury(
 def settled_bits(
     client: Client, partition: PartitionKeys, epoch: int, group: str, shard: int, lo: int, hi: int
 ) -> NDArray[np.bool_]:
-    """For each offset of [lo, hi) whether the group has settled it."""
+    """Return for each offset of [lo, hi) whether the group has acknowledged it."""
     return _bits(client.getrange(partition.ledger(epoch, group, shard), lo // 8, max(hi - 1, 0) // 8), lo, hi)
 
 
 def whole_ledgers(
     client: Client, partition: PartitionKeys, epoch: int, group: str, lengths: Mapping[int, int]
 ) -> dict[int, tuple[NDArray[np.bool_], int]]:
-    """Shard -> (for each of its first so many offsets whether the group has settled it, bytes that its ledger has)."""
+    """Return shard -> (for each of its first offsets whether it is acknowledged, the bytes of its ledger)."""
     found: dict[int, tuple[NDArray[np.bool_], int]] = {}
     shards = list(lengths)
     for begin in range(0, len(shards), SHARDS_AT_ONCE):
@@ -91,7 +91,7 @@ def whole_ledgers(
 
 
 def _bits(raw: bytes, lo: int, hi: int) -> NDArray[np.bool_]:
-    """Of a ledger's bytes from that of offset ``lo`` on; what is not there is not settled."""
+    """Return the bits in a ledger's bytes, which begin with that of offset ``lo``. Missing bits are not set."""
     bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8)).astype(bool)
     found = np.zeros(hi - lo, dtype=bool)
     known = bits[lo % 8 : lo % 8 + hi - lo]
@@ -103,9 +103,11 @@ def group_bits(
     client: Client, stream: Stream, manifest: Manifest, group: str, record: GroupRecord, shard: int, lo: int, hi: int,
     *, may_go: bool = False,
 ) -> NDArray[np.bool_]:  # fmt: skip
-    """For each offset of [lo, hi) whether the group has settled it: by its ledger, or an ordered group's positions.
+    """Return for each offset of [lo, hi) whether the group is done with it, by its ledger or an ordered group's
+    positions.
 
-    ``may_go`` leaves out what is settled and still needed: an ordered group fills an epoch's end from its start.
+    ``may_go`` leaves out samples that are acknowledged and still needed: an ordered group fills an epoch's end from its
+    start.
     """
     return bits_of_shards(client, stream, manifest, group, record, {shard: (lo, hi)}, may_go=may_go)[shard]
 
@@ -114,7 +116,7 @@ def bits_of_shards(
     client: Client, stream: Stream, manifest: Manifest, group: str, record: GroupRecord,
     spans: Mapping[int, tuple[int, int]], *, may_go: bool = False,
 ) -> dict[int, NDArray[np.bool_]]:  # fmt: skip
-    """Shard -> the same for its [lo, hi) in ``spans``: one round trip for all of them."""
+    """Return shard -> the same for its [lo, hi) in ``spans``, in one round trip."""
     epoch = manifest.epoch
     if record.kind != ORDERED:
         with client.pipeline(transaction=False) as pipe:
@@ -132,13 +134,13 @@ def bits_of_shards(
 
 
 def dead_letters(client: Client, partition: PartitionKeys, epoch: int, group: str) -> dict[bytes, str]:
-    """Entry id -> reason; what an operator gave up is left out, its bits are set."""
+    """Return entry id -> reason. What an operator gave up is left out, because its bits are set."""
     notes = load_notes(client, partition, epoch, group)
     return {entry_id: note.why for entry_id, note in notes.items() if not note.given_up}
 
 
 def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) -> list[tuple[int, int, int]]:
-    """(shard, lo, hi) of every range of the epoch that is neither acknowledged, nor dead, nor quarantined."""
+    """Return (shard, lo, hi) of each range of the epoch that is neither acknowledged, nor dead, nor quarantined."""
     missing: list[tuple[int, int, int]] = []
     dead = {p.number: dead_letters(client, p, manifest.epoch, group) for p in stream.partitions}
     known = load_roster(client, stream.partitions[0]).groups.get(group)
@@ -168,7 +170,7 @@ def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) ->
 def owed_samples(
     client: Client, stream: Stream, manifest: Manifest, groups: Mapping[str, GroupRecord]
 ) -> dict[str, int]:
-    """Group -> samples of the epoch that are committed and not acknowledged (those that could not be made included)."""
+    """Return group -> samples of the epoch that are committed and not acknowledged, with the bad ones."""
     shards = begun_shards(client, stream, manifest)
     owed = {}
     for group in (name for name, record in groups.items() if record.kind == ORDERED):
@@ -188,7 +190,7 @@ def owed_samples(
 def behind(
     client: Client, stream: Stream, manifest: Manifest, group: str, record: GroupRecord
 ) -> list[tuple[int, int, int]]:
-    """(shard, lo, hi) of what is committed and an ordered group has not settled."""
+    """Return (shard, lo, hi) of what is committed and an ordered group has not acknowledged."""
     shards = begun_shards(client, stream, manifest)
     minimum = known_positions(client, stream, manifest.epoch, group).minimum(record.world)
     starts = starts_of(manifest, shards)
@@ -202,7 +204,7 @@ def behind(
 
 
 def _begun_of(client: Client, stream: Stream, manifest: Manifest, shards: Sequence[int]) -> set[int]:
-    """Those of which something was committed: nothing more has to be asked of the others."""
+    """Return the shards of which something was committed. The others need no further request."""
     begun: set[int] = set()
     for partition in stream.partitions:
         mine = [shard for shard in shards if stream.partition_of(shard) == partition]
@@ -219,7 +221,7 @@ def _bit_counts(client: Client, stream: Stream, manifest: Manifest, group: str) 
 
 
 def runs(offsets: NDArray[np.integer] | Iterable[int]) -> list[tuple[int, int]]:
-    """Rising offsets as ranges [lo, hi)."""
+    """Return rising offsets as ranges [lo, hi)."""
     rising = np.asarray(offsets, dtype=np.int64)
     if not len(rising):
         return []

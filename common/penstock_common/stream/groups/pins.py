@@ -1,6 +1,6 @@
-"""Pins: an operator's word that an epoch is kept, whatever retention says; a field of every partition's roster.
+"""Pins: an operator's mark that keeps an epoch whatever retention says. It is a field of every partition's roster.
 
-What a pin keeps is the producer's plan; a replay's lease is ``roster``'s.
+The producer plans what a pin keeps. The roster has the lease of a replay.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ _PIN_EPOCH = load_script("pin_epoch")
 
 
 def pin_epoch(client: Client, stream: Stream, epoch: int) -> bool:
-    """Keeps the epoch from release and trimming until it is unpinned; False if it was pinned before.
+    """Keep the epoch from release and trimming until it is unpinned. False if it was pinned before.
 
-    Raises EpochNotFound, and ReplayTruncated where retention already removed entries of it: there is no whole to keep.
+    Raises EpochNotFound, and ReplayTruncated if retention already removed entries of it, so that no whole epoch is
+    left.
     """
     load_manifest(client, stream, epoch)
     made: list[PartitionKeys] = []
@@ -38,6 +39,6 @@ def pin_epoch(client: Client, stream: Stream, epoch: int) -> bool:
 
 
 def unpin_epoch(client: Client, stream: Stream, epoch: int) -> bool:
-    """Leaves the epoch to retention again; whether it was pinned."""
+    """Leave the epoch to retention again. Returns whether it was pinned."""
     load_manifest(client, stream, epoch)
     return sum(int(client.hdel(partition.roster, f"p:{epoch}")) for partition in stream.partitions) > 0

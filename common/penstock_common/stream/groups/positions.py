@@ -1,8 +1,8 @@
-"""How far the ranks of an ordered group are: reporting a position, reading them, taking a rank back.
+"""The positions of an ordered group's ranks: reporting one, reading them, and taking a rank back.
 
-Positions count in the epoch's canonical order (shards in order, offsets in order, planned samples, holes included) over
-all partitions, and lie in the first one alone: a report is one step, however many there are. Which samples that settles
-is ``ledger``'s.
+Positions count in the epoch's canonical order (shards in order, offsets in order, planned samples, with holes) over all
+partitions. They are in the first partition alone, so a report is one step. `ledger` says which samples a position
+acknowledges.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _REWIND_POSITION = load_script("rewind_position")
 
 FLOOR = "floor"
 HEAD_STEPS = 2
-"""One that a padded last step may need, and one more to find good samples in place of bad ones."""
+"""One step that a padded last step may need, and one more to find good samples in place of bad ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """One epoch's positions of a group."""
+    """The positions of a group in one epoch."""
 
     floor: int = 0
-    """Of ranks that reported none."""
+    """The position of ranks that have reported none."""
     ranks: dict[int, int] = field(default_factory=dict)
 
     def of(self, rank: int) -> int:
-        """Every batch of the rank below it is settled."""
+        """Return the position of a rank: it is done with every batch below it."""
         return self.ranks.get(rank, self.floor)
 
     def minimum(self, world: int) -> int:
-        """Everything below it is settled for the group; 0 while nobody knows how many ranks there are."""
+        """Return the position below which the group is done, or 0 while the number of ranks is not known."""
         return min((self.of(rank) for rank in range(world)), default=self.floor)
 
 
 @readable(lambda client, stream, epoch, group: stream.partitions[0].positions(epoch, group))
 def known_positions(client: Client, stream: Stream, epoch: int, group: str) -> Positions:
-    """How far each rank is."""
+    """Return the position of each rank."""
     fields = decoded(client.hgetall(stream.partitions[0].positions(epoch, group)))
     ranks = {int(name): int(value) for name, value in fields.items() if name != FLOOR}
     floor = int(fields.get(FLOOR, 0))
@@ -59,7 +59,7 @@ def known_positions(client: Client, stream: Stream, epoch: int, group: str) -> P
 
 
 def starts_of(manifest: Manifest, shards: range) -> dict[int, int]:
-    """Shard -> position of its first sample, as far as it is known: in an open epoch, behind finished shards."""
+    """Return shard -> position of its first sample, if known. In an open epoch only that after finished shards is."""
     starts, at = {}, 0
     for shard in shards:
         starts[shard] = at
@@ -70,19 +70,19 @@ def starts_of(manifest: Manifest, shards: range) -> dict[int, int]:
 
 
 def settled_below(minimum: int, start: int | None, lo: int, hi: int) -> NDArray[np.bool_]:
-    """For each offset of [lo, hi) of a shard that begins at position ``start`` whether it lies below the minimum."""
+    """Return for each offset of [lo, hi) whether it is below the minimum. The shard begins at position ``start``."""
     if start is None:
         return np.zeros(hi - lo, dtype=bool)
     return np.arange(start + lo, start + hi) < minimum
 
 
 def kept_head(record: GroupRecord) -> int:
-    """Positions at an epoch's start that are kept until the group has closed it: its last step is filled from them."""
+    """Return the positions at an epoch's start that stay until the group has closed it: they fill its last step."""
     return HEAD_STEPS * record.world * record.batch
 
 
 def report_arguments(manifest: Manifest, who: Membership, position: int) -> tuple[list[str], list[Arg]]:
-    """Keys and arguments of _REPORT_POSITION: everything of this rank below ``position`` is settled."""
+    """Return keys and arguments of the script that reports that everything of this rank below ``position`` is done."""
     return _arguments(who.stream.partitions[0], manifest, who, position)
 
 
@@ -95,7 +95,7 @@ def _arguments(
 
 
 def report(client: Client, who: Membership, manifest: Manifest, position: int) -> None:
-    """Reports a position; never lowers. Nothing happens where the epoch is no longer live.
+    """Report a position. It never falls. Nothing happens if the epoch is no longer live.
 
     Raises MemberReplaced, GroupNotFound.
     """
@@ -103,13 +103,13 @@ def report(client: Client, who: Membership, manifest: Manifest, position: int) -
 
 
 def rewind(client: Client, who: Membership, manifest: Manifest, position: int) -> None:
-    """Sets this rank's position of an epoch, also below where it stands; the epoch is then open for the group again.
+    """Set this rank's position of an epoch, also to a lower one. The group then reads the epoch again.
 
-    Raises ReplayTruncated where the epoch was released, or what lies below the group's minimum may be removed already.
+    Raises ReplayTruncated if the epoch was released, or if entries below the group's minimum may be removed already.
     """
     before = known_positions(client, who.stream, manifest.epoch, who.group)
     for look_only in (1, 0):  # look everywhere first: a rank is taken back in all partitions or in none
-        settled = -1  # the first partition says what the group had settled when the rank was taken back there
+        settled = -1  # the first partition says what the group had acknowledged when the rank was taken back there
         for partition in who.stream.partitions:
             keys, args = _arguments(partition, manifest, who, position)
             args[4:] = [manifest.epoch, position, look_only, settled]
@@ -141,7 +141,7 @@ def _run(client: Client, who: Membership, script: str, keys: list[str], args: li
 
 
 def refusal_of(error: Exception, who: Membership) -> PenstockError | None:
-    """Why a report was refused, in words; None if the error is about something else."""
+    """Return why a report was refused, in words, or None if the error has another cause."""
     if is_script_error(error, "replaced"):
         return MemberReplaced(
             f"another process joined group {who.group!r} as {who.member!r}: this one stops; each rank is one process"

@@ -1,7 +1,7 @@
-"""Each partition's roster: groups, members, epochs, replay leases, bytes; and joining, renewing, leaving.
+"""The roster of each partition: groups, members, epochs, replay leases, bytes; and joining, renewing, leaving.
 
-Dropping a group, and having it read again, is ``forgetting``'s. Who may be reclaimed from is the consumer's plan; what
-may be deleted is the producer's.
+`forgetting` drops groups and lets them read again. The consumer plans whose leases may be claimed, the producer what
+may be deleted.
 """
 
 from __future__ import annotations
@@ -38,47 +38,47 @@ _LEAVE_GROUP = load_script("leave_group")
 
 SHARED, ORDERED = "shared", "ordered"
 QUIET_MS = 5000
-"""A member beats every second: one that was not seen for so long lets an ordered group change its ranks."""
+"""A member renews every second. If one was not seen for so long, an ordered group may change its ranks."""
 UNSEEN_MS = 10_000
-"""A member beats every two seconds at least: one that was not seen for so long is spoken of as dead. Nothing is taken
-from it for that; its lease decides."""
+"""A member renews every two seconds at least. One that was not seen for so long is shown as dead. It loses nothing by
+that: its lease decides."""
 
 Held = Mapping[int, Sequence[bytes]]
-"""Epoch -> ids of entries a member holds in one partition."""
+"""Epoch -> ids of the entries that a member holds in one partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """One group as a partition knows it."""
+    """A group as a partition knows it."""
 
     first: int
-    """The first epoch it reads."""
+    """The first epoch that it reads."""
     declared: bool
-    """Declared groups hold data until they are dropped."""
+    """Whether it was declared. A declared group holds data until it is dropped."""
     holds: bool
-    """Whether what it has not read is kept for it."""
+    """Whether the stream keeps for it what it has not read."""
     seen_ms: int
-    """Server time of its last sign of life."""
+    """The server's time of its last heartbeat."""
     read: int
-    """The highest epoch it read that is released by now, -1 if none."""
+    """The highest epoch that it read and that is released by now, or -1."""
     lost: tuple[int, int] | None
-    """Epochs released, or trimmed, before it had read them, while it did not hold data."""
+    """Epochs that were released or trimmed before it had read them, while it held no data."""
     kind: str = SHARED
-    """``shared`` or ``ordered``, for ever."""
+    """The kind, ``shared`` or ``ordered``, which never changes."""
     world: int = 0
-    """Of an ordered group: how many ranks read it; 0 before the first one joined."""
+    """The ranks of an ordered group, or 0 before the first one joined."""
     batch: int = 0
-    """Of an ordered group: samples in a rank's batch."""
+    """The samples in a rank's batch, in an ordered group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A member whose loop waits for a batch, as it said with its last sign of life."""
+    """The report of a member whose loop waits for a batch, sent with its last heartbeat."""
 
     since_ms: int
-    """Server time from which it waits."""
+    """The server's time since which it waits."""
     handed_bytes: int
-    """Payload bytes its loop was given and has not settled."""
+    """The payload bytes that its loop was given and has not acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,41 +86,41 @@ class Roster:
     """A partition's roster at one moment."""
 
     generation: str
-    """Changes when a group joins or goes: a trim planned for another generation is refused."""
+    """A number that changes when a group joins or goes: a trim that was planned for another one is refused."""
     groups: dict[str, GroupRecord] = field(default_factory=dict)
     members: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(group, member) -> server time of its last renewal, ms."""
+    """(group, member) -> the server's time of its last renewal, in ms."""
     incarnations: dict[tuple[str, str], str] = field(default_factory=dict)
-    """(group, member) -> which of its incarnations; see `presence`."""
+    """(group, member) -> the process that has the name; see `presence`."""
     idle: dict[tuple[str, str], Idle] = field(default_factory=dict)
-    """(group, member) of those whose loops wait for a batch."""
+    """(group, member) -> the report of a member whose loop waits for a batch."""
     epochs: dict[int, str] = field(default_factory=dict)
-    """Epoch -> manifest id."""
+    """Epoch -> id of its manifest."""
     trimmed: frozenset[int] = frozenset()
-    """Epochs of which entries were already removed."""
+    """Epochs of which entries were removed."""
     retiring: dict[int, str] = field(default_factory=dict)
     """Epochs whose release was begun: their keys are to be unlinked."""
     closed: frozenset[tuple[str, int]] = frozenset()
-    """(group, epoch) that the group has settled."""
+    """Pairs (group, epoch) of groups that are done with the epoch."""
     pinned: frozenset[int] = frozenset()
-    """Epochs an operator keeps."""
+    """Epochs that an operator keeps."""
     replays: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Replay token -> (epoch, server time its lease ends, ms)."""
+    """Replay token -> (epoch, the server's time when its lease ends, in ms)."""
     epoch_bytes: dict[int, int] = field(default_factory=dict)
     bytes: int = 0
-    """Payload bytes held."""
+    """The payload bytes that the partition holds."""
     waiting: dict[tuple[int, int], Waiter] = field(default_factory=dict)
-    """(epoch, shard) -> its writer, if it waits for room."""
+    """(epoch, shard) -> its writer, if it waits for quota."""
 
 
 def load_roster(client: Client, partition: PartitionKeys) -> Roster:
-    """Reads and sorts the roster's fields by their one-letter kind."""
+    """Read the roster of a partition."""
     return parse_roster(client, partition, client.hgetall(partition.roster))
 
 
 @readable(lambda client, partition, reply: partition.roster)
 def parse_roster(client: Client, partition: PartitionKeys, reply: dict[bytes, bytes]) -> Roster:
-    """The roster of a partition, from what its key holds."""
+    """Return the roster of a partition from the fields of its key, by their one-letter kinds."""
     fields = decoded(reply)
     kinds: dict[str, dict[str, str]] = {}
     for name, value in fields.items():
@@ -171,34 +171,34 @@ def _replay(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What makes a member one rank of an ordered group."""
+    """The settings that make a member one rank of an ordered group."""
 
     rank: int
     world: int
-    """Ranks; 0 declares an ordered group whose first rank will say."""
+    """The number of ranks. 0 declares an ordered group, whose first rank sets it."""
     batch: int
-    """Samples in a rank's batch."""
+    """The samples in a rank's batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A member of a group, or with member '' the group alone; everything a roster script wants to know of it."""
+    """A member of a group, with all that a script on rosters needs to know. With member '' it is the group alone."""
 
     stream: Stream
     group: str
     member: str
     incarnation: str
     order: Order | None = None
-    """None in a shared group."""
+    """The settings of a rank, or None in a shared group."""
 
     @property
     def kind(self) -> str:
-        """Of the group; '' where it is only declared, whatever it is."""
+        """The kind of the group, or '' if it is only declared and may be of any kind."""
         return ORDERED if self.order is not None else SHARED if self.member else ""
 
 
 def rank_member(rank: int) -> str:
-    """The member name of a rank."""
+    """Return the member name of a rank."""
     return f"rank-{rank}"
 
 
@@ -211,11 +211,11 @@ def join_group(
     force: bool = False,
     quiet_ms: int = QUIET_MS,
 ) -> int:
-    """Puts group and member on every partition's roster; returns the first epoch the group reads.
+    """Write group and member on every partition's roster. Returns the first epoch that the group reads.
 
-    A late group starts at the first epoch that is still whole in every partition. Raises EpochsReleased where it
-    comes back after losing epochs, unless ``force``; GroupKindMismatch; GroupBusy where an ordered group of another
-    world size has members that were seen within ``quiet_ms``.
+    A late group starts at the first epoch that is still whole in every partition. Raises EpochsReleased if it comes
+    back after it lost epochs, unless ``force``; GroupKindMismatch; GroupBusy if an ordered group of another world size
+    has members that were seen within ``quiet_ms``.
     """
     answers = [_join(client, who, p, first, [declared, False, force], quiet_ms) for p in who.stream.partitions]
     highest = max(answers)
@@ -248,7 +248,7 @@ def _join(
 
 
 def _refusal(who: Membership, answer: bytes, facts: list[Any]) -> PenstockError:
-    """Why a group could not be joined."""
+    """Return why a group could not be joined."""
     group, stream, order = who.group, who.stream.name, who.order or Order(0, 0, 0)
     other = f"use another group name, or give this one up with `penstock groups drop {stream} {group}`"
     if answer == b"lost":
@@ -276,10 +276,10 @@ def _refusal(who: Membership, answer: bytes, facts: list[Any]) -> PenstockError:
 def beat(
     client: Client, who: Membership, partition: PartitionKeys, held: Held, *, idle_ms: int = -1, handed_bytes: int = 0
 ) -> dict[int, list[bytes]]:
-    """Signs of life: renews group, member and the given entries; returns, per epoch, the ids no longer held.
+    """Send a heartbeat: renew group, member and the given entries. Returns, by epoch, the ids that it no longer holds.
 
-    ``idle_ms`` says how long the member's loop has waited for a batch, with ``handed_bytes`` given to it and not
-    settled; -1 where it does not wait.
+    ``idle_ms`` is how long the member's loop has waited for a batch, and ``handed_bytes`` what it was given and has not
+    acknowledged. -1 means that it does not wait.
 
     Raises MemberReplaced if another process took the name, GroupNotFound if the group was dropped or flushed.
     """
@@ -304,9 +304,9 @@ def beat(
 
 
 def leave(client: Client, who: Membership, partition: PartitionKeys, held: Held) -> bool:
-    """Hands the given entries back to the group and signs off; nothing of the member stays behind.
+    """Return the given entries to the group and leave. Nothing of the member stays behind.
 
-    Returns False if another incarnation has the name, or nobody.
+    Returns False if another process has the name, or nobody.
     """
     keys, args = _with_ids(who, partition, held)
     was_there = bool(run_script(client, _LEAVE_GROUP, keys, args))
@@ -315,7 +315,7 @@ def leave(client: Client, who: Membership, partition: PartitionKeys, held: Held)
 
 
 def forget_consumers(client: Client, partition: PartitionKeys, group: str, member: str) -> None:
-    """Removes what Redis remembers of a member that is gone, but for entries it still holds: those are taken over."""
+    """Remove the Redis consumer of a member that is gone, unless it still holds entries, which others will claim."""
     entries = [partition.entries(epoch) for epoch in load_roster(client, partition).epochs]
     if entries:
         run_script(client, _FORGET_CONSUMERS, entries, [group, member])
@@ -331,16 +331,16 @@ def _with_ids(
 
 
 def close_for_group(client: Client, stream: Stream, group: str, epoch: int) -> None:
-    """Records in every partition that the group has settled the epoch."""
+    """Note in every partition that the group is done with the epoch."""
     for partition in stream.partitions:
         run_script(client, _CLOSE_EPOCH_FOR_GROUP, [partition.roster], [group, epoch])
 
 
 @readable(lambda partition, reply, before_ms: partition.roster)
 def find_silent(partition: PartitionKeys, reply: Mapping[bytes, bytes], before_ms: int) -> dict[bytes, bytes]:
-    """Fields, of what the roster's key held, of members, replays and undeclared groups unseen since that server time.
+    """Return the roster's fields of members, replays and undeclared groups that were not seen since that server time.
 
-    That clock may have jumped: who still stands so at a second look, some beats later, is silent indeed.
+    The clock may have jumped: a field that is the same at a second look, some heartbeats later, is really silent.
     """
     found = {}
     for name, value in reply.items():
@@ -359,11 +359,11 @@ def find_silent(partition: PartitionKeys, reply: Mapping[bytes, bytes], before_m
 def expire_silent(
     client: Client, partition: PartitionKeys, silent_ms: int, looked: Mapping[bytes, bytes] | None = None
 ) -> list[str]:
-    """Forgets members and replays unseen for so long, and notes of waiting writers that died.
+    """Remove members and replays that were not seen for so long, and notes of waiting writers that died.
 
-    ``looked`` is what `find_silent` found before: what has changed since lives. None is one look only.
-    Returns undeclared groups that stop holding data by it.
-    A server that was down meanwhile has seen nobody: then nothing expires until it was up that long.
+    ``looked`` is what `find_silent` found before: a field that changed since belongs to a living process. None means
+    one look only. A server that was down has seen nobody, so nothing expires until it was up for that long. Returns the
+    undeclared groups that stop holding data.
     """
     if int(client.info("server")["uptime_in_seconds"]) * 1000 < silent_ms:
         return []
@@ -375,27 +375,27 @@ def expire_silent(
 def hold_for_replay(
     client: Client, partition: PartitionKeys, token: str, epoch: int, ttl_ms: int, *, renew: bool
 ) -> bool:
-    """Takes or renews a replay's lease on an epoch; False if the epoch is gone, or the lease had lapsed."""
+    """Take or renew a replay's lease on an epoch. False if the epoch is gone, or the lease had lapsed."""
     return bool(run_script(client, _LEASE_REPLAY, [partition.roster], [token, epoch, ttl_ms, int(renew)]))
 
 
 def end_replay(client: Client, partition: PartitionKeys, token: str) -> None:
-    """Gives a replay's lease back."""
+    """End a replay's lease."""
     client.hdel(partition.roster, f"r:{token}")
 
 
 def server_ms(client: Client) -> int:
-    """The server's clock, which all ``seen`` times are of."""
+    """Return the server's clock, in ms. All ``seen`` times are of it."""
     return ms_of(client.time())
 
 
 def ms_of(reply: tuple[int, int]) -> int:
-    """What TIME answers, in ms."""
+    """Return the answer of TIME in ms."""
     return reply[0] * 1000 + reply[1] // 1000
 
 
 def require_group(client: Client, stream: Stream, group: str) -> GroupRecord:
-    """The group's record in the first partition; raises GroupNotFound naming those there are."""
+    """Return the group's record in the first partition. Raises GroupNotFound, which names the existing groups."""
     roster = load_roster(client, stream.partitions[0])
     if group not in roster.groups:
         raise unknown_group(stream.name, group, roster.groups)
@@ -403,7 +403,7 @@ def require_group(client: Client, stream: Stream, group: str) -> GroupRecord:
 
 
 def unknown_group(stream: str, group: str, groups: Iterable[str]) -> GroupNotFound:
-    """Return the error on a group that is not there, which names those that are."""
+    """Return the error for a missing group, which names the existing ones."""
     there = ", ".join(groups) or "none"
     return GroupNotFound(
         f"stream {stream!r} has no group {group!r}; groups there: {there}{did_you_mean(group, groups)}"
