@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("producer", "embedded", "monitor", "metrics", "test")
+EXTRAS = ("producer", "embedded", "terminal", "metrics", "test")
 
 
 def lowest(requirement: str) -> str:

@@ -25,7 +25,7 @@ PACKAGES = {
     "keras": Package("Keras", "tensorflow"),
     "torch": Package("torch", "torch"),
     "jax": Package("JAX", "jax"),
-    "rich": Package("rich", "monitor"),
+    "rich": Package("rich", "terminal"),
     "prometheus_client": Package("prometheus-client", "metrics"),
     "sklearn": Package("scikit-learn", "demo"),
 }

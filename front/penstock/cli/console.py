@@ -1,4 +1,8 @@
-"""All printing: results as lines or JSON on stdout, notices and progress on stderr, colours where they are seen."""
+"""All printing: results as lines or JSON on stdout, notices and progress on stderr.
+
+On a terminal rich draws tables, styles and bars, where it is installed. Everything else is plain lines. So is progress
+on a terminal that the command shares with a program it started.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,23 @@ import json
 import os
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
 
 from penstock_common.printable import printable
 
 if TYPE_CHECKING:
-    from penstock.cli.progress import ProgressBars
+    from rich.console import Console as Terminal
+    from rich.live import Live
+    from rich.table import Table
 
-_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_REDRAW_S = 0.1
+"""Ten pictures a second look smooth and cost nothing."""
+_WIDEST, _NARROWEST = 30, 5
+"""Columns of a bar. On a terminal too narrow for the least there is none."""
 
 
 class Console:
@@ -62,22 +74,37 @@ class Console:
         text = json.dumps(value, indent=2, ensure_ascii=False)
         self.lines("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
-    def table(self, rows: Sequence[Sequence[object]], head: Sequence[str] = ()) -> None:
-        """Aligned columns, numbers to the right."""
-        cells = [[printable(str(cell)) for cell in row] for row in ([head] if head else []) + list(rows)]
+    def table(self, rows: Sequence[Sequence[object]], head: Sequence[str]) -> None:
+        """Print aligned columns, numbers to the right. A narrow terminal wraps long texts in their columns."""
+        cells = [[printable(str(cell)) for cell in row] for row in [head, *rows]]
+        numeric = [bool(rows) and all(isinstance(row[at], int | float) for row in rows) for at in range(len(head))]
+        if self._terminal is not None:
+            from rich.table import Table
+            from rich.text import Text
+
+            table = Table(
+                box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold" if self._shows_colours else ""
+            )
+            for name, is_number in zip(cells[0], numeric, strict=True):
+                table.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
+            for row in cells[1:]:
+                table.add_row(*map(Text, row))
+            with self._terminal.capture() as drawn:
+                self._terminal.print(table)
+            self.lines("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+            return
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        numeric = [all(isinstance(cell, int | float) for cell in column) for column in zip(*rows, strict=True)]
-        numeric = numeric or [False] * len(widths)
-        for index, row in enumerate(cells):
+        for row in cells:
             padded = [f"{c:>{w}}" if n else f"{c:<{w}}" for c, w, n in zip(row, widths, numeric, strict=True)]
-            text = "  ".join(padded).rstrip()
-            self.line(self.style(text, "bold") if head and index == 0 else text)
+            self.line("  ".join(padded).rstrip())
 
     def style(self, text: str, *names: str) -> str:
-        """``text`` for stdout in bold, dim, red, green, yellow or cyan, where stdout is a terminal that wants it."""
-        if not names or not self._shows_colours:
+        """Return the text in a style of rich, such as bold or red, where stdout is a terminal that wants it."""
+        if not names or not self._shows_colours or self._terminal is None:
             return text
-        return f"\x1b[{';'.join(_STYLES[name] for name in names)}m{text}\x1b[0m"
+        from rich.style import Style
+
+        return Style.parse(" ".join(names)).render(text)
 
     def share(self) -> None:
         """From now on redraw nothing, and print each line on a row of its own: another program prints here, too.
@@ -95,8 +122,6 @@ class Console:
 
     def progress(self, every_s: float = 5.0, clock: Callable[[], float] | None = None) -> ProgressBars:
         """Labelled bars on stderr, redrawn in place on a terminal of our own, else plain lines ``every_s`` seconds."""
-        from penstock.cli.progress import ProgressBars
-
         return ProgressBars(self, every_s, clock)
 
     @property
@@ -126,6 +151,10 @@ class Console:
 
         return not Settings.from_environment().no_color
 
+    @functools.cached_property
+    def _terminal(self) -> Terminal | None:
+        return terminal_at(self.out)
+
     def _print(self, text: str, stream: TextIO) -> None:
         text = self.row_start(stream) + text
         if self.progress_shown is None:
@@ -141,3 +170,163 @@ def columns_of(stream: TextIO) -> int:
     except OSError:  # no terminal, or no file at all
         columns = 0
     return columns or shutil.get_terminal_size().columns
+
+
+def terminal_at(stream: TextIO) -> Terminal | None:
+    """Return what rich draws with on a stream; None without rich, and where the stream is no terminal that redraws."""
+    if not stream.isatty():
+        return None
+    try:
+        from rich.console import Console as Terminal
+    except ModuleNotFoundError:
+        return None
+    from penstock_common.settings import Settings
+
+    is_plain = Settings.from_environment().no_color
+    terminal = Terminal(file=stream, no_color=is_plain, highlight=False, markup=False, emoji=False)
+    return terminal if terminal.is_interactive else None
+
+
+class ProgressBar:
+    """One labelled count. ``total`` None: it counts without an end."""
+
+    def __init__(self, bars: ProgressBars, label: str, total: int | None, unit: str, *, is_last: bool = False) -> None:
+        self._bars = bars
+        self.is_last = is_last
+        """Stands below all others, also those that come later."""
+        self.label, self.total, self.unit = printable(label), total, unit
+        self.done = 0
+        self.note = ""
+        """Free text after the numbers, e.g. a rate or a loss."""
+
+    def update(self, done: int, note: str | None = None, total: int | None = None) -> None:
+        """Set the count, and where given the note and the total."""
+        self._set(done, note, total)
+        self._bars.changed()
+
+    def finish(self, done: int, note: str | None = None, total: int | None = None) -> None:
+        """Set the last numbers, and write the bar once, above those that go on."""
+        self._set(done, note, total)
+        self._bars.remove(self)
+
+    def _set(self, done: int, note: str | None, total: int | None) -> None:
+        self.done = done
+        self.note = self.note if note is None else printable(note)
+        self.total = self.total if total is None else total
+
+    @property
+    def percent(self) -> str:
+        """Return the part that is done; empty if there is no end."""
+        return f"{100 * self.done // self.total:3d}%" if self.total else ""
+
+    @property
+    def count(self) -> str:
+        """Return the count, its end and its unit."""
+        return f"{self.done:,}{'' if self.total is None else f'/{self.total:,}'} {self.unit}".rstrip()
+
+
+class ProgressBars:
+    """A context manager that shows its bars; ``add`` may be called at any time, from any thread."""
+
+    def __init__(self, console: Console, every_s: float, clock: Callable[[], float] | None = None) -> None:
+        self._console = console
+        self._clock = clock or time.monotonic
+        self._terminal = None if console.is_shared else terminal_at(console.err)
+        self._live: Live | None = None
+        self._pause_s = _REDRAW_S if self._terminal else every_s
+        self._bars: list[ProgressBar] = []
+        self._last = 0.0 if self._terminal else self._clock()
+        self._lock = threading.RLock()
+
+    def add(self, label: str, total: int | None = None, unit: str = "", *, is_last: bool = False) -> ProgressBar:
+        """A new bar below the others, but for those that are last."""
+        bar = ProgressBar(self, label, total, unit, is_last=is_last)
+        with self._lock:
+            self._bars = sorted([*self._bars, bar], key=lambda each: each.is_last)
+            self.changed()
+        return bar
+
+    def remove(self, bar: ProgressBar) -> None:
+        """Write a bar above the others, once, because it changes no more."""
+        with self._lock:
+            if bar in self._bars:
+                self._write([bar])
+                self._bars.remove(bar)
+                self._last = self._clock() - (self._pause_s if self._terminal else 0.0)
+                self.changed()
+
+    def changed(self) -> None:
+        """Show the bars if the last picture is old enough."""
+        with self._lock:
+            if self._clock() - self._last >= self._pause_s:
+                self._show()
+
+    def around(self, action: Callable[[], None]) -> None:
+        """Do ``action`` with the bars out of the way; the next picture brings them back."""
+        with self._lock:
+            self._erase()
+            action()
+
+    def __enter__(self) -> Self:
+        self._console.progress_shown = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._lock:
+            self._write(self._bars)  # the last state stays on the screen
+            self._console.progress_shown = None
+
+    def _show(self) -> None:
+        self._last = self._clock()
+        if self._terminal is None:
+            self._write(self._bars)
+            return
+        if self._live is None:
+            from rich.live import Live
+
+            self._live = Live(
+                console=self._terminal, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
+            self._live.start()
+            self._terminal.show_cursor(True)  # a signal that ends the command must not leave it hidden
+        self._live.update(self._drawn(self._bars, self._terminal.width), refresh=True)
+
+    def _erase(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _write(self, bars: Sequence[ProgressBar]) -> None:
+        """Write bars that stay where they are."""
+        self._erase()
+        if self._terminal is not None:
+            self._terminal.print(self._drawn(bars, self._terminal.width), end="")
+            return
+        width, err = self._label_width, self._console.err
+        for bar in bars:
+            parts = [f"{bar.label:<{width}}", *([bar.percent] if bar.total else []), bar.count, bar.note]
+            err.write(f"{self._console.row_start(err)}{'  '.join(parts).rstrip()}\n")
+        err.flush()
+
+    @property
+    def _label_width(self) -> int:
+        return max((len(bar.label) for bar in self._bars), default=0)
+
+    def _drawn(self, bars: Sequence[ProgressBar], columns: int) -> Table:
+        """Return a row for each bar. All rows have the widths that the bars in progress need."""
+        from rich.progress_bar import ProgressBar as Drawing
+        from rich.table import Table
+        from rich.text import Text
+
+        numbers = max((len(f"{bar.percent}  {bar.count}  {bar.note}") for bar in self._bars), default=0)
+        left = columns - self._label_width - numbers - 6
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True, min_width=self._label_width)
+        for _ in range(3):
+            table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for bar in bars:
+            has_bar = bar.total and left >= _NARROWEST
+            drawing = Drawing(bar.total, bar.done, width=min(_WIDEST, left)) if has_bar else ""
+            table.add_row(Text(bar.label), drawing, bar.percent, bar.count, Text(bar.note))
+        return table

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.cli import EPOCH_NUMBER, add_stream, url_of
 
 if TYPE_CHECKING:
-    from penstock.cli.console import Console
-    from penstock.cli.progress import Bar, ProgressBars
+    from penstock.cli.console import Console, ProgressBar, ProgressBars
 
 NAME = "export"
 HELP = "copy a stream's epochs to files, bit-exact"
@@ -68,7 +67,7 @@ def listed(epochs: tuple[int, ...]) -> str:
 
 def shown(bars: ProgressBars, verb: str) -> Callable[[int, int, int], None]:
     """Draws a bar for each epoch, in MB."""
-    there: dict[int, Bar] = {}
+    there: dict[int, ProgressBar] = {}
 
     def show(epoch: int, done: int, total: int) -> None:
         if epoch not in there:

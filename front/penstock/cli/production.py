@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.cli.console import Console
-    from penstock.cli.progress import Bar, ProgressBars
+    from penstock.cli.console import Console, ProgressBar, ProgressBars
     from penstock_producer.jobs.progress import EpochProgress, ProductionSummary
     from penstock_producer.jobs.progress import ProductionProgress as Look
 
@@ -70,11 +69,11 @@ class ProductionView:
     ) -> None:
         self._console, self._shown, self._as_json, self._clock = console, shown, as_json, clock
         self._part = part
-        self._bars: dict[int, Bar] = {}
+        self._bars: dict[int, ProgressBar] = {}
         self._paces: dict[int, _Pace] = {}
         self._whole = _Pace()
         self._ended: set[int] = set()
-        self._fleet: Bar | None = None
+        self._fleet: ProgressBar | None = None
         self._told, self._told_s = "", clock()
 
     def update(self, look: Look) -> None:
@@ -106,8 +105,7 @@ class ProductionView:
             bar.update(epoch.done, _note(epoch, pace), epoch.samples)
             return
         self._ended.add(epoch.epoch)
-        bar.done, bar.total, bar.note = epoch.done, epoch.samples, _note(epoch, pace)
-        self._shown.finish(bar)
+        bar.finish(epoch.done, _note(epoch, pace), epoch.samples)
         del self._bars[epoch.epoch], self._paces[epoch.epoch]
 
     def _draw_fleet(self, look: Look) -> None:
