@@ -157,6 +157,11 @@ class Loader(Verbs, Passing):
         return spec
 
     @property
+    def info(self) -> dict[str, Any]:
+        """What the producer says of the stream, such as the names of classes in ``info["classes"]["y"]``."""
+        return self.stream.info
+
+    @property
     def samples(self) -> int | None:
         """Samples planned in the epoch being read (or, before the first, in the next one there is); None if unknown."""
         reading = self._joined()

@@ -96,6 +96,9 @@ def test_a_folder_of_images_becomes_epochs(any_url: str, photos: Path) -> None:
         samples = read_epoch(any_url, epoch=epoch)
         assert len(samples) == 23
         assert {int(s["y"]) for s in samples.values()} == {0, 1}
+    with penstock.Loader("train", group="g", batch_size=8, url=any_url) as loader:
+        replay = penstock.Replay("train", epoch=0, batch_size=8, url=any_url)
+        assert loader.info["classes"] == replay.info["classes"] == {"y": ["cat", "dog"]}
 
 
 def test_json_is_all_a_program_sees(any_url: str, photos: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page on moving as its readers use it: its modules are written, its commands run, its snippets trained with."""
+"""The pages on moving as their readers use them: modules are written, commands run, snippets trained with."""
 
 from __future__ import annotations
 
@@ -24,10 +24,26 @@ from tests.producer.reading import read_epoch
 
 torch = pytest.importorskip("torch")
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "moving.md").read_text()
-MODULES = dict(re.findall(r"^```python (\w+\.py)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
-COMMANDS = re.findall(r"^```sh\npenstock (.*?)\n```", PAGE, re.MULTILINE)
-SNIPPETS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = [(DOCS / name).read_text() for name in ("moving.md", "moving-shapes.md")]
+MODULES = dict(re.findall(r"^```python (\w+\.py)\n(.*?)^```", PAGES[0], re.MULTILINE | re.DOTALL))
+TORCH, FOLDER, FOLDERS, SOUNDS, BOXES, TEXTS = (
+    command for page in PAGES for command in re.findall(r"^```sh\npenstock (.*?)\n```", page, re.MULTILINE)
+)
+VALIDATE, ACT, LEARN, PAD, VIEWS, DETECT, BUCKETS = (
+    code for page in PAGES for code in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+)
+SOUND_DATA = """
+import torch
+
+class Sounds(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        return torch.full((3 + index % 5, 64), index).float(), index, f"{index}.wav"
+
+train = Sounds()
+"""
 DETECTION = """
 import torch
 
@@ -44,12 +60,7 @@ class Boxes(torch.utils.data.Dataset):
 
 boxes = Boxes()
 """
-PIPELINE = """
-import tensorflow as tf
-files = tf.data.Dataset.from_tensor_slices((tf.range(40), tf.range(40) % 3))
-pipeline = files.shuffle(40).map(lambda x, y: (tf.cast(x, tf.float32) / 2, y))
-"""
-TEXTS = """
+TEXT_DATA = """
 import torch
 
 class Texts(torch.utils.data.Dataset):
@@ -62,11 +73,10 @@ data = Texts()
 """
 
 
-def test_the_page_has_what_is_run_here() -> None:
+def test_the_pages_have_what_is_run_here() -> None:
     """A snippet that is not found would pass in silence."""
-    assert sorted(MODULES) == ["mydata.py", "train.py"]
-    assert [command.split()[0] for command in COMMANDS] == ["run", "produce", "produce"]
-    assert len(SNIPPETS) == 5
+    assert sorted(MODULES) == ["fit.py", "folders.py", "mydata.py", "train.py"]
+    assert [command.split()[0] for command in (TORCH, FOLDER, FOLDERS)] == ["run", "run", "produce"]
 
 
 def penstock_says(command: str, *more: str) -> subprocess.CompletedProcess[str]:
@@ -84,21 +94,26 @@ def folder(tmp_path: Path, any_url: str, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PENSTOCK_URL", any_url)
-    for name, code in {**MODULES, "detection.py": DETECTION, "texts.py": TEXTS, "pipeline.py": PIPELINE}.items():
+    for name, code in {**MODULES, "detection.py": DETECTION, "texts.py": TEXT_DATA, "sounds.py": SOUND_DATA}.items():
         (tmp_path / name).write_text(code)
         monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
     return tmp_path
 
 
-def test_the_torch_training_runs_and_validates_on_all_of_its_held_out_photos(folder: Path) -> None:
-    """The one command that a mover copies first: three epochs, the same validation set after each."""
+def make_photos(folder: Path) -> None:
+    """Sixty pictures of two classes."""
     for number in range(60):
         stripes = np.zeros((40, 36, 3), np.uint8)
         stripes[:: 1 if number % 2 else 4, :: 4 if number % 2 else 1] = 250
         path = folder / "photos" / ("bars" if number % 2 else "rows") / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(stripes).save(path)
-    done = penstock_says(COMMANDS[0])
+
+
+def test_the_torch_training_runs_and_validates_on_all_of_its_held_out_photos(folder: Path) -> None:
+    """The one command that a mover copies first: three epochs, the same validation set after each."""
+    make_photos(folder)
+    done = penstock_says(TORCH)
     assert done.returncode == 0, done.stderr
     right = re.findall(r"^epoch (\d): (\d+) of 12$", done.stdout, re.MULTILINE)
     assert [int(epoch) for epoch, _ in right] == [0, 1, 2]
@@ -120,20 +135,36 @@ def test_keras_validates_on_the_replay(folder: Path, any_url: str) -> None:
     counting.on_test_batch_end = lambda batch, logs=None: steps.append(batch)
     fit = model.fit
     model.fit = lambda *given, **named: fit(*given, **named, callbacks=[counting], verbose=0)
-    exec(SNIPPETS[0], {"penstock": penstock, "model": model, "train": train})
+    exec(VALIDATE, {"penstock": penstock, "model": model, "train": train})
     assert steps == [0, 1, 2] * 3
 
 
-def test_a_tf_data_pipeline_is_read_as_it_is(folder: Path, any_url: str) -> None:
-    """The table says so: nobody rewrites a pipeline only to try."""
-    pytest.importorskip("tensorflow")
-    done = penstock_says("produce generator pipeline:pipeline --epochs 2")
+def test_keras_trains_on_a_folder_of_images_and_validates_on_its_other_part(folder: Path, any_url: str) -> None:
+    """The two parts are all files, each in one of them, and the classes have the names of their folders."""
+    pytest.importorskip("keras")
+    make_photos(folder)
+    done = penstock_says(FOLDER.replace("run", "produce", 1).partition(" -- ")[0])
     assert done.returncode == 0, done.stderr
-    for epoch in range(2):
-        samples = list(read_epoch(any_url, "train", epoch).values())
-        assert sorted((float(sample["x"]), int(sample["y"])) for sample in samples) == [
-            (n / 2, n % 3) for n in range(40)
-        ]
+    names: dict[str, Any] = {}
+    exec(MODULES["fit.py"], names)
+    assert (
+        names["names"] == penstock.Replay("photos.val", epoch=0, batch_size=16).info["classes"]["y"] == ["bars", "rows"]
+    )
+    train, val = (len(read_epoch(any_url, f"photos.{part}", 0)) for part in ("train", "val"))
+    assert train + val == 60
+    assert names["loader"].stats(total=True).samples == 3 * train
+
+
+def test_a_tf_data_pipeline_is_read_as_it_is(folder: Path, any_url: str) -> None:
+    """Whoever wants Keras's own choice of files gets it, pixel for pixel, and nobody rewrites a pipeline to try."""
+    pytest.importorskip("tensorflow")
+    make_photos(folder)
+    done = penstock_says(FOLDERS, "--workers", "1", "--epochs", "1")  # each epoch costs an import of TensorFlow
+    assert done.returncode == 0, done.stderr
+    wanted = sorted((x.numpy().tobytes(), int(y)) for x, y in importlib.import_module("folders").train)
+    assert len(wanted) == 48
+    samples = read_epoch(any_url).values()
+    assert sorted((sample["x"].tobytes(), int(sample["y"])) for sample in samples) == wanted
 
 
 def test_a_map_cuts_a_batch_for_each_device_of_pmap(folder: Path, any_url: str) -> None:
@@ -149,7 +180,7 @@ def test_a_map_cuts_a_batch_for_each_device_of_pmap(folder: Path, any_url: str) 
 
 def test_boxes_reach_a_model_as_a_dict_for_each_image(folder: Path, any_client: Client) -> None:
     """Models of torchvision refuse any other form; what comes is what the dataset had, field by field."""
-    done = penstock_says(COMMANDS[1])
+    done = penstock_says(BOXES)
     assert done.returncode == 0, done.stderr
     import penstock.torch
 
@@ -165,14 +196,56 @@ def test_boxes_reach_a_model_as_a_dict_for_each_image(folder: Path, any_client: 
             assert all(torch.equal(torch.as_tensor(wanted[name]), target[name]) for name in wanted)
             seen.append(int(target["image_id"]))
 
-    exec(SNIPPETS[1], {"penstock": penstock, "detect": detect})
+    exec(DETECT, {"penstock": penstock, "detect": detect})
     assert sorted(seen) == list(range(12))
     assert audit_stream(any_client, "boxes").delivered == {"rcnn": 12}
 
 
+def test_a_collate_function_keeps_its_lengths_and_names(folder: Path) -> None:
+    """A recurrent net needs the lengths; padding that the loader does would have lost them."""
+    done = penstock_says(SOUNDS, "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    import penstock.torch
+
+    seen: list[int] = []
+
+    def step(sounds: Any, lengths: Any, labels: Any) -> None:
+        for sound, length, label in zip(sounds, lengths, labels, strict=True):
+            assert length == 3 + label % 5
+            assert (sound[:length] == label).all()
+            assert not sound[length:].any()
+            seen.append(int(label))
+
+    pad = torch.nn.utils.rnn.pad_sequence
+    names = {"penstock": penstock, "torch": torch, "pad_sequence": pad, "step": step}
+    exec(PAD, names)
+    assert sorted(seen) == list(range(40))
+    assert sorted(names["names"]) == sorted(f"{label}.wav" for label in seen[-8:])
+
+
+def test_two_views_of_an_image_come_as_one_tensor(folder: Path, any_url: str) -> None:
+    """Contrastive trainings have them side by side in a list; the page says how to take them apart."""
+    views = [([torch.full((3, 4, 5), 2 * index), torch.full((3, 4, 5), 2 * index + 1)], index) for index in range(20)]
+    import penstock.torch
+
+    penstock.produce(views, stream="views", workers=1, wait=True, notify=lambda _: None)
+
+    seen: list[int] = []
+
+    def step(first: Any, second: Any, labels: Any) -> None:
+        assert first.shape == second.shape == (len(labels), 3, 4, 5)
+        assert (first[:, 0, 0, 0] == 2 * labels).all()
+        assert (second[:, 0, 0, 0] == 2 * labels + 1).all()
+        seen.extend(labels.tolist())
+
+    with penstock.Loader("views", group="simclr", batch_size=8) as loader:
+        exec(VIEWS, {"penstock": penstock, "loader": loader, "step": step})
+    assert sorted(seen) == list(range(20))
+
+
 def test_buckets_give_every_text_with_little_padding(folder: Path, any_client: Client) -> None:
     """That is what a bucketing sampler is for."""
-    done = penstock_says(COMMANDS[2])
+    done = penstock_says(TEXTS)
     assert done.returncode == 0, done.stderr
     import penstock.torch
 
@@ -184,7 +257,7 @@ def test_buckets_give_every_text_with_little_padding(folder: Path, any_client: C
         rows, full, used = rows + len(y), full + tokens.numel(), used + int((tokens > 0).sum())
 
     pad = torch.nn.utils.rnn.pad_sequence
-    exec(SNIPPETS[2], {"penstock": penstock, "random": random, "pad_sequence": pad, "step": step})
+    exec(BUCKETS, {"penstock": penstock, "random": random, "pad_sequence": pad, "step": step})
     assert rows == 512
     assert used > 0.8 * full
     assert audit_stream(any_client, "texts").delivered == {"gru": 512}
@@ -195,8 +268,8 @@ def test_a_learner_gets_what_actors_write(folder: Path) -> None:
     names: dict[str, Any] = {"penstock": penstock, "np": np}
     seen: list[int] = []
     names["step"] = lambda observation, reward: seen.append(len(reward))
-    exec(SNIPPETS[3], names)
-    exec(SNIPPETS[4], names)
+    exec(ACT, names)
+    exec(LEARN, names)
     for number in range(2):
         names["act"](number, 100)
     names["learn"](5)

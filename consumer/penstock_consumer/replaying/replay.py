@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +93,11 @@ class Replay(Passes):
     def spec(self) -> Spec:
         """The tensors of a sample."""
         return self.stream.require_spec()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the producer says of the stream, as of a `Loader`."""
+        return self.stream.info
 
     def _name(self) -> str:
         return f"{self.stream.name} replay of epoch {self.epoch}"

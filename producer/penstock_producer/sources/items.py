@@ -73,7 +73,13 @@ def _value(name: Any, value: Any, key: str) -> Any:
     try:
         array = as_array(value)
     except Exception as error:
-        raise SampleError(f"{key}: tensor {name!r}, a {type(value).__name__}, is no array: {blame(error)}") from error
+        kind = type(value).__name__
+        if isinstance(value, (list, tuple)) and isinstance(error, ValueError):  # numpy's, of ragged parts
+            raise SampleError(
+                f"{key}: tensor {name!r} is a {kind} of {len(value)} parts that differ in shape; expected one array: "
+                f"pad them, or name them, as {{'a': ..., 'b': ...}}, which gives tensors {name}/a and {name}/b"
+            ) from error
+        raise SampleError(f"{key}: tensor {name!r}, a {kind}, is no array: {blame(error)}") from error
     if wire_name(array.dtype) is None:
         raise SampleError(
             f"{key}: tensor {name!r} is a {type(value).__name__} ({array.dtype}); expected numbers, an array or bytes: "

@@ -142,7 +142,8 @@ def test_tensors_of_frameworks_become_arrays() -> None:
         (None, r"tensor 'x' is a NoneType \(object\); expected numbers, an array or bytes: give a transform"),
         ({"x": object()}, "tensor 'x' is a object"),
         ({"x": ["a", "b"]}, "tensor 'x' is a list"),
-        ({"x": [[1], [1, 2]]}, "tensor 'x', a list, is no array: ValueError"),
+        ({"x": [[1], [1, 2]]}, "tensor 'x' is a list of 2 parts that differ in shape; expected one array: pad them"),
+        (((np.zeros(3), np.zeros(2)), 1), r"'x' is a tuple of 2 parts .* or name them, .* gives tensors x/a and x/b"),
         ({"x": np.array(["2024-01-01"], "M8[D]")}, "datetime64"),
     ],
 )
