@@ -158,7 +158,7 @@ class Loader(Verbs, Passing):
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the producer says of the stream, such as the names of classes in ``info["classes"]["y"]``."""
+        """Return what the producer says of the stream, such as the names of classes in ``info["classes"]["y"]``."""
         return self.stream.info
 
     @property

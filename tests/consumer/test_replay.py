@@ -13,11 +13,55 @@ import pytest
 from penstock_common.errors import BadEntry, EpochIncomplete, EpochNotFound, ReplayTruncated, StreamNotFound
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.streams import set_plan
 from penstock_consumer.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.writing.writer import Writer
 from tests.consumer.test_loader_troubles import our_threads
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, numbers, open_stream, produce, sample
+
+
+def test_what_penstock_run_prepares_is_waited_for_until_it_is_whole(
+    any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts the trainer beside the production, so what the trainer validates on may be half made, or missing."""
+    with pytest.raises(StreamNotFound):
+        Replay("t", url=any_url, epoch=0, batch_size=8)
+    said: list[str] = []
+    monkeypatch.setattr("penstock_common.waiting.FIRST_WORD_S", 0.0)
+    monkeypatch.setattr("penstock_consumer.membership.arrival.FIRST_WORD_S", 0.0)
+    monkeypatch.setattr("penstock_consumer.membership.arrival.EVENT_MS", 20)
+
+    def prepare() -> None:
+        await_line("no stream 't'")
+        with Writer("t", url=any_url, spec=SPEC) as writer, writer.epoch(sizes=[4, 4]) as epoch:
+            for number in range(2):
+                await_line("epoch 0 of 't' is not produced yet")
+                with epoch.shard(number) as shard:
+                    for offset in range(4):
+                        shard.write(sample(4 * number + offset))
+
+    def await_line(line: str) -> None:
+        while not any(line in each for each in said):
+            time.sleep(0.01)
+
+    monkeypatch.setenv("PENSTOCK_AWAITED", "other,t")
+    preparing = threading.Thread(target=prepare, daemon=True)
+    preparing.start()
+    with Replay("t", url=any_url, epoch=0, batch_size=8, notify=said.append) as replay:
+        assert numbers(replay) == list(range(8))
+    preparing.join()
+
+
+def test_an_epoch_that_penstock_run_will_not_make_is_not_waited_for(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A validation of the fourth of three epochs would wait for ever."""
+    produce(any_url, "t", 8, epochs=3)
+    set_plan(any_client, open_stream(any_client, "t"), 3)
+    monkeypatch.setenv("PENSTOCK_AWAITED", "t")
+    with pytest.raises(EpochNotFound, match="has no epoch 3"):
+        Replay("t", url=any_url, epoch=3, batch_size=8)
 
 
 @pytest.mark.parametrize("partitions", [1, 3])

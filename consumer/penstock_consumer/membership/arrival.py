@@ -1,4 +1,4 @@
-"""Waiting until a stream exists and has a spec, before which there is nothing to join; and the word on a new group."""
+"""Waiting until a stream exists and has a spec, or an epoch is produced; and the word on a new group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from penstock_common.errors import StreamNotFound, WaitTimeout
 from penstock_common.hints import near
 from penstock_common.stream.commands import Client
 from penstock_common.stream.keys import StreamKeys
-from penstock_common.stream.streams import Stream, absence, await_event, find_stream, last_event, list_streams
+from penstock_common.stream.manifest import ABANDONED, PRODUCED, find_manifest
+from penstock_common.stream.streams import (
+    Stream,
+    absence,
+    await_event,
+    find_stream,
+    last_event,
+    list_streams,
+    read_counters,
+)
 from penstock_common.waiting import FIRST_WORD_S, Wait
 
 EVENT_MS = 1000
@@ -37,6 +46,23 @@ def await_stream(client: Client, name: str, wait: Wait) -> Stream:
         except WaitTimeout as error:
             raise (StreamNotFound(str(error)) if stream is None else error) from None
         await_event(client, keys, event, EVENT_MS)
+
+
+def await_epoch(client: Client, name: str, epoch: int, wait: Wait) -> None:
+    """Return once nothing more will be written to the epoch, or no producer will begin it.
+
+    Raises StreamNotFound, WaitTimeout.
+    """
+    stream = await_stream(client, name, wait)
+    while True:
+        event = last_event(client, stream.keys)
+        following, final, _ = read_counters(client, stream)
+        manifest = find_manifest(client, stream, epoch)
+        is_due = epoch >= following and (final is None or epoch < final)
+        if not is_due and (manifest is None or manifest.state in (PRODUCED, ABANDONED)):
+            return
+        wait.because("epoch", lambda: f"epoch {epoch} of {name!r} is not produced yet; a replay needs all of it")
+        await_event(client, stream.keys, event, EVENT_MS)
 
 
 def newcomer(group: str, others: Iterable[str], first: int) -> str:

@@ -24,9 +24,10 @@ from penstock_common.stream.entries import Record, fetch_command
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import maps_of_stream, reader_of
 from penstock_common.stream.streams import Stream, load_stream
-from penstock_common.waiting import Notify, to_stderr
+from penstock_common.waiting import Notify, Wait, to_stderr
 from penstock_common.wire.header import Header
 from penstock_common.wire.spec import Spec
+from penstock_consumer.membership.arrival import await_epoch
 from penstock_consumer.membership.session import AT_ONCE_S, LEAVE_S, SILENCE_S
 from penstock_consumer.receiving.line import Line
 from penstock_consumer.receiving.receive import Received, Receiver, check_identity, read_by_id
@@ -55,7 +56,7 @@ class Replay(Passes):
     the file, which is not used again while they live.
 
     Raises EpochNotFound, EpochIncomplete for an epoch that is not produced yet, ReplayTruncated where entries were
-    already removed: never a gap.
+    already removed: never a gap. An epoch that `penstock run` is about to produce for this process is waited for.
     """
 
     @explained
@@ -80,6 +81,8 @@ class Replay(Passes):
         self._client: Client = connect(url or settings.url, bears_outages=notify)
         self.epoch, self._views = epoch, views
         try:
+            if stream in settings.awaited:
+                await_epoch(self._client, stream, epoch, Wait(notify, server=self._client.where))
             self.stream: Stream = load_stream(self._client, stream)
             self.stream.require_spec()
             self._retained = Retained(self._client, self.stream, epoch, lease_s)
@@ -96,7 +99,7 @@ class Replay(Passes):
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the producer says of the stream, as of a `Loader`."""
+        """Return what the producer says of the stream, such as the names of classes in ``info["classes"]["y"]``."""
         return self.stream.info
 
     def _name(self) -> str:
