@@ -22,7 +22,7 @@ from PIL import Image
 
 import penstock
 from penstock import __main__ as command_line
-from penstock.cli.ending import end_by_signals
+from penstock.cli.interrupts import end_by_signals
 from penstock_common.local_servers import announced
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.producer.reading import read_epoch

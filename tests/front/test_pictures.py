@@ -15,9 +15,8 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 from PIL import Image
 
-from penstock.sheet.blocks import COLOURS_256, NO_COLOUR, TRUE_COLOUR, lines_of, spark
-from penstock.sheet.draw import Tile, bars, contact_sheet, decode, save
-from penstock.sheet.pictures import LOST, fitted, picture_of
+from penstock.views.pictures import COLOURS_256, LOST, NO_COLOUR, TRUE_COLOUR, fitted, lines_of, picture_of, spark
+from penstock.views.png import SheetTile, bars, contact_sheet, decode, save
 from penstock_common.errors import PenstockError
 from penstock_common.wire.dtypes import NAMES, numpy_dtype
 
@@ -92,7 +91,7 @@ def test_a_terminal_shows_two_pixels_a_character() -> None:
 def test_sheets_and_charts_are_written_whole(tmp_path: Path) -> None:
     """A page that reloads the PNG must never meet half of one, and a folder that cannot be written is one line."""
     image = np.random.default_rng(1).integers(0, 256, (32, 32, 3), np.uint8)
-    tiles = [Tile(image, [], ["0/0/1", "y=кот" * 40]), Tile(None, ["some", "text"], ["0/0/2"])]
+    tiles = [SheetTile(image, [], ["0/0/1", "y=кот" * 40]), SheetTile(None, ["some", "text"], ["0/0/2"])]
     save(contact_sheet(tiles, "train: two", side=64, columns=2), tmp_path / "deep" / "sheet.png")
     with Image.open(tmp_path / "deep" / "sheet.png") as sheet:
         pixels = np.asarray(sheet)
@@ -116,5 +115,5 @@ def test_encoded_images_are_decoded_to_be_looked_at_and_bombs_are_not(monkeypatc
     assert (found == image).all()
     assert decode(data.getvalue()[:40]) is None
     assert decode(b"no image") is None
-    monkeypatch.setattr("penstock.sheet.draw.MOST_PIXELS", 599)
+    monkeypatch.setattr("penstock.views.png.MOST_PIXELS", 599)
     assert decode(data.getvalue()) is None

@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock.stat.draws import Draw
-from penstock.stat.moments import Moments
-from penstock.stat.report import QUANTILES, as_json, paste_lines
-from penstock.stat.summary import MOST_DISTINCT, TensorSummary
+from penstock.views.stat import MOST_DISTINCT, QUANTILES, TensorSummary, as_json, paste_lines
+from penstock.views.statistics import Moments, UniformSample
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.spec import Spec
 
@@ -64,7 +62,7 @@ def test_moments_of_pieces_are_those_of_the_whole(rows: list[list[float]], piece
 @settings(deadline=None, max_examples=100)
 def test_a_draw_of_few_numbers_is_all_of_them(values: list[float], piece: int) -> None:
     """Small streams get numpy's very quantiles."""
-    draw = Draw(np.random.default_rng(1), kept=100)
+    draw = UniformSample(np.random.default_rng(1), kept=100)
     for start in range(0, len(values), piece):
         draw.add(np.array(values[start : start + piece]))
     assert draw.is_whole
@@ -75,8 +73,8 @@ def test_a_draw_of_few_numbers_is_all_of_them(values: list[float], piece: int) -
 def test_a_draw_is_bounded_uniform_and_repeatable() -> None:
     """The documented error holds wherever in the stream a number lies, merged or not; a seed gives the same again."""
 
-    def drawn(seed: int, *, halves: bool) -> Draw:
-        draws = [Draw(np.random.default_rng([seed, part]), kept=2000) for part in range(2)]
+    def drawn(seed: int, *, halves: bool) -> UniformSample:
+        draws = [UniformSample(np.random.default_rng([seed, part]), kept=2000) for part in range(2)]
         for start in range(0, 200_000, 3000):  # rising: a draw that favoured the beginning or the end would show
             piece = np.arange(start, min(start + 3000, 200_000), dtype=np.float64)
             draws[start >= 60_000 if halves else 0].add(piece)

@@ -131,8 +131,8 @@ class Console:
 
     @functools.cached_property
     def colours(self) -> str:
-        """How a picture may be drawn on stdout: a word of ``penstock.sheet.blocks``."""
-        from penstock.sheet.blocks import COLOURS_256, NO_COLOUR, TRUE_COLOUR
+        """How a picture may be drawn on stdout: a word of ``penstock.views.pictures``."""
+        from penstock.views.pictures import COLOURS_256, NO_COLOUR, TRUE_COLOUR
         from penstock_common.settings import Settings
 
         if not self._shows_colours:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cli import add_json, whole_number
-from penstock.cli.ending import end_by_signals
+from penstock.cli.interrupts import end_by_signals
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console

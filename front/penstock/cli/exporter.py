@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from penstock.cli import PORT, SERVER_URL, STREAM_NAME, add_url, url_of
-from penstock.cli.ending import end_by_signals
+from penstock.cli.interrupts import end_by_signals
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any, TextIO
 
-from penstock.cli.quit_key import QUIT_KEY, quit_key
+from penstock.cli.interrupts import QUIT_KEY, quit_key
 from penstock_common.errors import ServerUnavailable
 from penstock_common.extras import needed
 from penstock_common.printable import printable, printable_values

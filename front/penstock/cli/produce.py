@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from penstock.cli import Parser, WrongUsage, add_json
-from penstock.cli.ending import end_by_signals
+from penstock.cli.interrupts import end_by_signals
 from penstock.cli.sources import add_sources, options_of, plans_of, worker_count, workers_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.cli import Parser
-from penstock.cli.ending import end_by_signals
+from penstock.cli.interrupts import end_by_signals
 from penstock.cli.sources import add_sources, check_source, options_of, plans_of, streams_of, workers_of
 from penstock_common.errors import PenstockError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli import PORT, byte_size
-from penstock.cli.ending import end_by_signals
+from penstock.cli.interrupts import end_by_signals
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console

@@ -13,7 +13,7 @@ from penstock.cli import EPOCH_NUMBER, add_stream, seconds, url_of, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock.cli.samples import Shown
+    from penstock.views.show import ShownSample
     from penstock_common.stream.commands import Client
     from penstock_common.stream.streams import Stream
     from penstock_consumer.replaying.looking import Identity, Sample, Viewer
@@ -108,7 +108,7 @@ def _found(viewer: Viewer, stream: Stream, args: argparse.Namespace) -> list[Sam
     """In canonical order, the first or a draw; of one class if that is asked for."""
     import numpy as np
 
-    from penstock.cli.samples import class_names, class_of, is_of
+    from penstock.views.show import class_names, class_of, is_of
     from penstock_consumer.replaying.looking import samples_of
 
     label = None if args.label is None else class_of(class_names(stream), viewer.spec, args.label)
@@ -134,7 +134,7 @@ def _found(viewer: Viewer, stream: Stream, args: argparse.Namespace) -> list[Sam
 
 
 def _present(stream: Stream, samples: list[Sample], told: str, args: argparse.Namespace, console: Console) -> None:
-    from penstock.cli.samples import shown_of
+    from penstock.views.show import shown_of
 
     shown = shown_of(stream, samples, args.tensor)
     title = f"{stream.name}: {told}"
@@ -147,15 +147,15 @@ def _present(stream: Stream, samples: list[Sample], told: str, args: argparse.Na
         _print(shown, title, console)
 
 
-def _write(shown: Sequence[Shown], title: str, path: Path) -> None:
-    from penstock.sheet.draw import Tile, contact_sheet, decode, save
+def _write(shown: Sequence[ShownSample], title: str, path: Path) -> None:
+    from penstock.views.png import SheetTile, contact_sheet, decode, save
 
-    tiles = [Tile(one.picture(decode), one.words(), one.captions()) for one in shown]
+    tiles = [SheetTile(one.picture(decode), one.words(), one.captions()) for one in shown]
     save(contact_sheet(tiles, title), path)
 
 
-def _print(shown: Sequence[Shown], title: str, console: Console) -> None:
-    from penstock.sheet.blocks import NO_COLOUR
+def _print(shown: Sequence[ShownSample], title: str, console: Console) -> None:
+    from penstock.views.pictures import NO_COLOUR
 
     console.line(console.style(title, "bold"))
     if not console.is_terminal:
@@ -177,18 +177,17 @@ def _decoder() -> Any:
     from penstock_common.errors import PenstockError
 
     try:
-        from penstock.sheet.draw import decode
+        from penstock.views.png import decode
     except PenstockError:
         return None
     return decode
 
 
-def _tile(one: Shown, colours: str, decode: Any) -> list[str]:
+def _tile(one: ShownSample, colours: str, decode: Any) -> list[str]:
     """Lines of equal width: the picture on a dark ground, then three captions."""
     import numpy as np
 
-    from penstock.sheet.blocks import lines_of
-    from penstock.sheet.pictures import fitted
+    from penstock.views.pictures import fitted, lines_of
 
     rgb = one.picture(decode)
     if rgb is None:

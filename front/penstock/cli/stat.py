@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """0, also where there is something to warn of."""
-    from penstock.cli.samples import class_names
+    from penstock.views.show import class_names
     from penstock_common.stream.client import connect
     from penstock_common.stream.streams import load_stream
     from penstock_consumer.replaying.looking import Viewer
@@ -64,8 +64,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _gathered(viewer: Viewer, args: argparse.Namespace, names: dict[str, list[str]]) -> dict[str, Any]:
     import numpy as np
 
-    from penstock.stat.report import as_json
-    from penstock.stat.summary import TensorSummary
+    from penstock.views.stat import TensorSummary, as_json
 
     rng = np.random.default_rng(args.seed)
     summaries = {tensor.name: TensorSummary(tensor, rng) for tensor in viewer.spec}
@@ -128,7 +127,7 @@ def _missed(told: dict[str, Any]) -> list[str]:
 
 
 def _print_tensor(console: Console, one: dict[str, Any]) -> None:
-    from penstock.sheet.blocks import spark
+    from penstock.views.pictures import spark
     from penstock_common.stream.servers.suitability import readable_bytes
 
     sizes = ", ".join("?" if dim is None else str(dim) for dim in one["shape"])
@@ -170,7 +169,7 @@ def _short(value: float | None) -> str:
 
 def _plotted(folder: Path, told: dict[str, Any], names: dict[str, list[str]]) -> list[str]:
     """A histogram of each tensor, and the counts of classes where they are few enough to be told apart."""
-    from penstock.sheet.draw import bars, save
+    from penstock.views.png import bars, save
 
     paths: list[str] = []
 

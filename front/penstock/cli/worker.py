@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from penstock.cli import WrongUsage, whole_number
-from penstock.cli.ending import end_by_signals
+from penstock.cli.interrupts import end_by_signals
 from penstock.cli.sources import add_queue, options_of
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ import pytest
 from rich.console import Console
 
 import penstock
+from penstock.cli.interrupts import quit_key
 from penstock.cli.monitor_screen import drawn
-from penstock.cli.quit_key import quit_key
 from penstock_common.stream.servers.embedded import EmbeddedServer
 
 _ROOT = Path(penstock.__file__).parents[2]

@@ -1,6 +1,6 @@
-"""An array as a picture, ``uint8 [height, width, 3]``: images as they are, tables as heat maps, series as lines. Pure.
+"""Arrays as pictures, ``uint8 [height, width, 3]``, and pictures as lines of a terminal.
 
-A guess by shape and dtype, good enough to look at; ``note`` says what was done to the values.
+Images are drawn as they are, tables as heat maps, series as lines. The choice is a guess by shape and dtype.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.views.statistics import CHANNELS, LEAST_SIDE, real
+
 Rgb = NDArray[np.uint8]
 
-CHANNELS = (1, 3, 4)
-LEAST_SIDE = 4
 MOST_LINES, LEAST_POINTS = 4, 16
 """A table of at most so many columns and at least so many rows is drawn as lines."""
 PAPER, GRID, LOST = (255, 255, 255), (225, 225, 225), (255, 0, 255)
@@ -60,33 +60,28 @@ def _is_image(shape: tuple[int, ...]) -> bool:
     )
 
 
-def _real(array: NDArray[Any]) -> NDArray[np.float64]:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return (np.abs(array) if array.dtype.kind == "c" else array).astype(np.float64)
-
-
 def _image(array: NDArray[Any], note: str) -> Picture:
     if array.dtype == np.uint8:
         pixels = array
     else:
-        real = _real(array)
-        low, high = _bounds(real)
+        numbers = real(array)
+        low, high = _bounds(numbers)
         if not (low == 0 and high == 1):
             note += f"{low:.3g} to {high:.3g}"
         with np.errstate(over="ignore", invalid="ignore"):
-            share = (real - low) / ((high - low) or 1.0)
+            share = (numbers - low) / ((high - low) or 1.0)
             pixels = np.nan_to_num(255 * share.clip(0, 1)).astype(np.uint8)
         if array.shape[-1] in (1, 3):
-            pixels = np.where(np.isfinite(real).all(axis=-1, keepdims=True), pixels, np.array(LOST, np.uint8))
+            pixels = np.where(np.isfinite(numbers).all(axis=-1, keepdims=True), pixels, np.array(LOST, np.uint8))
     if pixels.shape[-1] == 4:  # on white paper
         alpha = pixels[..., 3:].astype(np.float64) / 255
         pixels = (pixels[..., :3] * alpha + 255 * (1 - alpha)).astype(np.uint8)
     return Picture(np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3))), note.strip())
 
 
-def _bounds(real: NDArray[np.float64]) -> tuple[float, float]:
+def _bounds(numbers: NDArray[np.float64]) -> tuple[float, float]:
     """What black and white stand for: 0 to 1 or -1 to 1 where all lies within, else the least and the greatest."""
-    finite = real[np.isfinite(real)]
+    finite = numbers[np.isfinite(numbers)]
     if not len(finite):
         return 0.0, 1.0
     low, high = float(finite.min()), float(finite.max())
@@ -97,11 +92,11 @@ def _bounds(real: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _heat(array: NDArray[Any], note: str) -> Picture:
-    real = _real(array)
-    finite = np.isfinite(real)
-    low, high = (float(real[finite].min()), float(real[finite].max())) if finite.any() else (0.0, 1.0)
+    numbers = real(array)
+    finite = np.isfinite(numbers)
+    low, high = (float(numbers[finite].min()), float(numbers[finite].max())) if finite.any() else (0.0, 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
-        share = np.nan_to_num((real - low) / ((high - low) or 1.0), posinf=0, neginf=0).clip(0, 1)
+        share = np.nan_to_num((numbers - low) / ((high - low) or 1.0), posinf=0, neginf=0).clip(0, 1)
     steps = share * (len(HEAT) - 1)
     lower = np.minimum(steps.astype(np.int64), len(HEAT) - 2)
     part = (steps - lower)[..., None]
@@ -112,14 +107,14 @@ def _heat(array: NDArray[Any], note: str) -> Picture:
 
 def _lines(series: NDArray[Any], side: int, note: str) -> Picture:
     """Points ``[n, k]``: k lines from left to right; where there is no finite number there is no line."""
-    real = _real(series)
-    finite = real[np.isfinite(real)]
+    numbers = real(series)
+    finite = numbers[np.isfinite(numbers)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     rgb = np.full((side, side, 3), PAPER, dtype=np.uint8)
     rgb[[0, side // 2, side - 1]] = GRID
     with np.errstate(over="ignore", invalid="ignore"):
-        share = (real - low) / ((high - low) or 1.0)
-    for number in range(real.shape[1]):
+        share = (numbers - low) / ((high - low) or 1.0)
+    for number in range(numbers.shape[1]):
         _draw_line(rgb, share[:, number], LINES[number])
     return Picture(rgb, f"{note}{low:.3g} to {high:.3g}")
 
@@ -161,3 +156,56 @@ def fitted(rgb: Rgb, height: int, width: int) -> Rgb:
     """The whole picture within so many pixels, its proportions kept."""
     scale = min(height / rgb.shape[0], width / rgb.shape[1])
     return resized(rgb, max(1, round(rgb.shape[0] * scale)), max(1, round(rgb.shape[1] * scale)))
+
+
+UPPER = "▀"
+RAMP = " .:-=+*#%@"
+"""From dark to light, for light letters on a dark ground."""
+TRUE_COLOUR, COLOURS_256, NO_COLOUR = "true colour", "256 colours", "no colour"
+
+
+def lines_of(rgb: Rgb, colours: str) -> list[str]:
+    """Return a string for each two rows of pixels: upper half blocks in the one's colour on the other's.
+
+    Without colours it is a ramp of characters from dark to light.
+    """
+    if len(rgb) % 2:
+        rgb = np.concatenate([rgb, np.zeros_like(rgb[:1])])
+    if colours == NO_COLOUR:
+        grey = rgb.astype(np.float64).mean(axis=-1)
+        pairs = (grey[::2] + grey[1::2]) / 2
+        return ["".join(RAMP[int(value * (len(RAMP) - 1) / 255)] for value in row) for row in pairs.tolist()]
+    code = _true_colour if colours == TRUE_COLOUR else _of_256
+    return [
+        "".join(_cell(code(up), code(low)) for up, low in zip(upper, lower, strict=True)) + "\x1b[0m"
+        for upper, lower in zip(rgb[::2], rgb[1::2], strict=True)
+    ]
+
+
+def _cell(upper: str, lower: str) -> str:
+    return f"\x1b[38;{upper};48;{lower}m{UPPER}"
+
+
+def _true_colour(pixel: NDArray[np.uint8]) -> str:
+    return "2;" + ";".join(map(str, pixel.tolist()))
+
+
+def _of_256(pixel: NDArray[np.uint8]) -> str:
+    """The nearest of the cube of 6 x 6 x 6 colours, or of the 24 greys where it is grey."""
+    red, green, blue = pixel.tolist()
+    if max(red, green, blue) - min(red, green, blue) < 10 and 8 <= red < 248:
+        return f"5;{232 + min(23, (red - 8) // 10)}"
+    return f"5;{16 + 36 * _of_6(red) + 6 * _of_6(green) + _of_6(blue)}"
+
+
+def _of_6(value: int) -> int:
+    return 0 if value < 48 else 1 if value < 115 else (value - 35) // 40
+
+
+def spark(counts: list[float], width: int = 40) -> str:
+    """A histogram in one line; a bin that is not empty is always seen."""
+    bars = " ▁▂▃▄▅▆▇█"
+    top = max(counts, default=0)
+    if not top:
+        return ""
+    return "".join(bars[max(1, round(count / top * 8)) if count else 0] for count in counts[:width])

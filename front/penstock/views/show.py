@@ -1,4 +1,4 @@
-"""What `show` and `stat` share: which tensor is the picture, which are labels, and a value in a few letters."""
+"""Samples as `show` and `stat` show them: which tensor is the picture, which are labels, a value in a few letters."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def shape_text(tensor: TensorSpec) -> str:
 
 
 @dataclass(slots=True)
-class Shown:
+class ShownSample:
     """A sample as it is shown."""
 
     sample: Sample
@@ -118,7 +118,7 @@ class Shown:
 
     def picture(self, decode: Callable[[bytes], Any] | None) -> Any:
         """``uint8 [h, w, 3]`` or None; ``decode`` makes one of an encoded image."""
-        from penstock.sheet.pictures import picture_of
+        from penstock.views.pictures import picture_of
 
         value = self.sample.tensors[self.tensor.name]
         if isinstance(value, bytes):
@@ -172,13 +172,14 @@ def _is_finite(number: Any) -> bool:
     return isinstance(number, float) and math.isfinite(number)
 
 
-def shown_of(stream: Stream, samples: Sequence[Sample], wanted: str | None) -> list[Shown]:
+def shown_of(stream: Stream, samples: Sequence[Sample], wanted: str | None) -> list[ShownSample]:
     """Each with its labels, by name where the stream has class names."""
     if stream.spec is None or not samples:
         return []
     names, tensor = class_names(stream), picture_tensor(stream.spec, wanted)
     labels = label_tensors(stream.spec, tensor)
-    return [
-        Shown(one, tensor, [label_text(label, one.tensors[label.name], names.get(label.name, ())) for label in labels])
-        for one in samples
-    ]
+
+    def told(one: Sample) -> list[str]:
+        return [label_text(label, one.tensors[label.name], names.get(label.name, ())) for label in labels]
+
+    return [ShownSample(one, tensor, told(one)) for one in samples]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.sheet.pictures import Rgb, fitted
+from penstock.views.pictures import Rgb, fitted
 from penstock_common.errors import PenstockError
 from penstock_common.extras import needed
 
@@ -31,7 +31,7 @@ MOST_PIXELS = 64_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class SheetTile:
     """One place of a contact sheet."""
 
     rgb: Rgb | None
@@ -53,7 +53,9 @@ def decode(data: bytes) -> Rgb | None:
         return None
 
 
-def contact_sheet(tiles: Sequence[Tile], title: str, *, side: int = 128, columns: int | None = None) -> Image.Image:
+def contact_sheet(
+    tiles: Sequence[SheetTile], title: str, *, side: int = 128, columns: int | None = None
+) -> Image.Image:
     """Rows of tiles under a title, each with its captions below."""
     columns = columns or max(1, min(len(tiles), round(math.sqrt(len(tiles) * 1.5))))
     lines = max((len(tile.captions) for tile in tiles), default=0)

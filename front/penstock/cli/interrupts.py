@@ -1,4 +1,4 @@
-"""Let one key end a command that draws on a terminal, and leave the terminal as it was, however the command ends."""
+"""Ends by keys and signals: all are as Ctrl-C, and leave the terminal and everything else as it was."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
-
-from penstock.cli.ending import hang_up
 
 QUIT_KEY = "q"
 _LFLAG, _CC = 3, 6
@@ -88,3 +86,24 @@ def _leave(terminal: int, before: list[Any], out: TextIO) -> None:
     with suppress(termios.error, OSError):  # the terminal is gone
         termios.tcsetattr(terminal, termios.TCSAFLUSH, before)  # keys that nobody read are not the shell's
         print(_SHOW_CURSOR, end="", file=out, flush=True)
+
+
+def end_by_signals() -> None:
+    """Have SIGTERM and SIGHUP raise KeyboardInterrupt in the main thread, as SIGINT does.
+
+    SIGHUP stays ignored where whoever started the command ignores it, as nohup does.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, hang_up)
+
+
+def hang_up(signum: int, frame: FrameType | None) -> None:
+    """End as by Ctrl-C, and print nothing more on a terminal that is gone: the error would end the cleaning up."""
+    signal.signal(signum, signal.SIG_IGN)  # a shell repeats what the kernel has sent
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    raise KeyboardInterrupt

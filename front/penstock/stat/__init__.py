@@ -1,1 +1,0 @@
-"""Statistics of samples as they stream by: pure, bounded in memory, mergeable. No Redis, no printing, no drawing."""

@@ -1,0 +1,352 @@
+"""Facts and findings of `penstock stat`: what is told of each tensor, and what an expert would point at.
+
+The thresholds are rules of thumb. Networks are initialised for inputs of mean 0 and deviation 1, and with classes that
+differ tenfold in number plain accuracy begins to mislead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.views.statistics import (
+    BYTE_WIDE,
+    ByteCounts,
+    Moments,
+    UniformSample,
+    channel_axis,
+    pieces_of,
+    real,
+    split,
+)
+from penstock_common.wire.block import Column
+from penstock_common.wire.dtypes import BYTES, item_size
+from penstock_common.wire.spec import TensorSpec
+
+MOST_DISTINCT = 4096
+"""Different integers that are counted one by one; beyond that quantiles and histogram come from the draw."""
+BINS = 40
+
+IdentityOf = Callable[[int], str]
+"""Row of the entry -> epoch/shard/offset."""
+
+
+class TensorSummary:
+    """All that is told of one tensor, gathered entry by entry in one thread.
+
+    It takes the memory of a sample of numbers, a few thousand counts and one piece.
+    """
+
+    def __init__(self, spec: TensorSpec, rng: np.random.Generator) -> None:
+        self.spec = spec
+        self.axis = channel_axis(spec)
+        self.samples = self.nbytes = 0
+        columns = (spec.shape[self.axis] or 1) if self.axis is not None else 1
+        self._bytes = ByteCounts(spec.dtype, columns) if spec.dtype in BYTE_WIDE else None
+        self._moments = Moments.none(columns)
+        self.draw = UniformSample(rng)
+        """Of numbers that are not counted by value."""
+        self._distinct: dict[int, int] | None = {} if self.of == "length" or _is_whole(spec) else None
+        self.nan_first = ""
+        """The first sample that has a NaN or an infinity."""
+        self.least: NDArray[np.int64] | None = None
+        self.greatest: NDArray[np.int64] | None = None
+        """Of ragged samples' shapes, per dimension."""
+        self.constant_samples, self.constant_first = 0, ""
+        """Samples all of whose numbers are one, and the first of them."""
+
+    @property
+    def of(self) -> str:
+        """What the numbers are: the ``value`` s, the ``length`` of byte strings, the ``magnitude`` of complex ones."""
+        if self.spec.dtype == BYTES:
+            return "length"
+        return "magnitude" if self.spec.dtype.startswith("complex") else "value"
+
+    @property
+    def moments(self) -> Moments:
+        """Of each channel, or of all."""
+        return self._moments if self._bytes is None else self._bytes.moments()
+
+    @property
+    def distinct(self) -> dict[int, int] | None:
+        """Integer -> how often; None where they are not integers, or too many different ones."""
+        return self._distinct if self._bytes is None else self._bytes.distinct()
+
+    def add(self, column: Column, rows: NDArray[np.int64], identity_of: IdentityOf) -> None:
+        """Some samples of an entry; ``rows`` rise."""
+        if not len(rows):
+            return
+        self.samples += len(rows)
+        lost = self._lost
+        for piece in pieces_of(column, rows, self.axis):
+            self._add_piece(piece)
+        if column.shapes is None:
+            self.nbytes += len(rows) * self.spec.sample_bytes
+        else:
+            self._add_shapes(column.shapes[rows])
+        if self._lost > lost and not self.nan_first:
+            at = next(place for place, values in enumerate(split(column, rows)) if _has_lost(values))
+            self.nan_first = identity_of(int(rows[at]))
+        self._count_constant(column, rows, identity_of)
+
+    @property
+    def _lost(self) -> float:
+        return float(self._moments.nan.sum() + self._moments.infinite.sum())
+
+    def _add_piece(self, piece: NDArray[Any]) -> None:
+        if self._bytes is not None:
+            self._bytes.add(piece)
+            return
+        numbers = real(piece)
+        self._moments = self._moments.merge(Moments.of(numbers))
+        flat = numbers.reshape(-1)
+        self.draw.add(flat if np.isfinite(flat).all() else flat[np.isfinite(flat)])
+        if self._distinct is not None:
+            values, counts = np.unique(piece, return_counts=True)
+            for value, count in zip(values[: MOST_DISTINCT + 1].tolist(), counts.tolist(), strict=False):
+                self._distinct[value] = self._distinct.get(value, 0) + count
+            if len(self._distinct) > MOST_DISTINCT:
+                self._distinct = None
+
+    def _add_shapes(self, shapes: NDArray[np.int64]) -> None:
+        least, greatest = shapes.min(axis=0), shapes.max(axis=0)
+        self.least = least if self.least is None else np.minimum(self.least, least)
+        self.greatest = greatest if self.greatest is None else np.maximum(self.greatest, greatest)
+        item = item_size(self.spec.dtype)
+        self.nbytes += int(shapes.prod(axis=1).sum()) * item
+
+    def _count_constant(self, column: Column, rows: NDArray[np.int64], identity_of: IdentityOf) -> None:
+        if self.spec.shape == () or self.spec.dtype == BYTES:
+            return
+        if column.shapes is None:
+            flat = column.values.reshape(len(column.values), -1)[rows]
+            same = (flat == flat[:, :1]).all(axis=1) if flat.shape[1] > 1 else np.zeros(len(rows), np.bool_)
+        else:
+            same = np.array([len(one) > 1 and bool((one == one[0]).all()) for one in split(column, rows)])
+        if same.any():
+            self.constant_first = self.constant_first or identity_of(int(rows[int(same.argmax())]))
+            self.constant_samples += int(same.sum())
+
+    # --- what is told ---
+
+    def whole(self) -> Moments:
+        """Of all channels together."""
+        return self.moments.pooled()
+
+    def bounds(self) -> tuple[float, float] | None:
+        """Least and greatest number, exact integers where integers are counted; None of no finite number."""
+        if distinct := self.distinct:
+            return min(distinct), max(distinct)
+        whole = self.whole()
+        return (float(whole.low[0]), float(whole.high[0])) if whole.count[0] else None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether quantiles and histogram are of every number seen."""
+        return self.distinct is not None or self.draw.is_whole
+
+    def quantiles(self, at: tuple[float, ...]) -> list[float]:
+        """By counts where there are some (the least value that so many are at or below), else by the draw."""
+        distinct = self.distinct
+        if not distinct:
+            return self.draw.quantiles(at)
+        values = sorted(distinct)
+        below = np.cumsum([distinct[value] for value in values])
+        ranks = [int(np.searchsorted(below, max(1, np.ceil(q * below[-1])))) for q in at]
+        return [float(values[min(rank, len(values) - 1)]) for rank in ranks]
+
+    def histogram(self, bins: int = BINS) -> tuple[list[float], list[float]]:
+        """Edges (one more) and how many numbers lie between them; both empty of no finite number."""
+        bounds, distinct = self.bounds(), self.distinct
+        if bounds is None or not math.isfinite(float(bounds[1]) - float(bounds[0])):
+            return [], []  # numpy refuses a range wider than a float64
+        low, high = float(bounds[0]), float(bounds[1])
+        if distinct is not None:
+            values = np.array([float(value) for value in distinct])
+            weights = np.array(list(distinct.values()), dtype=np.float64)
+            span = int(bounds[1]) - int(bounds[0]) + 1
+            width = -(-span // bins)  # whole numbers: else bins of three beside bins of four
+            bins = -(-span // width)
+            low, high = low - 0.5, low - 0.5 + bins * width
+        else:
+            values = self.draw.values
+            weights = np.full(len(values), self.draw.seen / max(1, len(values)))
+        if high - low < 4 * bins * np.spacing(max(abs(low), abs(high))):
+            pad = max(abs(low), abs(high), 1.0) / 2
+            bins, low, high = 1, low - pad, high + pad
+        counts, edges = np.histogram(values, bins=bins, range=(low, high), weights=weights)
+        return edges.tolist(), counts.tolist()
+
+    def classes(self) -> dict[int, int] | None:
+        """Class -> samples, of a tensor that is one integer for each sample."""
+        distinct = self.distinct
+        if not distinct or self.spec.shape != () or self.of != "value":
+            return None
+        return dict(sorted(distinct.items()))
+
+
+def _is_whole(spec: TensorSpec) -> bool:
+    return spec.dtype == "bool" or spec.dtype.startswith(("int", "uint"))
+
+
+def _has_lost(values: NDArray[Any]) -> bool:
+    return not bool(np.isfinite(real(values)).all())
+
+
+LARGE = 10.0
+"""Mean or deviation of floating-point inputs above which they are called unnormalised."""
+IMBALANCE = 10.0
+"""The largest class has so many times the samples of the smallest."""
+ENOUGH_EACH = 20
+"""Samples for each class name, from which on one that was never drawn is worth a word."""
+
+
+def findings(summary: TensorSummary, names: Sequence[str] = ()) -> list[str]:
+    """Return a sentence for each trouble; ``names`` are the tensor's class names, if the stream has some."""
+    told = [*_lost(summary), *_constant(summary), *_range(summary)]
+    counts = summary.classes()
+    return [*told, *_classes(summary, counts, names)] if counts else told
+
+
+def _lost(summary: TensorSummary) -> list[str]:
+    nan, infinite = int(summary.moments.nan.sum()), int(summary.moments.infinite.sum())
+    if not nan + infinite:
+        return []
+    what = " and ".join(f"{count} {kind}" for count, kind in ((nan, "NaN"), (infinite, "infinite")) if count)
+    return [f"{summary.spec.name}: {what} among its numbers, first in sample {summary.nan_first}: the loss becomes NaN"]
+
+
+def _constant(summary: TensorSummary) -> list[str]:
+    bounds, name = summary.bounds(), summary.spec.name
+    if bounds is None or summary.samples < 2 or summary.of == "length":
+        return []
+    if bounds[0] == bounds[1]:
+        return [f"{name}: every {summary.of} is {bounds[0]:g}: there is nothing to learn from it"]
+    told = []
+    flat = [channel for channel, std in enumerate(summary.moments.std) if std == 0 and summary.axis is not None]
+    if flat:
+        told.append(f"{name}: channel {', '.join(map(str, flat))} has the same value everywhere")
+    if summary.constant_samples:
+        share = summary.constant_samples / summary.samples
+        told.append(
+            f"{name}: {summary.constant_samples} of {summary.samples} samples ({share:.1%}) have one value throughout "
+            f"(empty?), the first is {summary.constant_first}"
+        )
+    return told
+
+
+def _range(summary: TensorSummary) -> list[str]:
+    spec, whole = summary.spec, summary.whole()
+    if spec.shape == () or "float" not in spec.dtype or not whole.count[0]:
+        return []
+    mean, std = float(whole.mean[0]), float(whole.std[0])
+    if abs(mean) <= LARGE and std <= LARGE:
+        return []
+    is_pixels = whole.low[0] >= 0 and 1 < whole.high[0] <= 255
+    advice = "pixels from 0 to 255: divide by 255" if is_pixels else "normalise it, e.g. by the line to paste"
+    return [f"{spec.name}: mean {mean:.4g} and deviation {std:.4g} are not normalised ({advice})"]
+
+
+def _classes(summary: TensorSummary, counts: Mapping[int, int], names: Sequence[str]) -> list[str]:
+    def named(number: int) -> str:
+        return repr(names[number]) if 0 <= number < len(names) else str(number)
+
+    spec, told = summary.spec, []
+    if names and (strange := [number for number in counts if not 0 <= number < len(names)]):
+        told.append(f"{spec.name}: {strange[0]} is no class: the stream has {len(names)} class names")
+    if names and summary.samples >= ENOUGH_EACH * len(names):
+        absent = [names[number] for number in range(len(names)) if number not in counts]
+        if absent:
+            told.append(f"{spec.name}: no sample of class {', '.join(map(repr, absent[:5]))} was seen")
+    if 2 <= len(counts) <= max(len(names), summary.samples // ENOUGH_EACH):
+        most, least = max(counts, key=lambda n: counts[n]), min(counts, key=lambda n: counts[n])
+        if counts[most] >= IMBALANCE * counts[least]:
+            told.append(
+                f"{spec.name}: class {named(most)} has {counts[most]} samples, {named(least)} {counts[least]}: "
+                "balance them (--balance), or weigh the loss"
+            )
+    return told
+
+
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+PIXEL = 255.0
+
+
+def as_json(summary: TensorSummary, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Everything, with null where there is no number (JSON has neither NaN nor infinities)."""
+    whole, bounds, spec = summary.whole(), summary.bounds(), summary.spec
+    low, high = bounds if bounds is not None else (None, None)
+    edges, counts = summary.histogram()
+    classes = summary.classes()
+    known = bool(whole.count[0])
+    return {
+        "tensor": spec.name,
+        "dtype": spec.dtype,
+        "shape": list(spec.shape),
+        "shapes_seen": None if summary.least is None or summary.greatest is None
+        else {"least": summary.least.tolist(), "greatest": summary.greatest.tolist()},
+        "of": summary.of,
+        "samples": summary.samples,
+        "numbers": int(whole.count[0] + whole.nan[0] + whole.infinite[0]),
+        "bytes": summary.nbytes,
+        "min": _number(low),
+        "max": _number(high),
+        "mean": _number(float(whole.mean[0])) if known else None,
+        "std": _number(float(whole.std[0])) if known else None,
+        "nan": int(whole.nan[0]),
+        "infinite": int(whole.infinite[0]),
+        "quantiles": {f"{q:g}": _number(v) for q, v in zip(QUANTILES, summary.quantiles(QUANTILES), strict=True)},
+        "quantiles_of": len(summary.draw.values) if not summary.is_exact else int(whole.count[0]),
+        "histogram": {"edges": edges, "counts": [round(count) for count in counts]},
+        "classes": None if classes is None
+        else [{"class": number, "name": _name(number, names), "samples": count} for number, count in classes.items()],
+        "channels": None if summary.axis is None or not known
+        else {"axis": summary.axis, "mean": _numbers(summary.moments.mean), "std": _numbers(summary.moments.std)},
+        "constant_samples": summary.constant_samples,
+        "paste": paste_lines(summary),
+        "findings": findings(summary, names),
+    }  # fmt: skip
+
+
+def paste_lines(summary: TensorSummary) -> dict[str, str]:
+    """Framework -> one line of Python that normalises the tensor to mean 0 and deviation 1; empty where none would."""
+    spec, moments = summary.spec, summary.moments if summary.axis is not None else summary.whole()
+    if spec.shape == () or summary.of != "value" or spec.dtype == "bool":
+        return {}
+    std = moments.std
+    if not all(math.isfinite(float(one)) and one > 0 for one in std):
+        return {}
+    axis = {None: None, -1: -1, 0: 1}[summary.axis]  # with the batch in front
+    mean = [float(one) for one in moments.mean]
+    variance = [float(one) ** 2 for one in std]
+    shown = (_list(mean), _list(variance)) if axis is not None else (_short(mean[0]), _short(variance[0]))
+    lines = {"keras": f"keras.layers.Normalization(axis={axis}, mean={shown[0]}, variance={shown[1]})"}
+    if summary.axis is not None and len(spec.shape) == 3:
+        scale, why = (PIXEL, "  # after ToTensor(), which divides by 255") if spec.dtype == "uint8" else (1.0, "")
+        means, stds = _list([one / scale for one in mean]), _list([float(one) / scale for one in std])
+        lines["torchvision"] = f"torchvision.transforms.Normalize(mean={means}, std={stds}){why}"
+    return lines
+
+
+def _name(number: int, names: Sequence[str]) -> str | None:
+    return names[number] if 0 <= number < len(names) else None
+
+
+def _short(number: float) -> str:
+    return f"{number:.6g}"
+
+
+def _list(numbers: list[float]) -> str:
+    return f"[{', '.join(map(_short, numbers))}]"
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is None or isinstance(value, int) or math.isfinite(value) else None
+
+
+def _numbers(values: Any) -> list[float | None]:
+    return [_number(float(value)) for value in values]

@@ -1,0 +1,264 @@
+"""Statistics of numbers as they stream by: bounded in memory and mergeable.
+
+A tensor's samples come as pieces of numbers ``[k, C]``. A piece has at most `PIECE` numbers, or one row of channels, so
+that float64 copies stay in a processor's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_common.wire.block import Column
+from penstock_common.wire.codec import row_starts
+from penstock_common.wire.dtypes import BYTES
+from penstock_common.wire.spec import TensorSpec
+
+PIECE = 1 << 17
+CHANNELS = (1, 3, 4)
+"""Of an image: grey, RGB, RGBA."""
+LEAST_SIDE = 4
+
+
+def channel_axis(spec: TensorSpec) -> int | None:
+    """Which axis of a sample is an image's channels: -1, 0, or None where it does not look like an image."""
+    shape = spec.shape
+    if spec.dtype == BYTES or len(shape) not in (3, 4):
+        return None
+    if shape[-1] in CHANNELS and all(_is_side(dim) for dim in shape[-3:-1]):
+        return -1
+    return 0 if len(shape) == 3 and shape[0] in CHANNELS and all(map(_is_side, shape[1:])) else None
+
+
+def _is_side(dim: int | None) -> bool:
+    return dim is None or dim >= LEAST_SIDE
+
+
+def pieces_of(column: Column, rows: NDArray[np.int64], axis: int | None) -> Iterator[NDArray[Any]]:
+    """The numbers of these samples, in the tensor's dtype; a column per channel, else one. bytes: their lengths."""
+    spec = column.spec
+    if spec.dtype == BYTES:
+        assert column.shapes is not None
+        yield column.shapes[rows, :1]
+        return
+    if axis == 0:
+        channels = spec.shape[0] or 1
+        for sample in split(column, rows):
+            yield from _cut(sample.reshape(channels, -1).T)
+        return
+    yield from _cut(_flat(column, rows).reshape(-1, (spec.shape[-1] or 1) if axis == -1 else 1))
+
+
+def split(column: Column, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+    """The numbers of each of these samples, 1-D."""
+    if column.shapes is None:
+        yield from (column.values[row].reshape(-1) for row in rows.tolist())
+        return
+    starts = row_starts(column.shapes, column.spec).tolist()
+    yield from (column.values[starts[row] : starts[row + 1]] for row in rows.tolist())
+
+
+def _flat(column: Column, rows: NDArray[np.int64]) -> NDArray[Any]:
+    values: NDArray[Any] = column.values
+    if column.shapes is None:
+        return values.reshape(-1) if len(rows) == len(values) else values[rows].reshape(-1)
+    return values if len(rows) == len(column.shapes) else np.concatenate(list(split(column, rows)))
+
+
+def _cut(numbers: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    step = max(1, PIECE // max(1, numbers.shape[1]))
+    for start in range(0, len(numbers), step):
+        yield numbers[start : start + step]
+
+
+def real(numbers: NDArray[Any]) -> NDArray[np.float64]:
+    """As float64: a complex number's magnitude, 0 and 1 of a bool."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (np.abs(numbers) if numbers.dtype.kind == "c" else numbers).astype(np.float64)
+
+
+F64 = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Moments:
+    """Count, mean, variance, least and greatest of each of C columns; every field is an array of length C.
+
+    Pieces are merged by the rule of Chan, Golub and LeVeque (1979), of which Welford's is the case of one number.
+    Nothing is summed over the whole stream, so nothing is lost to cancellation. NaN and infinities are counted and left
+    out.
+    """
+
+    count: F64
+    """Finite numbers."""
+    mean: F64
+    m2: F64
+    """Sum of squared deviations from the mean."""
+    low: F64
+    high: F64
+    """Infinite and the wrong way round while there is no finite number."""
+    nan: F64
+    infinite: F64
+
+    @classmethod
+    def none(cls, columns: int = 1) -> Moments:
+        """Of no numbers yet."""
+        zeros = [np.zeros(columns) for _ in range(5)]
+        return cls(zeros[0], zeros[1], zeros[2], np.full(columns, np.inf), np.full(columns, -np.inf), *zeros[3:])
+
+    @classmethod
+    def of(cls, rows: F64) -> Moments:
+        """Of one piece, ``[n, C]``."""
+        if not len(rows):
+            return cls.none(rows.shape[1])
+        columns = np.ascontiguousarray(rows.T)  # numpy sums along short rows many times slower
+        finite = np.isfinite(columns)
+        size = float(len(rows))
+        with np.errstate(over="ignore", invalid="ignore"):
+            if finite.all():
+                mean = columns.mean(axis=1)
+                m2 = np.square(columns - mean[:, None]).sum(axis=1)
+                lost = [np.zeros(len(columns)), np.zeros(len(columns))]
+                return cls(np.full(len(columns), size), mean, m2, columns.min(axis=1), columns.max(axis=1), *lost)
+            count = finite.sum(axis=1).astype(np.float64)
+            mean = np.where(finite, columns, 0).sum(axis=1) / np.maximum(count, 1)
+            m2 = np.square(np.where(finite, columns - mean[:, None], 0)).sum(axis=1)
+        nan = np.isnan(columns).sum(axis=1).astype(np.float64)
+        low = np.where(finite, columns, np.inf).min(axis=1)
+        high = np.where(finite, columns, -np.inf).max(axis=1)
+        return cls(count, mean, m2, low, high, nan, size - count - nan)
+
+    def merge(self, other: Moments) -> Moments:
+        """Of the numbers of both."""
+        count = self.count + other.count
+        share = other.count / np.maximum(count, 1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            apart = other.mean - self.mean
+            mean = self.mean + apart * share
+            m2 = self.m2 + other.m2 + apart * apart * self.count * share
+        return Moments(
+            count, mean, m2, np.minimum(self.low, other.low), np.maximum(self.high, other.high),
+            self.nan + other.nan, self.infinite + other.infinite,
+        )  # fmt: skip
+
+    def pooled(self) -> Moments:
+        """Of the numbers of all columns together: C = 1."""
+        whole = Moments.none()
+        for column in range(len(self.count)):
+            part = slice(column, column + 1)
+            whole = whole.merge(
+                Moments(
+                    self.count[part], self.mean[part], self.m2[part], self.low[part], self.high[part],
+                    self.nan[part], self.infinite[part],
+                )
+            )  # fmt: skip
+        return whole
+
+    @property
+    def std(self) -> F64:
+        """Standard deviation of what was seen (divided by n, as numpy does and normalisation wants); NaN of nothing."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.sqrt(self.m2 / self.count)
+
+
+BYTE_WIDE = ("uint8", "int8", "bool")
+
+
+class ByteCounts:
+    """The counts of each of the 256 values of 8-bit numbers in each of C columns.
+
+    Everything about such numbers follows exactly, and counting is all it costs.
+    """
+
+    def __init__(self, dtype: str, columns: int) -> None:
+        self._counts: NDArray[np.int64] = np.zeros((columns, 256), dtype=np.int64)
+        every = np.arange(256, dtype=np.uint8)
+        self._values: NDArray[np.int64] = (every.view(np.int8) if dtype == "int8" else every).astype(np.int64)
+
+    def add(self, piece: NDArray[Any]) -> None:
+        """One piece, ``[n, C]`` of the dtype."""
+        for column in range(len(self._counts)):
+            self._counts[column] += np.bincount(piece[:, column].view(np.uint8), minlength=256)
+
+    def moments(self) -> Moments:
+        """Of each column; sums are of integers, so nothing is rounded before the end."""
+        count = self._counts.sum(axis=1).astype(np.float64)
+        mean = (self._counts * self._values).sum(axis=1) / np.maximum(count, 1)
+        m2 = (self._counts * np.square(self._values - mean[:, None])).sum(axis=1)
+        low = np.where(self._counts > 0, self._values, np.inf).min(axis=1)
+        high = np.where(self._counts > 0, self._values, -np.inf).max(axis=1)
+        return Moments(count, mean, m2, low, high, np.zeros_like(count), np.zeros_like(count))
+
+    def distinct(self) -> dict[int, int]:
+        """Value -> how often, of those that occur at all."""
+        whole = self._counts.sum(axis=0)
+        return {value: count for value, count in zip(self._values.tolist(), whole.tolist(), strict=True) if count}
+
+
+KEPT = 1 << 16
+"""Numbers kept of each tensor: 1 MiB with their keys."""
+
+
+class UniformSample:
+    """A uniform sample of at most k finite numbers from a stream of unknown length, for quantiles and histograms.
+
+    Each number gets a random key, and those with the k least keys are kept. This makes every subset of k equally
+    likely and two samples mergeable.
+
+    The error of a quantile q by k of n > k numbers is in its rank. With a probability of 99.7 % it is the true quantile
+    of some q +- 3 sqrt(q (1 - q) / k), at most 0.6 percentage points with the default k. Of n <= k numbers all are
+    kept, and the quantiles are numpy's. The caller leaves NaN and infinities out.
+    """
+
+    def __init__(self, rng: np.random.Generator, kept: int = KEPT) -> None:
+        self._rng, self._kept = rng, kept
+        self.seen = 0
+        """Numbers drawn from."""
+        self._threshold = 1.0
+        """No key above it can be among the least k any more."""
+        self._keys: NDArray[np.float64] = np.empty(0)
+        self._values: NDArray[np.float64] = np.empty(0)
+
+    def add(self, values: NDArray[np.float64]) -> None:
+        """One piece, 1-D."""
+        self.seen += len(values)
+        # of n uniform keys, Binomial(n, t) lie below t, anywhere, and each is uniform below t
+        count = int(self._rng.binomial(len(values), self._threshold))
+        if count < len(values):
+            values = values[self._rng.choice(len(values), count, replace=False, shuffle=False)]
+        self._keep(self._rng.random(count) * self._threshold, values)
+
+    def merge(self, other: UniformSample) -> None:
+        """Takes over what another has drawn from other numbers."""
+        self.seen += other.seen
+        self._threshold = min(self._threshold, other._threshold)
+        self._keep(other._keys, other._values)
+
+    def _keep(self, keys: NDArray[np.float64], values: NDArray[np.float64]) -> None:
+        keys, values = np.concatenate([self._keys, keys]), np.concatenate([self._values, values])
+        if len(keys) > self._kept:
+            least = np.argpartition(keys, self._kept - 1)[: self._kept]
+            keys, values = keys[least], values[least]
+            self._threshold = float(keys.max())
+        self._keys, self._values = keys, values
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every number was kept."""
+        return len(self._values) == self.seen
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """What is kept, in no order."""
+        return self._values
+
+    def quantiles(self, at: tuple[float, ...]) -> list[float]:
+        """By linear interpolation, as numpy's; NaN of nothing."""
+        if not len(self._values):
+            return [float("nan")] * len(at)
+        with np.errstate(over="ignore", invalid="ignore"):  # between the ends of float64 lies more than one
+            return [float(value) for value in np.quantile(self._values, at)]
