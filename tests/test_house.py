@@ -219,7 +219,7 @@ TRESPASSES = {
     "common/penstock_common/wire/trespass.py": "import os.path, time, penstock_common.stream",
     "common/penstock_common/stream/groups/trespass.py": "import penstock_common.stream.losses",
     "consumer/penstock_consumer/stages/trespass.py": "import penstock_common.stream, penstock_producer",
-    "consumer/penstock_consumer/receiving/trespass.py": "import penstock_consumer.loader",
+    "consumer/penstock_consumer/read/trespass.py": "import penstock_consumer.adapters",
     "producer/penstock_producer/sources/trespass.py": "import penstock_producer.notebook",
 }
 """One breach of each contract."""
@@ -363,7 +363,7 @@ def test_what_is_compared_between_commits_uses_what_users_use() -> None:
     [
         ("import penstock\nimport penstock.torch\nfrom penstock import Loader, mix", False),
         ("from penstock.jax import dataset", False),
-        ("def f():\n    from penstock_consumer.loader import Loader", True),
+        ("def f():\n    from penstock_consumer.read.loader import Loader", True),
         ("context.preload(['penstock_producer.jobs'])", True),
         ("from penstock.cli import byte_size", True),
         ("from penstock import cli", True),

@@ -18,8 +18,8 @@ except ModuleNotFoundError:
 if TYPE_CHECKING:
     from penstock_common.errors import PenstockError
     from penstock_common.stream.servers.embedded import EmbeddedServer
-    from penstock_consumer.loader import Loader
-    from penstock_consumer.mixture import mix
+    from penstock_consumer.read.loader import Loader
+    from penstock_consumer.read.mixture import mix
     from penstock_consumer.replaying.files import Files
     from penstock_consumer.replaying.replay import Replay
     from penstock_producer.notebook import produce
@@ -32,11 +32,11 @@ __all__ = ["EmbeddedServer", "Files", "Loader", "PenstockError", "Replay", "Writ
 _HOMES = {
     "EmbeddedServer": "penstock_common.stream.servers.embedded",
     "Files": "penstock_consumer.replaying.files",
-    "Loader": "penstock_consumer.loader",
+    "Loader": "penstock_consumer.read.loader",
     "PenstockError": "penstock_common.errors",
     "Replay": "penstock_consumer.replaying.replay",
     "Writer": "penstock_producer.writing.writer",
-    "mix": "penstock_consumer.mixture",
+    "mix": "penstock_consumer.read.mixture",
     "produce": "penstock_producer.notebook",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_consumer.shared.asking import (
+from penstock_consumer.read.fetch_plan import (
     BLOCK_MS,
     BUDGET_SHARE,
     GROUP_ASKS_S,

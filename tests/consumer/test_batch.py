@@ -15,7 +15,7 @@ from penstock_common.stream.groups.ledger import runs
 from penstock_common.wire.block import Column
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_consumer.shared.holdings import Holdings, plan_acknowledgement
+from penstock_consumer.read.leases import Holdings, plan_acknowledgement
 from penstock_consumer.stages.batch import UNKNOWN, Assembler, Batch, Lease, Span
 from penstock_consumer.stages.buffers import Arena
 

@@ -16,10 +16,10 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.mending.drop import drop_bad
-from penstock_consumer.loader import Loader
-from penstock_consumer.shared import burials
-from penstock_consumer.shared.burials import HOPELESS_ENTRIES
-from penstock_consumer.shared.keeper import MANY_DELIVERIES, Keeper
+from penstock_consumer.read import dead_letters
+from penstock_consumer.read.dead_letters import HOPELESS_ENTRIES
+from penstock_consumer.read.heartbeat import MANY_DELIVERIES, Keeper
+from penstock_consumer.read.loader import Loader
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, loader_of, numbers, open_stream, produce, sample
 from tests.contracts.processes import child
@@ -34,7 +34,7 @@ def refuse_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def verify(header: Any, buffers: Any) -> None:
         raise ChecksumMismatch("this reader has a bug")
 
-    monkeypatch.setattr("penstock_consumer.receiving.receive.verify", verify)
+    monkeypatch.setattr("penstock_consumer.read.receive.verify", verify)
 
 
 def dead(client: Client) -> int:
@@ -206,7 +206,7 @@ def left_behind(url: str, client: Client, bad: int, deliveries: int) -> str:
 
 @pytest.mark.parametrize(
     ("owner", "name", "bad", "deliveries"),
-    [(Keeper, "count_turn", 0, MANY_DELIVERIES), (burials, "bury", 2, 1)],
+    [(Keeper, "count_turn", 0, MANY_DELIVERIES), (dead_letters, "bury", 2, 1)],
     ids=["a suspect's turn", "a dead letter held back"],
 )
 def test_a_lost_answer_makes_no_reader_hand_out_twice_what_it_took_over(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_common.stream.entries import Record
-from penstock_consumer.ordered.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
+from penstock_consumer.read.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
 
 
 @st.composite

@@ -15,8 +15,7 @@ from penstock_common.errors import BudgetFull, CheckpointOverdue, PenstockError,
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.watching.waiters import Waiter
-from penstock_consumer.settling.circle import Circle
-from penstock_consumer.settling.overdue import SETTLED_MS, Jam, is_circle
+from penstock_consumer.read.deadlock import SETTLED_MS, Circle, Jam, is_circle
 from penstock_producer.writing.writer import Writer
 from tests.consumer.test_policies import BLOCK, BUDGET, writing
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, sample
@@ -30,7 +29,7 @@ AHEAD = 300
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a minute is long for a test."""
-    monkeypatch.setattr("penstock_consumer.settling.settlement.ELSEWHERE_S", 6.0)
+    monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", 6.0)
 
 
 class Group(threading.Thread):

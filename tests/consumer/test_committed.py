@@ -16,8 +16,8 @@ from penstock_common.stream.removal.release import release_epoch
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import encode
 from penstock_common.wire.header import Header
-from penstock_consumer.shared import committed
-from penstock_consumer.shared.committed import Committed
+from penstock_consumer.read import receive
+from penstock_consumer.read.receive import Committed
 from tests.contracts.feed import (
     SAMPLE_BYTES,
     SPEC,
@@ -151,7 +151,7 @@ def test_a_connection_that_was_closed_while_it_was_idle_is_no_outage(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow trainer asks for a page a minute, and servers close connections that are idle."""
-    monkeypatch.setattr(committed, "PAGE", 1)
+    monkeypatch.setattr(receive, "PAGE", 1)
     produce(any_url, "t", 40, block_samples=5)
     cut = 0
     real = Committed.ask

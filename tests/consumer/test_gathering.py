@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_consumer.ordered.gathering import BUDGET_SHARE, STEPS_AT_ONCE, WITHIN_S, Gathering
+from penstock_consumer.read.fetch_plan import BUDGET_SHARE, STEPS_AT_ONCE, WITHIN_S, Gathering
 
 STEP, SAMPLE_BYTES = 1000, 1000
 STEP_BYTES = STEP * SAMPLE_BYTES

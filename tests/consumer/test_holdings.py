@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_consumer.shared.holdings import Holdings, _joined, plan_acknowledgement
+from penstock_consumer.read.leases import Holdings, _joined, plan_acknowledgement
 from penstock_consumer.stages.batch import Batch, Lease, Span
 
 

@@ -21,14 +21,14 @@ from penstock_common.stream.entries import list_held, list_overdue
 from penstock_common.stream.groups.presence import SILENT_MS
 from penstock_common.stream.groups.roster import Membership, beat, join_group, leave, load_roster, server_ms
 from penstock_common.stream.manifest import abandon_epoch
-from penstock_consumer.shared.holdings import Holdings
-from penstock_consumer.shared.keeper import LONGEST_LOOK_S, Keeper
-from penstock_consumer.shared.place import Place
+from penstock_consumer.read.heartbeat import LONGEST_LOOK_S, Keeper
+from penstock_consumer.read.leases import Holdings
+from penstock_consumer.read.member import Place
 from penstock_consumer.stages.batch import Lease
 from tests.contracts.between import between
 from tests.contracts.feed import open_stream, produce
 
-KEEPER = "penstock_consumer.shared.keeper"
+KEEPER = "penstock_consumer.read.heartbeat"
 LEASE_S = 30.0
 BEAT_S = 1.0
 

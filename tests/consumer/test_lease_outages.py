@@ -9,9 +9,9 @@ import pytest
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups import roster
 from penstock_common.stream.groups.roster import Membership, join_group
-from penstock_consumer.shared import keeper as keepers
-from penstock_consumer.shared.holdings import Holdings
-from penstock_consumer.shared.keeper import Keeper
+from penstock_consumer.read import heartbeat as keepers
+from penstock_consumer.read.heartbeat import Keeper
+from penstock_consumer.read.leases import Holdings
 from tests.contracts.feed import open_stream, produce
 
 LEASE_S = 30.0

@@ -29,8 +29,8 @@ from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.removal.release import release_epoch
 from penstock_common.stream.streams import set_plan
 from penstock_common.waiting import Wait
-from penstock_consumer.loader import Loader
-from penstock_consumer.membership.arrival import await_stream
+from penstock_consumer.read.loader import Loader
+from penstock_consumer.read.member import await_stream
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import (
     SAMPLE_BYTES,
@@ -107,7 +107,7 @@ class TestWaits:
         self, any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It starts the trainer before it opens the source, which may be a large folder on a slow disk."""
-        monkeypatch.setattr("penstock_consumer.loader.STARTUP_S", 0.0)
+        monkeypatch.setattr("penstock_consumer.read.loader.STARTUP_S", 0.0)
         with loader_of(any_url, timeout_s=None) as loader, pytest.raises(StreamNotFound):
             list(loader)
 
@@ -209,7 +209,7 @@ class TestWaits:
             release_epoch(any_client, open_stream(any_client, "t"), 0)
             return uncovered(*arguments)
 
-        monkeypatch.setattr("penstock_consumer.shared.place.uncovered", released)
+        monkeypatch.setattr("penstock_consumer.read.member.uncovered", released)
         with loader_of(any_url) as loader:
             assert sorted(numbers(loader)) == list(range(40))
 

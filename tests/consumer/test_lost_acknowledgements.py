@@ -10,7 +10,7 @@ import pytest
 from penstock_common.errors import ServerUnavailable
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import RELEASED
-from penstock_consumer.shared.keeper import Keeper
+from penstock_consumer.read.heartbeat import Keeper
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import loader_of, numbers, open_stream, produce
 

@@ -17,8 +17,8 @@ from penstock_common.errors import SpecMismatch, StateMismatch
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_consumer.adapters.settling import Feed
-from penstock_consumer.loader import Loader
-from penstock_consumer.mixture import Mixture, choice, mix
+from penstock_consumer.read.loader import Loader
+from penstock_consumer.read.mixture import Mixture, choice, mix
 from penstock_consumer.stages.batch import Batch
 from tests.contracts.feed import produce
 from tests.contracts.processes import child

@@ -13,7 +13,7 @@ from penstock_common.stream.groups.positions import known_positions
 from penstock_common.stream.groups.roster import Membership, Order, load_roster
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.removal.release import release_epoch
-from penstock_consumer.ordered.ranks import OrderedPlace
+from penstock_consumer.read.member import OrderedPlace
 from penstock_consumer.stages.batch import Batch
 from tests.contracts.feed import SPEC, open_stream, produce, sample, writer_of
 

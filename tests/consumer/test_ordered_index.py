@@ -17,9 +17,8 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record
 from penstock_common.stream.index_pages import Indexes, Pages
 from penstock_common.stream.manifest import load_manifest
-from penstock_consumer.ordered.canonical import Piece
-from penstock_consumer.ordered.known import Known
-from penstock_consumer.ordered.walk import Walk, shards_in_order
+from penstock_consumer.read.canonical import Piece
+from penstock_consumer.read.index_walk import Known, Walk, shards_in_order
 from penstock_producer.writing.writer import EpochWriter
 from tests.contracts.feed import open_stream
 from tests.contracts.ordered import expected, interleaved, plan, planned_writer, rank_of, read_ranks, write_shards

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock_common.stream.watching.waiters import Waiter, Why
-from penstock_consumer.settling.holds import GroupHold
-from penstock_consumer.settling.overdue import SETTLED_MS, Jam, is_group_overdue, is_overdue
+from penstock_consumer.read.backlog import GroupHold
+from penstock_consumer.read.deadlock import SETTLED_MS, Jam, is_group_overdue, is_overdue
 
 
 def jam(

@@ -231,7 +231,7 @@ class TestOverdue:
         self, any_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The same circle; but another thread might be about to acknowledge, so it is given more time."""
-        monkeypatch.setattr("penstock_consumer.settling.settlement.ELSEWHERE_S", 5.0)
+        monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", 5.0)
         began = time.monotonic()
         with (
             writing(any_url, 1000),
@@ -280,7 +280,7 @@ class TestOverdue:
         self, any_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each waits for batches before its checkpoint, and what all hold leaves no room for any."""
-        monkeypatch.setattr("penstock_consumer.settling.settlement.ELSEWHERE_S", 4.0)
+        monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", 4.0)
         caught: list[CheckpointOverdue] = []
         said: list[str] = []
 

@@ -25,7 +25,7 @@ from penstock_common.stream.groups.positions import known_positions, report, rew
 from penstock_common.stream.groups.roster import QUIET_MS, Membership, Order, join_group, load_roster, rank_member
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_consumer.stages.batch import Batch
 from penstock_producer.keeping.janitor import Janitor
 from penstock_producer.writing.writer import Writer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock_common.stream.entries import Pending
 from penstock_common.stream.keys import RELEASED
-from penstock_consumer.shared.reclaim import Key, Sighting, plan_reclaim
+from penstock_consumer.read.leases import Key, Sighting, plan_reclaim
 
 LEASE = 30.0
 KEY: Key = (0, 0, b"1-0")

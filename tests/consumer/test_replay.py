@@ -14,7 +14,7 @@ from penstock_common.errors import BadEntry, EpochIncomplete, EpochNotFound, Rep
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.streams import set_plan
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.writing.writer import Writer
 from tests.consumer.test_loader_troubles import our_threads
@@ -29,8 +29,8 @@ def test_what_penstock_run_prepares_is_waited_for_until_it_is_whole(
         Replay("t", url=any_url, epoch=0, batch_size=8)
     said: list[str] = []
     monkeypatch.setattr("penstock_common.waiting.FIRST_WORD_S", 0.0)
-    monkeypatch.setattr("penstock_consumer.membership.arrival.FIRST_WORD_S", 0.0)
-    monkeypatch.setattr("penstock_consumer.membership.arrival.EVENT_MS", 20)
+    monkeypatch.setattr("penstock_consumer.read.member.FIRST_WORD_S", 0.0)
+    monkeypatch.setattr("penstock_consumer.read.member.EVENT_MS", 20)
 
     def prepare() -> None:
         await_line("no stream 't'")

@@ -14,8 +14,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.hints import hint_command
 from penstock_common.stream.keys import StreamKeys
 from penstock_common.stream.manifest import renewed
-from penstock_consumer.shared.asking import Asking
-from penstock_consumer.shared.resting import Resting
+from penstock_consumer.read.fetch_plan import Asking, Resting
 from tests.contracts.feed import SPEC, loader_of, sample, writer_of
 
 KEYS = StreamKeys("t")
@@ -81,7 +80,7 @@ def test_a_member_that_rests_hears_of_the_epochs_end_without_asking(
         return renewed(*of)
 
     monkeypatch.setattr(Asking, "rest_s", always)
-    monkeypatch.setattr("penstock_consumer.shared.reader.renewed", counted)
+    monkeypatch.setattr("penstock_consumer.read.shared.renewed", counted)
     found: list[int] = []
     with an_epoch_read(any_url, found) as write:
         write()
@@ -99,7 +98,7 @@ def test_the_end_of_an_epoch_is_seen_though_the_hint_of_it_was_lost(
     rest_s = Asking.rest_s
     monkeypatch.setattr(Asking, "rest_s", lambda asking, members: rest_s(asking, 32))
     monkeypatch.setattr(
-        "penstock_consumer.shared.resting.hint_command",
+        "penstock_consumer.read.fetch_plan.hint_command",
         lambda keys, after, block_ms: hint_command(keys, NEVER, block_ms),
     )
     found: list[int] = []

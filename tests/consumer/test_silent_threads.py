@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-import penstock_consumer.membership.pulse
-import penstock_consumer.shared.keeper
-from penstock_consumer.loader import Loader
+import penstock_consumer.read.heartbeat
+from penstock_consumer.read.loader import Loader
 from tests.contracts.feed import loader_of, produce
 from tests.contracts.ordered import plan, rank_of
 
@@ -35,8 +34,8 @@ def train_until_told(loader: Loader) -> None:
 @pytest.mark.parametrize(
     ("module", "opened", "made"),
     [
-        (penstock_consumer.shared.keeper, lambda url: loader_of(url, lease_s=0.6, batch_size=1), produce),
-        (penstock_consumer.membership.pulse, lambda url: rank_of(url, batch=1, lease_s=0.6), None),
+        (penstock_consumer.read.heartbeat, lambda url: loader_of(url, lease_s=0.6, batch_size=1), produce),
+        (penstock_consumer.read.heartbeat, lambda url: rank_of(url, batch=1, lease_s=0.6), None),
     ],
     ids=["keeper", "pulse"],
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
-from penstock_consumer.shared.holdings import plan_acknowledgement
+from penstock_consumer.read.leases import plan_acknowledgement
 from penstock_consumer.stages.batch import Batch, Lease, Span
 from penstock_consumer.stages.chain import STARVED_S, Staged, stages_of
 from penstock_consumer.stages.filter import Filter

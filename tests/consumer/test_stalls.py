@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_consumer.stages.stats import Stats
 from penstock_producer.writing.writer import Writer

@@ -16,8 +16,8 @@ from penstock_common.errors import StateMismatch
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.wire.spec import SpecLike
-from penstock_consumer.loader import Loader
-from penstock_consumer.mixture import Mixture, mix
+from penstock_consumer.read.loader import Loader
+from penstock_consumer.read.mixture import Mixture, mix
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import produce
 from tests.contracts.processes import child

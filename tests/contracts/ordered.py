@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_producer.writing.writer import EpochWriter, Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
 

@@ -20,7 +20,7 @@ from penstock_common.wire.codec import decode, encode, ragged_rows
 from penstock_common.wire.header import Header
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_consumer.receiving.receive import Received, Receiver, check_identity
+from penstock_consumer.read.receive import Received, Receiver, check_identity
 from penstock_consumer.stages.batch import Assembler
 from penstock_consumer.stages.buffers import Arena
 from tests.common.wire import independent

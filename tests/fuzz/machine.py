@@ -13,7 +13,7 @@ from penstock_common.errors import EpochsReleased, ReplayTruncated, WaitTimeout
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.groups.forgetting import drop_group
 from penstock_common.stream.groups.roster import Membership, join_group, load_roster
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.keeping.janitor import Janitor
 from tests.contracts.feed import stored

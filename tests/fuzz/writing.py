@@ -15,7 +15,7 @@ from penstock_common.errors import EpochAbandoned, ShardMismatch
 from penstock_common.stream.client import connect
 from penstock_common.stream.manifest import load_manifest, size_epoch
 from penstock_common.stream.streams import load_stream
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_consumer.stages.batch import Batch
 from penstock_producer.writing.shard import ShardWriter
 from penstock_producer.writing.writer import EpochWriter, Writer

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import pytest
 
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SPEC, produce, sample

@@ -10,7 +10,7 @@ import pytest
 
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from tests.contracts.feed import loader_of, produce
 from tests.contracts.processes import child
 

@@ -10,8 +10,8 @@ import pytest
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.positions import known_positions
-from penstock_consumer.loader import Loader
-from penstock_consumer.settling.settlement import Acknowledge
+from penstock_consumer.read.ack import Acknowledge
+from penstock_consumer.read.loader import Loader
 from tests.contracts.feed import open_stream
 from tests.contracts.ordered import expected, interleaved, plan
 from tests.contracts.processes import Child, child

@@ -25,7 +25,7 @@ from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watching.waiters import Waiter
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_producer.jobs.allowlist import ANYTHING
 from penstock_producer.jobs.fleet import Fleet
 from penstock_producer.jobs.plan import ProductionPlan, cut

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock_common.segments.folder import SegmentFolder
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_producer.writing.writer import Writer
 
 MIB = 1 << 20

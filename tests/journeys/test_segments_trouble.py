@@ -38,8 +38,8 @@ from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import encode
 from penstock_common.wire.spec import Spec
+from penstock_consumer.read.backlog import why_no_room
 from penstock_consumer.replaying.replay import Replay
-from penstock_consumer.settling.holds import why_no_room
 from penstock_producer.keeping.recycling import recycle
 from penstock_producer.writing.lane import open_lane
 from penstock_producer.writing.writer import Writer

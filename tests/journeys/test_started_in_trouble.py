@@ -23,7 +23,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import join_group, load_roster
 from penstock_common.stream.manifest import PRODUCED, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.writing.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, produce, sample
@@ -142,8 +142,8 @@ def test_an_outage_longer_than_its_patience_ends_a_start_with_what_to_do(
         server.kill()
         return join_group(*args, **settings)
 
-    monkeypatch.setattr("penstock_consumer.loader.OUTAGE_S", 1.5)
-    monkeypatch.setattr("penstock_consumer.shared.place.join_group", join_after_its_death)
+    monkeypatch.setattr("penstock_consumer.read.loader.OUTAGE_S", 1.5)
+    monkeypatch.setattr("penstock_consumer.read.member.join_group", join_after_its_death)
     said: list[str] = []
     began = time.monotonic()
     with pytest.raises(ServerUnavailable, match=f"no Redis answers at {server.address} .*penstock server"):

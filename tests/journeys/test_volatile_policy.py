@@ -11,7 +11,7 @@ from penstock.__main__ import main
 from penstock_common.errors import ServerUnsuitable
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.plan import ProductionPlan

@@ -18,7 +18,7 @@ from penstock_common.segments.folder import OpenSegment, SegmentFolder
 from penstock_common.segments.writing import SegmentWriter
 from penstock_common.stream.client import connect
 from penstock_common.stream.streams import load_stream
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_producer.keeping import recycling
 from penstock_producer.writing import sealing
 from penstock_producer.writing.commit import Committer

@@ -23,7 +23,7 @@ from penstock_common.stream.servers.suitability import largest_block, require_st
 from penstock_common.stream.streams import Stream, find_stream, load_stream
 from penstock_common.stream.watching.inspection import inspect_stream
 from penstock_common.stream.watching.waiters import STALE_MS, Waiter
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_producer.keeping.janitor import SLACK_SHARE
 from penstock_producer.writing.backpressure import GIVE_WAY_S, LOW_SHARE, Room, pause_s, reason_to_wait
 from penstock_producer.writing.writer import Writer

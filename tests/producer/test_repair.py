@@ -14,7 +14,7 @@ from penstock_common.errors import EpochIncomplete, SampleError
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.removal.release import release_epoch
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.jobs.repair import NotRepairable
 from penstock_producer.writing.writer import Writer

@@ -20,7 +20,7 @@ from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import GroupRecord, Membership, Roster, expire_silent, join_group, load_roster
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.ranges import add_to_ranges, format_ranges, parse_ranges
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.keeping.janitor import Janitor
 from penstock_producer.keeping.retention import (

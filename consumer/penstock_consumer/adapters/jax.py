@@ -19,11 +19,11 @@ from penstock_common.errors import SpecMismatch
 from penstock_common.hints import explained, refuse_unpacking
 from penstock_consumer.adapters.selection import Select, chosen, refuse_ragged, shaped
 from penstock_consumer.adapters.settling import Feed, require_loader
-from penstock_consumer.loader import Loader
-from penstock_consumer.mixture import Mixture
+from penstock_consumer.read.loader import Loader
+from penstock_consumer.read.mixture import Mixture
+from penstock_consumer.read.options import State
 from penstock_consumer.replaying.passes import Passes
 from penstock_consumer.stages.batch import Batch
-from penstock_consumer.state import State
 
 PREFETCH = 2
 """Batches on the device beside the one in the step: one that is ready, one whose transfer is under way."""

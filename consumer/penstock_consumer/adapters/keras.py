@@ -13,8 +13,8 @@ from typing import Any
 import keras
 
 from penstock_consumer.adapters.settling import Feed
-from penstock_consumer.loader import Loader
-from penstock_consumer.mixture import Mixture
+from penstock_consumer.read.loader import Loader
+from penstock_consumer.read.mixture import Mixture
 
 
 class Acknowledge(keras.callbacks.Callback):

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from penstock_common.errors import PenstockError
 from penstock_common.hints import an
-from penstock_consumer.loader import Loader
-from penstock_consumer.mixture import Mixture
+from penstock_consumer.read.loader import Loader
+from penstock_consumer.read.mixture import Mixture
+from penstock_consumer.read.view import View
 from penstock_consumer.replaying.passes import Passes
 from penstock_consumer.stages.batch import Batch
-from penstock_consumer.view import View
 
 UNSEEN = (
     "nobody sees which batches of this dataset reach the training step, so none could be acknowledged: give the "

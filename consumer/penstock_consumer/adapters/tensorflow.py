@@ -20,11 +20,11 @@ from penstock_common.hints import explained, refuse_unpacking
 from penstock_consumer.adapters.selection import Select, chosen, shaped
 from penstock_consumer.adapters.settling import Feed, Iteration, require_loader
 from penstock_consumer.adapters.tensorflow_tensors import RaggedAs, assembled, flat_spec, flat_value, is_composite
-from penstock_consumer.loader import Loader
-from penstock_consumer.mixture import Mixture
+from penstock_consumer.read.loader import Loader
+from penstock_consumer.read.mixture import Mixture
+from penstock_consumer.read.options import State
 from penstock_consumer.replaying.passes import Passes
 from penstock_consumer.stages.batch import Batch
-from penstock_consumer.state import State
 
 _SAME_BATCHES = ("skip", "shuffle", "prefetch", "repeat", "cache", "with_options", "batch", "ragged_batch", "shard")
 """Elements go through whole, so their tokens go with them."""

@@ -22,12 +22,12 @@ from penstock_common.hints import explained
 from penstock_consumer.adapters.selection import Select, chosen, shaped
 from penstock_consumer.adapters.settling import Feed, require_loader
 from penstock_consumer.adapters.torch_tensors import NamedTensors, RaggedAs, mapped, nbytes_of, value_of
-from penstock_consumer.loader import Loader
-from penstock_consumer.mixture import Mixture
+from penstock_consumer.read.loader import Loader
+from penstock_consumer.read.mixture import Mixture
+from penstock_consumer.read.options import State
+from penstock_consumer.read.worker_shares import Part, Shares, has_ranks, is_last, read_share, runs_on
 from penstock_consumer.replaying.passes import Passes
-from penstock_consumer.shares import Part, Shares, has_ranks, is_last, read_share, runs_on
 from penstock_consumer.stages.batch import Batch
-from penstock_consumer.state import State
 
 UNSEEN = (
     "batches are read in worker processes, and nothing here sees which of them the training process is done with: "

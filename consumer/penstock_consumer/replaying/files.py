@@ -18,7 +18,7 @@ from penstock_common.segments.reading import SegmentReader
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.header import Header, SegmentRef
 from penstock_common.wire.spec import META, Spec
-from penstock_consumer.receiving.receive import Received, Receiver
+from penstock_consumer.read.receive import Received, Receiver
 from penstock_consumer.replaying.lookahead import looked_ahead
 from penstock_consumer.replaying.passes import PREFETCH_BYTES, Passes, permuted
 from penstock_consumer.stages.buffers import Arena

@@ -36,7 +36,7 @@ from penstock_common.wire.block import Block, Column
 from penstock_common.wire.codec import Fields, decode, row_starts
 from penstock_common.wire.header import Header
 from penstock_common.wire.spec import Spec
-from penstock_consumer.receiving.receive import check_identity
+from penstock_consumer.read.receive import check_identity
 
 LEASE_S = 30.0
 """As a replay's: who dies while looking keeps the epoch for so long."""

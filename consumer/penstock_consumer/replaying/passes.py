@@ -13,7 +13,7 @@ from penstock_common.hints import Passing, callable_of, whole
 from penstock_common.threads import join
 from penstock_common.waiting import Notify
 from penstock_common.wire.spec import Spec
-from penstock_consumer.membership.session import AT_ONCE_S
+from penstock_consumer.read.resources import AT_ONCE_S
 from penstock_consumer.stages.batch import Assembler, Batch
 from penstock_consumer.stages.buffers import Arena
 from penstock_consumer.stages.queue import Prefetch, QueueStopped

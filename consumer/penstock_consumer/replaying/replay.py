@@ -27,10 +27,9 @@ from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.waiting import Notify, Wait, to_stderr
 from penstock_common.wire.header import Header
 from penstock_common.wire.spec import Spec
-from penstock_consumer.membership.arrival import await_epoch
-from penstock_consumer.membership.session import AT_ONCE_S, LEAVE_S, SILENCE_S
-from penstock_consumer.receiving.line import Line
-from penstock_consumer.receiving.receive import Received, Receiver, check_identity, read_by_id
+from penstock_consumer.read.member import await_epoch
+from penstock_consumer.read.receive import Line, Received, Receiver, check_identity, read_by_id
+from penstock_consumer.read.resources import AT_ONCE_S, LEAVE_S, SILENCE_S
 from penstock_consumer.replaying.lookahead import ReadaheadSink, looked_ahead
 from penstock_consumer.replaying.passes import PREFETCH_BYTES, Passes, permuted
 from penstock_consumer.replaying.retained import Retained

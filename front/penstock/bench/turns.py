@@ -25,7 +25,7 @@ from penstock.bench.feeds import Feed, end_with, made, samples_in
 from penstock_common.errors import PenstockError, SampleError
 from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_producer.jobs.fill import HOPELESS, TooManyBad
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production

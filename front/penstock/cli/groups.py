@@ -173,7 +173,7 @@ def _drop(client: Client, args: argparse.Namespace, console: Console) -> int:
 def _refuse_living(client: Client, args: argparse.Namespace, advice: str) -> None:
     from penstock_common.errors import GroupBusy
     from penstock_common.stream.watching.inspection import inspect_stream
-    from penstock_consumer.shared.place import ALIVE_MS
+    from penstock_consumer.read.member import ALIVE_MS
 
     group = next(group for group in inspect_stream(client, args.stream).groups if group.name == args.name)
     there = [m for m in group.members if m["seen_s"] is not None and not m["has_ended"]]

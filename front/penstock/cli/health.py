@@ -75,7 +75,7 @@ def _member_ages(args: argparse.Namespace) -> tuple[list[float], str]:
     from penstock_common.stream.client import connect
     from penstock_common.stream.groups.roster import load_roster, server_ms
     from penstock_common.stream.streams import load_stream
-    from penstock_consumer.membership.session import host_prefix
+    from penstock_consumer.read.resources import host_prefix
 
     own = re.compile(re.escape(args.member) if args.member else re.escape(host_prefix()) + r"\d+")
     with connect(url_of(args)) as client:

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 import redis
 
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_producer.writing.writer import EpochWriter
 from tests.common.stream.audited import (
     PER_ENTRY,

@@ -14,7 +14,7 @@ from penstock_common.stream.groups.roster import Membership, Order, join_group, 
 from penstock_common.stream.mending.bad import list_bad, retry_dead, show_entry
 from penstock_common.stream.mending.drop import drop_bad
 from penstock_common.stream.streams import load_stream
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from tests.common.stream.audited import (
     PER_ENTRY,
     append,
@@ -127,7 +127,7 @@ def refuse_first(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
             raise ChecksumMismatch("this reader has a bug")
         codec.verify(header, buffers)
 
-    monkeypatch.setattr("penstock_consumer.receiving.receive.verify", verify)
+    monkeypatch.setattr("penstock_consumer.read.receive.verify", verify)
 
 
 def test_a_member_that_is_reading_takes_a_retried_dead_letter_up(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock_common.stream.commands import Client
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from tests.contracts.adapter import BATCH, GROUP, MEMBER, SAMPLES, STREAM, delivered, loader_of, ordered, settled
 from tests.contracts.feed import open_stream, produce
 from tests.contracts.processes import child

@@ -15,8 +15,8 @@ import pytest
 
 from penstock_common.errors import PenstockError
 from penstock_common.wire.spec import SpecLike
-from penstock_consumer.loader import Loader
-from penstock_consumer.mixture import Mixture
+from penstock_consumer.read.loader import Loader
+from penstock_consumer.read.mixture import Mixture
 from penstock_producer.writing.writer import Writer
 from tests.contracts.adapter import (
     BATCH,

@@ -98,7 +98,7 @@ def test_a_fit_that_can_never_reach_its_checkpoint_ends_with_the_reason(
     any_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """tf.data pulls in a thread of its own: its error must come out of the loop that waits."""
-    monkeypatch.setattr("penstock_consumer.settling.settlement.ELSEWHERE_S", 4.0)
+    monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", 4.0)
     is_over = threading.Event()
 
     def write() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import WaitTimeout
-from penstock_consumer.loader import Loader
-from penstock_consumer.mixture import Mixture
+from penstock_consumer.read.loader import Loader
+from penstock_consumer.read.mixture import Mixture
 from penstock_producer.writing.writer import Writer
 from tests.contracts.adapter import (
     BATCH,

@@ -18,7 +18,7 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import Membership, Order, rank_member, server_ms
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watching.paces import Teller, trainer_field
-from penstock_consumer.ordered.peers import FIRST_BATCHES, PeerWatch
+from penstock_consumer.read.heartbeat import FIRST_BATCHES, PeerWatch
 from tests.contracts.feed import produce
 from tests.contracts.ordered import plan, rank_of
 from tests.contracts.processes import child

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_consumer.adapters.torch import dataset
-from penstock_consumer.loader import Loader
+from penstock_consumer.read.loader import Loader
 from penstock_producer.jobs.fill import EpochSeed
 from penstock_producer.sources.config import LocalConfig, TorchConfig
 from penstock_producer.sources.items import as_sample, batch_tensors

@@ -19,15 +19,15 @@ from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.streams import load_stream
 from penstock_common.threads import join
 from penstock_common.waiting import Notify, Wait, to_stderr
-from penstock_consumer.loader import POLL_S, Loader
-from penstock_consumer.membership.pulse import Pulse
-from penstock_consumer.membership.reading import Options, OrderedReading
-from penstock_consumer.ordered.canonical import Steps
-from penstock_consumer.ordered.ranks import OrderedPlace
-from penstock_consumer.ordered.reader import OrderedReader
+from penstock_consumer.read.canonical import Steps
+from penstock_consumer.read.epochs import OrderedReading
+from penstock_consumer.read.heartbeat import Pulse
+from penstock_consumer.read.loader import POLL_S, Loader
+from penstock_consumer.read.member import OrderedPlace
+from penstock_consumer.read.options import Options, State
+from penstock_consumer.read.ordered import OrderedReader
 from penstock_consumer.stages.batch import Batch, Lease, Span
 from penstock_consumer.stages.queue import Prefetch
-from penstock_consumer.state import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""The Loader: iterates a group's epochs as batches, acknowledges what was trained on, explains every wait.
+"""What a Loader can be told about which samples it hands out, and the way from it to views. Its base class.
 
-This is the training loop's side. How entries are received and leases kept is ``reading``'s, and its parts'.
+The stages themselves are ``pipeline``'s; what a batch is made to look like for a plain loop is ``view``'s.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import secrets
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Literal, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from penstock_common.errors import GroupFinished, PenstockError
 from penstock_common.hints import Passing, an, callable_of, explained, seconds, whole
@@ -25,14 +26,81 @@ from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.streams import Stream, await_event, find_stream, last_event, load_stream
 from penstock_common.waiting import OUTAGE_S, Notify, Wait, to_stderr
 from penstock_common.wire.spec import Spec
-from penstock_consumer.membership.arrival import EVENT_MS, await_stream
-from penstock_consumer.membership.reading import Options, OrderedReading, Reading, open_reading, rank_options
-from penstock_consumer.membership.session import Session, default_member, end_session
-from penstock_consumer.settling.settlement import Acknowledge, Adapter, Settlement
+from penstock_consumer.read.ack import Acknowledge, Adapter, Settlement
+from penstock_consumer.read.epochs import OrderedReading, Reading, open_reading
+from penstock_consumer.read.member import EVENT_MS, await_stream
+from penstock_consumer.read.options import VERSION, Options, State, check_state, rank_options, spec_digest
+from penstock_consumer.read.resources import Session, default_member, end_session
 from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.filter import Filter, Keep
+from penstock_consumer.stages.shuffle import Window
 from penstock_consumer.stages.stats import Stats, Tally
-from penstock_consumer.state import VERSION, State, check_state, spec_digest
-from penstock_consumer.verbs import Verbs
+
+if TYPE_CHECKING:
+    from penstock_consumer.read.view import View
+
+
+class Verbs:
+    """Said before the first batch; they change the loader itself and return it, so that any adapter takes it."""
+
+    _options: Options
+    _reading: Reading | None
+
+    @explained
+    def shuffle(self, *, samples: int | None = None, bytes: int | None = None, seed: int = 0) -> Self:
+        """Draws each batch at random from a window of so many samples, or bytes of payload. Shared reading only.
+
+        Nothing is handed out before the window is full, or nothing came for 2 s: writers may wait for the room it
+        takes. What it holds is leased, not acknowledged: after a crash, and at `close`, it is handed out again. A
+        sample is acknowledged with the batch it left in. Memory: the window and one batch, beside ``prefetch_bytes``.
+        The same arrivals and seed give the same batches; arrivals of shared reading are no two times the same.
+        """
+        if (samples is None) == (bytes is None) or (samples or bytes or 0) < 1:
+            raise ValueError(f"shuffle(samples={samples}, bytes={bytes}): expected one of them, at least 1")
+        if self._options.order is not None:
+            raise ValueError(
+                "shuffle() is for shared reading: canonical order is a seeded permutation already, another one for "
+                "each epoch, if its producer shuffles (--seed)"
+            )
+        self._options.stages.append(partial(Window, seed=seed, samples=samples, nbytes=bytes))
+        return self._told("shuffle")
+
+    def filter(self, keep: Keep) -> Self:
+        """Leaves out samples: ``keep`` is given a batch of n and gives n booleans. They count as trained on, at once.
+
+        In shared reading batches are filled up again from the next ones; in ordered reading they come out smaller, and
+        ``world_size`` must be 1, since every rank has the same steps. What filters should be a function of the sample.
+        """
+        callable_of("keep", keep, "lambda batch: batch['y'] != 3")
+        order = self._options.order
+        if order is not None and order.world > 1:
+            raise ValueError(
+                f"filter() would give {order.world} ranks different numbers of steps; leave samples out where they are "
+                "made (a transform that raises SampleError), or weigh them with zero"
+            )
+        self._options.stages.append(partial(Filter, keep=keep))
+        return self._told("filter")
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of every batch, where ``remainder`` makes all alike; else None."""
+        options = self._options
+        if options.remainder == "keep" or (options.order is not None and options.stages):  # a filter makes them smaller
+            return None
+        return options.batch_size
+
+    def view(self) -> View:
+        """The batches for a plain loop, to be mapped, selected, taken apart: see `view.View`."""
+        from penstock_consumer.read.view import View
+
+        return View(self)  # type: ignore[arg-type]  # every Loader is one of these
+
+    def _told(self, verb: str) -> Self:
+        if self._reading is not None and self._reading.has_begun:
+            self._options.stages.pop()
+            raise ValueError(f"{verb}() says how this loader reads, so it comes before its first batch")
+        return self
+
 
 PREFETCH_BYTES = 64 << 20
 """Received and not yet trained on (design.md section 2)."""

@@ -15,7 +15,7 @@ from socket import gethostname
 from penstock_common.errors import EpochIncomplete, PenstockError
 from penstock_common.stream.commands import Client
 from penstock_common.threads import join
-from penstock_consumer.membership.reading import Reading
+from penstock_consumer.read.epochs import Reading
 
 JOIN_S = 5.0
 """How long a thread may take to notice that it should end; each looks several times a second."""

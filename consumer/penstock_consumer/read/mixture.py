@@ -14,12 +14,12 @@ import numpy as np
 from penstock_common.errors import SpecMismatch, StateMismatch
 from penstock_common.hints import Passing, explained
 from penstock_common.wire.spec import Spec
-from penstock_consumer.loader import Loader
-from penstock_consumer.settling.settlement import Acknowledge, Adapter
+from penstock_consumer.read.ack import Acknowledge, Adapter
+from penstock_consumer.read.loader import Loader
+from penstock_consumer.read.options import State, check_state
+from penstock_consumer.read.view import View
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.stats import Stats, Tally, mixed
-from penstock_consumer.state import State, check_state
-from penstock_consumer.view import View
 
 VERSION = 1
 

@@ -1,95 +1,118 @@
-"""How a loader reads: the three parts that differ between shared and ordered reading, and the choice between them.
-
-What the loop sees (batches, policies, waits, stats) is ``loader``'s; how it all ends is ``session``'s.
-"""
+"""A joined member at work: it begins, ends and repeats epochs, in shared or canonical order."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Protocol
 
 from penstock_common.errors import ServerUnavailable
-from penstock_common.hints import whole
+from penstock_common.pace import Pace
 from penstock_common.server.client import RetryPolicy
 from penstock_common.stream.commands import Client
-from penstock_common.stream.groups.roster import Membership, Order, load_roster, unknown_group
+from penstock_common.stream.groups.roster import Membership, load_roster, unknown_group
 from penstock_common.stream.manifest import find_manifest
-from penstock_common.waiting import Notify, Outage, Wait
-from penstock_common.wire.spec import Spec
-from penstock_consumer.membership.arrival import newcomer
-from penstock_consumer.membership.parts import AnyKeeper, AnyPlace, AnyReader
-from penstock_consumer.membership.pulse import Pulse
-from penstock_consumer.ordered.canonical import Steps
-from penstock_consumer.ordered.peers import PeerWatch
-from penstock_consumer.ordered.ranks import OrderedPlace
-from penstock_consumer.ordered.reader import OrderedReader
-from penstock_consumer.shared.keeper import Claimed, Keeper
-from penstock_consumer.shared.place import Place
-from penstock_consumer.shared.reader import EpochReader
+from penstock_common.stream.streams import Stream
+from penstock_common.waiting import Outage, Wait
+from penstock_consumer.read.canonical import Steps
+from penstock_consumer.read.deadlock import Jam
+from penstock_consumer.read.heartbeat import Claimed, Idleness, Keeper, PeerWatch, Pulse
+from penstock_consumer.read.member import OrderedPlace, Place, newcomer
+from penstock_consumer.read.options import Options
+from penstock_consumer.read.ordered import OrderedReader
+from penstock_consumer.read.shared import EpochReader
 from penstock_consumer.stages.batch import Batch, Lease
-from penstock_consumer.stages.buffers import Arena
 from penstock_consumer.stages.chain import Staged, stages_of
 from penstock_consumer.stages.queue import Allowance, Prefetch
-from penstock_consumer.stages.stage import Setting, StageMaker
+from penstock_consumer.stages.stage import Setting
 
 QUIET_PER_LEASE = 6
 """Ranks of another world size that were not seen for this part of a lease, five beats, are gone."""
 MIN_QUIET_MS = 1000
 
-# --- together ---------------------------------------------------------------------------------------------------------
+
+class AnyPlace(Protocol):
+    """A member's place in its group, asked from the training loop's thread: ``group.Place`` where reading is shared."""
+
+    unclosed: set[int]
+    """Epochs iterated here that were not fully settled yet."""
+
+    @property
+    def stream(self) -> Stream:
+        """The stream read."""
+
+    def join(self, start: str | int) -> None:
+        """Puts group and member on the roster."""
+
+    def next_epoch(self, after: int) -> int | None:
+        """The group's lowest unsettled epoch above ``after``; None if there is none yet. Raises GroupFinished."""
+
+    def finished(self, after: int) -> str:
+        """One sentence on a group for which there is no epoch to read now."""
+
+    def acknowledge(self, batch: Batch) -> None:
+        """Settles a batch; it need not be on the server when this returns."""
+
+    def owes(self, epoch: int) -> bool:
+        """Whether this member still holds something of an epoch."""
+
+    def flush(self) -> None:
+        """Returns once every acknowledgement is on the server."""
+
+    def close_epochs(self, ended: int) -> None:
+        """Closes for the group what is settled by now; raises EpochIncomplete."""
+
+    def jams(self, *, together: bool = False) -> list[Jam]:
+        """The partitions where writers wait for room, and what this member holds of them; ``together``: all others."""
+
+    def hurry(self, patience_s: float) -> None:
+        """From now on a server that went away is not waited for longer than this."""
+
+    def leave(self) -> None:
+        """Hands back what is held and signs off."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a loader was asked for, as far as reading goes; see `loader.Loader`."""
+class AnyReader(Protocol):
+    """Reads one epoch into a prefetch queue, in a thread of its own: ``shared.EpochReader``."""
 
-    start: str | int
-    batch_size: int
-    prefetch_bytes: int
-    lease_s: float
-    notify: Notify
-    order: Order | None = None
-    """None where reading is shared."""
-    remainder: str = "pad"
-    """What becomes of a last step, in shared reading of a member's last batch, that the epoch does not fill."""
-    create: bool = True
-    """Whether a group that is not there is made."""
-    views: bool = False
-    """Whether a batch that is one block of a segment is handed out where it lies."""
-    stages: list[StageMaker] = field(default_factory=list)
-    """What `Loader.shuffle` and `Loader.filter` were told, in this order."""
+    epoch: int
+    bad_entries: int
+    filled: int
+    """Samples that stand in for bad ones; always 0 where reading is shared."""
 
-    def arena(self, spec: Spec) -> Arena:
-        """Memory for all that can be waiting at once, and some in the trainer's hands."""
-        sample_bytes = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
-        return Arena(keep=self.prefetch_bytes // max(1, sample_bytes * self.batch_size) + 8)
+    def run(self) -> None:
+        """The thread's body: everything ends in the queue, errors too."""
+
+    def why_waiting(self, seconds: float) -> str:
+        """Why there is no batch."""
 
 
-def rank_options(
-    order: str | None, rank: int, world_size: int, batch_size: int, remainder: str | None, member: str | None
-) -> Order | None:
-    """What makes a rank, checked; None for shared reading, which has none of it."""
-    rank, world_size = whole("rank", rank, None), whole("world_size", world_size, None)
-    if order is None:
-        if rank != 0 or world_size != 1:
-            raise ValueError("rank and world_size belong to order='canonical'; members of a group share it")
-        if remainder not in (None, "pad", "drop", "keep"):
-            raise ValueError(f"remainder is {remainder!r}, expected 'pad', 'drop' or 'keep'")
-        return None
-    if order != "canonical":
-        raise ValueError(f"order is {order!r}, expected 'canonical' or None")
-    if world_size < 1:
-        raise ValueError(f"world_size is {world_size}, expected the number of ranks, 1 or more")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank is {rank} of world_size {world_size}, expected 0 to {world_size - 1}")
-    if remainder not in (None, "pad", "drop", "keep") or (remainder == "keep" and world_size > 1):
-        expected = "'pad' or 'drop'" if world_size > 1 else "'pad', 'drop' or 'keep'"
-        raise ValueError(f"remainder is {remainder!r}, expected {expected}: every rank has the same steps")
-    if member is not None:
-        raise ValueError("a rank's member name is its number: leave member out with order='canonical'")
-    return Order(rank, world_size, batch_size)
+class AnyKeeper(Protocol):
+    """Keeps this member alive in its group, in a thread of its own: ``keeper.Keeper``."""
+
+    horizon: int
+    """The epoch being read here."""
+    idle: Idleness | None
+    """Set while the loop waits for a batch: the roster tells it to everyone."""
+    pace: Pace | None
+    """Of the training loop, once it is set: told to whoever starts workers."""
+    error: Exception | None
+    """Why it ended by itself: the loop raises it."""
+
+    def start(self) -> None:
+        """Begins to give signs of life."""
+
+    def stop(self, patience_s: float = 5.0) -> None:
+        """Ends the thread. Without patience it is only told."""
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Return whether the caller is the keeper's thread."""
+
+    def recover(self) -> None:
+        """Takes up what an earlier process of this member's name had been given."""
 
 
 @dataclass(slots=True)

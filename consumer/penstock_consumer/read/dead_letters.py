@@ -1,23 +1,95 @@
-"""Dead letters of one reader, and entries under suspicion: when an entry is buried, and what is said of one that kills.
-
-An entry that cannot be read is buried at once if others could be: then it is the entry's fault. While nothing could be
-read it may be the reader's, so what is bad is held back, and too much of it ends the reading with all of it unharmed.
-"""
+"""Entries that cannot be read: which become dead letters, and which do not."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock_common.errors import ServerUnavailable, TooManyDeadLetters
-from penstock_common.wire.header import Header
-from penstock_common.stream.groups.ledger import bury, uncovered
+import numpy as np
+
+from penstock_common.errors import (
+    BadEntry,
+    PenstockError,
+    SegmentGone,
+    ServerUnavailable,
+    TooManyDeadLetters,
+    UncommittedEntry,
+    UnsupportedVersion,
+)
+from penstock_common.stream.commands import Client
+from penstock_common.stream.entries import fetch_fields
+from penstock_common.stream.groups.ledger import bury, settled_bits, uncovered
+from penstock_common.stream.groups.roster import Membership
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
+from penstock_common.stream.streams import Stream, require_there
 from penstock_common.waiting import Notify
+from penstock_common.wire.header import Header
+from penstock_consumer.read.heartbeat import Claimed
+from penstock_consumer.read.member import Place
+from penstock_consumer.read.receive import Received
 from penstock_consumer.stages.batch import Lease
-from penstock_consumer.shared.keeper import Claimed
-from penstock_consumer.shared.place import Place
+
+
+def is_newer(one: Received) -> bool:
+    """Whether an entry is refused for its version alone."""
+    return isinstance(one.error, UnsupportedVersion)
+
+
+def refuse_newer(place: Place, partition: PartitionKeys, epoch: int, received: Sequence[Received]) -> None:
+    """Raises UnsupportedVersion if any entry is of a newer format.
+
+    They stay pending: held like any other, so that leaving hands them back at once, and a death after a lease.
+    """
+    newer = [one for one in received if is_newer(one)]
+    for one in newer:
+        place.holdings.add(Lease(partition.number, epoch, shard=-1, entry_id=one.entry_id, owed=0))
+    if newer:
+        raise too_old(place.who, epoch, newer[0].entry_id, newer[0].error)
+
+
+def too_old(who: Membership, epoch: int, entry_id: bytes, error: BadEntry | None) -> UnsupportedVersion:
+    """What a reader says that meets such an entry; it has taken nothing of it."""
+    return UnsupportedVersion(
+        f"entry {entry_id.decode()} of epoch {epoch} of {who.stream.name!r} is too new for this process: {error}, then "
+        f"start again; it is kept for group {who.group!r}"
+    )
+
+
+def is_settled(
+    client: Client, partition: PartitionKeys, manifest: Manifest, group: str, error: BadEntry | None,
+    header: Header | None,
+) -> bool:  # fmt: skip
+    """Whether an entry's payload is gone and the group has settled all of it, or its epoch is over.
+
+    A released epoch has no index either: it says nothing about an entry that was received before.
+    """
+    if not isinstance(error, SegmentGone | UncommittedEntry) or header is None:
+        return False
+    state: bytes | None = client.get(partition.state(manifest.epoch))
+    if isinstance(error, UncommittedEntry):
+        return state is None or state.startswith(b"gone:")
+    if state != manifest.live_state.encode():
+        return True
+    bits = settled_bits(client, partition, manifest.epoch, group, header.shard, header.first, header.end)
+    bits[np.array(header.holes, dtype=np.int64) - header.first] = True
+    return bool(bits.all())
+
+
+def is_removed(client: Client, partition: PartitionKeys, epoch: int, entry_id: bytes, error: BadEntry) -> bool:
+    """Whether an entry's payload is gone because the entry is."""
+    return isinstance(error, SegmentGone) and fetch_fields(client, partition, epoch, entry_id) is None
+
+
+def cause_of(client: Client, stream: Stream, error: PenstockError) -> PenstockError:
+    """The same, or what took the whole stream along."""
+    try:
+        require_there(client, stream)
+    except PenstockError as worse:
+        return worse
+    return error
+
 
 HOPELESS_ENTRIES = 100
 """So many bad entries before the first good one are no accident: the reader, its spec or the whole epoch is broken."""

@@ -1,30 +1,196 @@
-"""The keeper: a thread that renews this member's leases, notices lost ones, and claims what the dead left behind.
-
-Whom to claim from is ``reclaim``'s plan. Claimed ids go to the reader, which fetches their payloads.
-"""
+"""The thread that shows that a member lives. In a shared group it also renews leases and claims those of the dead."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from penstock_common.errors import ServerUnavailable
+from penstock_common.pace import Pace
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Keys, Pending, claim, list_held, list_overdue
 from penstock_common.stream.groups.presence import ended_members
-from penstock_common.stream.groups.roster import Membership, beat, leave
-from penstock_common.stream.commands import Client
+from penstock_common.stream.groups.roster import Membership, beat, leave, rank_member, server_ms
 from penstock_common.stream.losses import Witness
 from penstock_common.stream.manifest import ABANDONED
 from penstock_common.stream.removal.outlook import Outlook, look_around
-from penstock_common.waiting import Notify
-from penstock_consumer.membership.parts import said_of
-from penstock_consumer.membership.pulse import BEATS_PER_LEASE, Pulse
+from penstock_common.stream.watching.paces import Teller, Told, load_paces, trainer_field
+from penstock_common.threads import join
+from penstock_common.waiting import Notify, Outage
+from penstock_consumer.read.leases import Holdings, Key, Sighting, plan_reclaim
+from penstock_consumer.read.member import count_living
 from penstock_consumer.stages.batch import Lease
-from penstock_consumer.shared.holdings import Holdings
-from penstock_consumer.shared.others import count_living
-from penstock_consumer.shared.reclaim import Key, Sighting, plan_reclaim
+
+FIRST_BATCHES = 20
+"""Ranks that train together cannot be so far apart; one that is still loading its model has not joined."""
+
+
+def are_unused(peers: Sequence[Told | None], since_ms: int) -> bool | None:
+    """Return True if all peers said after ``since_ms`` that they never asked for a batch.
+
+    Args:
+        peers: the last word of each other rank, None of one that was not heard of lately.
+        since_ms: server time at which this rank had its first batches.
+
+    Returns:
+        False as soon as one of them has asked; None while that is not known.
+    """
+    if any(told is not None and (told.samples or told.shares) for told in peers):
+        return False
+    return True if all(told is not None and told.seen_ms > since_ms for told in peers) else None
+
+
+class PeerWatch:
+    """Rank 0's look at its peers after its first batches. It says at most once that they read nothing."""
+
+    def __init__(self, client: Client, who: Membership, notify: Notify) -> None:
+        assert who.order is not None
+        self._client, self._who, self._notify, self._order = client.impatient(), who, notify, who.order
+        self._since_ms: int | None = None
+        self._is_over = self._order.rank != 0 or self._order.world == 1
+
+    def look(self, samples: int) -> None:
+        """Look, if ``samples`` trained on here make it due. No failure leaves this."""
+        if self._is_over or samples < FIRST_BATCHES * self._order.batch:
+            return
+        with suppress(Exception):  # a damaged key, too: no notice is worth a training; the next beat looks again
+            if self._since_ms is None:
+                self._since_ms = server_ms(self._client)
+                return
+            trainers = load_paces(self._client, self._who.stream).trainers
+            peers = [trainers.get((self._who.group, rank_member(rank))) for rank in range(1, self._order.world)]
+            verdict = are_unused(peers, self._since_ms)
+            self._is_over = verdict is not None
+            if verdict:
+                self._notify(self._said())
+
+    def _said(self) -> str:
+        world = self._order.world
+        peers = "rank 1" if world == 2 else f"ranks 1 to {world - 1}"
+        return (
+            f"{peers} of group {self._who.group!r} joined and asked for no batch while rank 0 read {FIRST_BATCHES}: "
+            f"1/{world} of each epoch is trained on. If Accelerate or the Hugging Face Trainer prepared the "
+            "DataLoader, leave it out, accelerator.prepare(model, optimizer), so that every rank reads its own share"
+        )
+
+
+BEATS_PER_LEASE = 30
+"""Renewals are cheap, and their rhythm is how soon others see that a member lives."""
+LONGEST_BEAT_S = 2.0
+"""Of a long lease a thirtieth is long: who looks for the dead should not wait for it, nor see the living as silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idleness:
+    """A loop that waits for a batch."""
+
+    since_s: float
+    """By the monotonic clock."""
+    handed_bytes: int
+    """Payload bytes it was given and has not settled."""
+
+    @property
+    def milliseconds(self) -> int:
+        """How long it has waited."""
+        return max(0, int((time.monotonic() - self.since_s) * 1000))
+
+
+def said_of(idle: Idleness | None) -> dict[str, int]:
+    """As `roster.beat` wants it."""
+    return {} if idle is None else {"idle_ms": idle.milliseconds, "handed_bytes": idle.handed_bytes}
+
+
+class Pulse:
+    """Beats from `start` to `stop`."""
+
+    def __init__(
+        self,
+        client: Client,
+        who: Membership,
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        witness: Witness | None = None,
+        peers: PeerWatch | None = None,
+    ) -> None:
+        """``witness``: who compares with a server that came back as another run; ``peers``: with other ranks."""
+        self._client = client.impatient()  # a failure is borne here, not below
+        self._who, self._lease_s, self._clock = who, lease_s, clock
+        self._witness, self._peers = witness, peers
+        self.idle: Idleness | None = None
+        self.pace: Pace | None = None
+        """Of the training loop; told to whoever starts workers."""
+        self.horizon = -1
+        """The epoch being read here."""
+        self.error: Exception | None = None
+        """Why it ended by itself (another process took the name, or whatever else): the loader raises it."""
+        self._teller = Teller(self._client, who.stream, trainer_field(who.group, who.member))
+        self._outage = Outage(lambda _: None, doing="renewing", clock=clock)  # others say it
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"penstock-pulse-{who.group}", daemon=True)
+
+    def start(self) -> None:
+        """Begins to beat."""
+        self._thread.start()
+
+    def stop(self, patience_s: float = 5.0) -> None:
+        """Ends the thread. Without patience it is only told."""
+        self._stop.set()
+        if patience_s:
+            join(self._thread, patience_s)
+            if self.error is None:  # else another process may speak under this name by now
+                self._teller.leave()
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Return whether the caller is the thread that beats."""
+        return self._thread is threading.current_thread()
+
+    def recover(self) -> None:
+        """Nothing is given to a rank that another process would have to be asked for."""
+
+    def _run(self) -> None:
+        while not self._stop.wait(min(self._lease_s / BEATS_PER_LEASE, LONGEST_BEAT_S)):
+            try:
+                try:
+                    self._beat()
+                finally:  # also where it fails because the server lost this member
+                    if self._witness is not None:
+                        self._witness.check()
+                self._outage.over()
+                if self.pace is not None:
+                    self._teller.tell(self.pace)
+                    if self._peers is not None:
+                        self._peers.look(self.pace.look().samples)
+                self._after_beat()
+            except ServerUnavailable as error:
+                self._missed()
+                if not self._is_borne(error):
+                    return
+            except Exception as error:  # whatever it is: a loop that went on would train on what others take over
+                self.error = error
+                return
+
+    def _beat(self) -> None:
+        for partition in self._who.stream.partitions:
+            beat(self._client, self._who, partition, {}, **said_of(self.idle))
+
+    def _after_beat(self) -> None:
+        """What else there is to do now and then."""
+
+    def _missed(self) -> None:
+        """A beat did not reach the server."""
+
+    def _is_borne(self, error: ServerUnavailable) -> bool:
+        try:
+            self._outage.bear(error)
+        except ServerUnavailable as final:
+            self.error = final
+        return self.error is None
+
 
 LOOKS_PER_LEASE = 12
 LONGEST_LOOK_S = 2.0
@@ -93,7 +259,9 @@ class Keeper(Pulse):
         with self._lock:
             before = {p.number: held.ids(p.number) for p in self._who.stream.partitions}
             are_lost = is_all_settled()  # asked after that: what is acknowledged from now on was held before
-            mine = _located(list_held(self._client, self._open_keys(self._look_around()), self._who.group, self._who.member))
+            mine = _located(
+                list_held(self._client, self._open_keys(self._look_around()), self._who.group, self._who.member)
+            )
             lost = [
                 (k, entry)
                 for k, entry in mine

@@ -1,41 +1,103 @@
-"""Shared reading: a thread that takes one epoch's entries from a consumer group and lays them into batches.
-
-At least once; entries taken over yield only their unsettled samples. No order is promised (design.md section 4).
-"""
+"""The thread that reads one epoch of a shared group: it asks for entries, receives them and fills batches."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock_common import errors
-from penstock_common.errors import EpochNotFound, PenstockError, SegmentsUnseen, ServerUnavailable
+from penstock_common.errors import BadEntry, EpochNotFound, PenstockError, SegmentsUnseen, ServerUnavailable
+from penstock_common.server.channel import ReplyError
+from penstock_common.stream.commands import Client
+from penstock_common.stream.damage import damage_of
 from penstock_common.stream.entries import fetch_command, read_group_command
-from penstock_common.stream.groups.ledger import acknowledge
+from penstock_common.stream.groups.ledger import acknowledge, settled_bits
 from penstock_common.stream.groups.roster import load_roster, server_ms
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.server.channel import ReplyError
-from penstock_common.stream.damage import damage_of
-from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, find_state_damage, load_manifest, renewed
+from penstock_common.stream.manifest import (
+    ABANDONED,
+    Manifest,
+    find_manifest,
+    find_state_damage,
+    load_manifest,
+    renewed,
+)
 from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify
-from penstock_consumer.stages.buffers import Arena
+from penstock_common.wire.header import Header
+from penstock_consumer.read.backlog import why_no_room
+from penstock_consumer.read.dead_letters import Burials, cause_of, is_newer, is_settled, refuse_newer, suspicion
+from penstock_consumer.read.fetch_plan import Asking, FetchRequest, Resting
+from penstock_consumer.read.heartbeat import Claimed, Keeper
+from penstock_consumer.read.member import Place, holders, living
+from penstock_consumer.read.receive import Line, Received, Receiver, check_identity, read_by_id
 from penstock_consumer.stages.batch import Assembler
+from penstock_consumer.stages.buffers import Arena
 from penstock_consumer.stages.queue import Prefetch, QueueStopped
-from penstock_consumer.receiving.line import Line
-from penstock_consumer.receiving.newer import is_newer, refuse_newer
-from penstock_consumer.receiving.receive import Received, Receiver, read_by_id
-from penstock_consumer.receiving.stale import cause_of, is_settled
-from penstock_consumer.settling.holds import why_no_room
-from penstock_consumer.shared.arrivals import Arrivals
-from penstock_consumer.shared.asking import Asking, FetchRequest
-from penstock_consumer.shared.burials import Burials, suspicion
-from penstock_consumer.shared.keeper import Claimed, Keeper
-from penstock_consumer.shared.others import holders, living
-from penstock_consumer.shared.place import Place
-from penstock_consumer.shared.resting import Resting
-from penstock_consumer.shared.where import Where
+
+COMPARE_S = 10.0
+"""Two clocks drift by a second in some hours, and a server may be another one after an outage."""
+
+
+class Arrivals:
+    """Two clocks compared, now and then when somebody has time for it."""
+
+    def __init__(self, client: Client, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._client, self._clock = client, clock
+        self._ahead_s = 0.0
+        """So far the server's clock is ahead of this one."""
+        self._compared_s = float("-inf")
+
+    def compare(self) -> None:
+        """One question to the server, if that is due. Raises ServerUnavailable."""
+        asked = self._clock()
+        if asked - self._compared_s < COMPARE_S:
+            return
+        told = server_ms(self._client) / 1000
+        self._ahead_s, self._compared_s = told - (asked + self._clock()) / 2, asked
+
+    def created_s(self, received: Sequence[Received]) -> float | None:
+        """When the newest of an answer's entries was appended; None if there is none."""
+        if not received:
+            return None
+        return int(received[-1].entry_id.partition(b"-")[0] or 0) / 1000 - self._ahead_s
+
+
+@dataclass(slots=True)
+class Where:
+    """What a receiver checks identities against."""
+
+    place: Place
+    manifest: Manifest
+    partition: PartitionKeys
+    settled_for: str | None
+    """The group whose settled samples are left out: for entries that were delivered before. Of repaired ones they
+    always are: a group that had settled them is given the new entry all the same."""
+
+    def check(self, header: Header) -> None:
+        """See `receive.Place`: also, whether it lies in the right partition."""
+        check_identity(header, self.place.stream, self.manifest)
+        if self.place.stream.partition_of(header.shard) != self.partition:
+            raise BadEntry(f"shard {header.shard} belongs to another partition")
+
+    def wanted(self, header: Header) -> NDArray[np.bool_] | None:
+        """See `receive.Place`: what the group has not settled."""
+        if self.settled_for is None and not header.is_repair:
+            return None
+        settled = settled_bits(
+            self.place.client, self.partition, self.manifest.epoch, self.place.who.group, header.shard,
+            header.first, header.end,
+        )  # fmt: skip
+        for lo, hi in self.place.holdings.kept(self.partition.number, self.manifest.epoch, header.shard):
+            settled[max(lo - header.first, 0) : max(hi - header.first, 0)] = True
+        return ~settled if settled.any() else None
+
 
 STATE_LOOKS, STATE_LOOK_S = 10, 0.1
 """How often, and how long apart, an epoch's state is looked at again: who abandons it writes several keys."""

@@ -1,13 +1,16 @@
-"""What a shared reader asks for next: how many requests, of which partitions, how many entries, how long they may wait.
-
-Pure: sending, and what comes, is ``reader``'s. A process that is woken among many finds its caches cold: so who found
-less than it asked for sends one request that waits about as long as is usual, and one of many members rests before it,
-until a few entries are its share (decision 23).
-"""
+"""How much a reader asks for next, and when. Readers of both orders send the requests."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import NamedTuple
+
+from penstock_common.server.channel import Channel, Command, ReplyError
+from penstock_common.server.error_translation import is_wrong_type
+from penstock_common.stream.commands import Client
+from penstock_common.stream.hints import HintId, hint_command, read_hint
+from penstock_common.stream.keys import StreamKeys
 
 AHEAD = 2
 """Requests under way at once: the server prepares the next reply while this one is received."""
@@ -162,3 +165,86 @@ class Asking:
         if self._partitions > 1:  # while one is waited for, what comes in another one lies there
             return min(BLOCK_MS, SHORTEST_MS << min(sweeps - 1, 4)) if sweeps else None
         return min(BLOCK_MS, max(SHORTEST_MS, int(USUAL_TIMES * 1000 * self._usual_s)) << min(sweeps, 4))
+
+
+class Resting:
+    """Of one reader."""
+
+    def __init__(self, client: Client, keys: StreamKeys, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._keys, self._clock = client, keys, clock
+        self._until_s = 0.0
+        """When the rest that was decided on ends."""
+        self._after: HintId = (0, 0)
+        self.is_under_way = False
+        """Whether the wait was sent."""
+        self.is_told = False
+        """Whether a hint has ended the last one: something happened, and the epoch may have ended."""
+
+    def received(self, entry_id: bytes) -> None:
+        """An entry came: what is said of its epoch's end is said later, by the same clock."""
+        appended_ms = int(entry_id.partition(b"-")[0] or 0)
+        self._after = max(self._after, (max(0, appended_ms - 1), 0))
+
+    def begin(self, seconds: float) -> None:
+        """From now on, not from when there is room for what the next request brings."""
+        self._until_s = self._clock() + seconds
+
+    def commands(self) -> list[Command]:
+        """What is to be sent before the next request."""
+        left_ms = round((self._until_s - self._clock()) * 1000)
+        self.is_under_way, self.is_told = left_ms > 0, False
+        return [hint_command(self._keys, self._after, left_ms)] if self.is_under_way else []
+
+    def end(self, channel: Channel) -> None:
+        """Returns when the rest is over. Raises ServerUnavailable."""
+        until_s = self._until_s
+        self.forget()
+        try:
+            newest = read_hint(channel, self._client)
+        except ReplyError as error:
+            if not is_wrong_type(error.error):
+                raise
+            # the key has only hints, and where it is no stream the server does not wait for any
+            time.sleep(max(0.0, until_s - self._clock()))
+            return
+        if newest is not None:
+            self._after, self.is_told = newest, True
+
+    def forget(self) -> None:
+        """It is over, or the connection broke: nothing is under way."""
+        self.is_under_way, self._until_s = False, 0.0
+
+
+STEPS_AT_ONCE = 3
+WITHIN_S = 0.1
+"""So long the first of them lies there at most; and they are at most 1 / `BUDGET_SHARE` of the stream's budget."""
+
+
+class Gathering:
+    """Of one rank, which tells it what came."""
+
+    def __init__(self, world: int, step_positions: int, budget_bytes: int) -> None:
+        """``step_positions`` from one of its steps to the next: of a share of them more than a step has."""
+        self._world, self._step, self._budget_bytes = world, step_positions, budget_bytes
+        self._sample_bytes = self._each_s = 0.0
+        """Of a sample, and from one step to the next, as of late; 0 while they are not known."""
+        self._last: tuple[int, float] | None = None
+
+    def received(self, nbytes: int, samples: int) -> None:
+        """One entry."""
+        self._sample_bytes = nbytes / max(samples, 1)
+
+    def reached(self, position: int, now_s: float) -> None:
+        """All below a position is committed now."""
+        if self._last is not None and position > self._last[0]:
+            each_s = (now_s - self._last[1]) * self._step / (position - self._last[0])
+            self._each_s = each_s if not self._each_s else (self._each_s + each_s) / 2
+        if self._last is None or position > self._last[0]:
+            self._last = position, now_s
+
+    def steps(self) -> int:
+        """How many to wait for now: alone, or before anything is known, one."""
+        if self._world == 1 or not self._sample_bytes or not self._each_s:
+            return 1
+        room = int(self._budget_bytes / BUDGET_SHARE / (self._step * self._sample_bytes))
+        return max(1, min(STEPS_AT_ONCE, room, int(WITHIN_S / self._each_s)))

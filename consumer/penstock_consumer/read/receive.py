@@ -1,7 +1,4 @@
-"""Receiving entries: an EntrySink that checks each header and has payloads land straight in the batch's arrays.
-
-Anything wrong with an entry is remembered and reported when the entry ends; the connection stays in step.
-"""
+"""Entries on their way from the server into the rows of batches: connection, receiver, and the check of the index."""
 
 from __future__ import annotations
 
@@ -13,13 +10,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.errors import BadEntry, SegmentGone
+from penstock_common.errors import BadEntry, SegmentGone, ServerUnavailable, UncommittedEntry
 from penstock_common.segments.reading import SegmentReader
-from penstock_common.server.channel import SKIP, EntrySink, ReplyError, Skip
+from penstock_common.server.channel import SKIP, Channel, EntrySink, Reply, ReplyError, Skip
+from penstock_common.server.connection import open_channel
+from penstock_common.server.scripts import load_script
+from penstock_common.stream.commands import Client
 from penstock_common.stream.damage import damage_of
+from penstock_common.stream.entries import is_indexed
 from penstock_common.stream.groups.ledger import runs
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
+from penstock_common.waiting import Notify, Outage
 from penstock_common.wire.block import Column
 from penstock_common.wire.codec import check_values, decode_column, verify
 from penstock_common.wire.dtypes import BOOL
@@ -27,9 +29,153 @@ from penstock_common.wire.header import Header, SegmentRef, parse_header
 from penstock_common.wire.limits import MAX_FIELD_BYTES, MAX_HEADER_BYTES
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import META, Spec
-from penstock_consumer.receiving.line import Line
 from penstock_consumer.stages.batch import Assembler, Lease, Span, as_ragged
+from penstock_consumer.stages.queue import Prefetch
 from penstock_consumer.stages.stats import Meter
+
+
+class Line:
+    """Used by one thread."""
+
+    def __init__(self, client: Client, queue: Prefetch, notify: Notify) -> None:
+        self._client, self._queue = client, queue
+        self._channel: Channel | None = None
+        self._outage = Outage(notify, doing="reading")
+
+    @property
+    def client(self) -> Client:
+        """The control connection to the same server."""
+        return self._client
+
+    def open(self) -> Channel:
+        """The connection; raises ServerUnavailable."""
+        if self._channel is None:
+            self._channel = open_channel(self._client)
+        return self._channel
+
+    def reopen(self, error: ServerUnavailable, then: Callable[[], object] = lambda: None) -> None:
+        """A new connection as soon as the server answers, and ``then`` done on top; raises what lasts too long.
+
+        Whoever wants no more batches does not wait for a server.
+        """
+        self.close()
+        self._queue.meter.to("server")
+        while True:
+            if self._queue.is_stopped:
+                raise error
+            self._queue.trouble = str(error)
+            self._outage.bear(error)
+            try:
+                self.open()
+                then()
+                self._queue.trouble = ""
+                return
+            except ServerUnavailable as again:
+                error = again
+
+    def answered(self) -> None:
+        """The server does what it is asked: the next outage is another one."""
+        self._outage.over()
+
+    def close(self) -> None:
+        """Gives the connection back; again is harmless."""
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = None
+
+
+_LIST_COMMITTED = load_script("list_committed").encode()
+"""Sent in full: it is short, and a digest that the server forgot would be a refusal."""
+
+PAGE = 32
+"""Index records asked for at once by a group's only member; the members of a group divide it. More where an answer
+brings more entries: these follow each other.
+"""
+MOST_SHARDS = 256
+"""Shards of which a page is kept."""
+
+
+class Committed:
+    """What the indexes name, on a connection of its own that is opened at the first entry; used by one thread."""
+
+    def __init__(self, client: Client, stream: Stream) -> None:
+        self._client, self._stream = client, stream
+        self._channel: Channel | None = None
+        self._pages: dict[tuple[int, int], dict[bytes, bytes]] = {}
+        """(epoch, shard) -> id of a record, which is the block's end -> id of its entry."""
+        self._awaited: tuple[int, int] | None = None
+        """The epoch and shard of the page that was asked for and not read."""
+        self._ahead = self._size = PAGE
+
+    def begin(self, members: int) -> None:
+        """Forgets the pages of earlier epochs; so many members divide what comes."""
+        self._pages.clear()
+        self._ahead = self._size = max(1, PAGE // members)
+
+    def expect(self, entries: int) -> None:
+        """The next answer brings at most so many entries."""
+        self._size = max(self._ahead, entries)
+
+    def ask(self, header: Header) -> None:
+        """Asks for the records from the end of an entry on, unless its record is known."""
+        at = header.epoch, header.shard
+        page = self._pages.get(at)
+        if page is not None and b"%d-0" % header.end in page:
+            return
+        self._receive()  # of an entry that was bad in itself
+        key = self._stream.partition_of(header.shard).index(header.epoch, header.shard).encode()
+        try:
+            if self._channel is None:
+                self._channel = open_channel(self._client)
+            self._channel.send([(b"EVAL", _LIST_COMMITTED, b"1", key, b"%d-0" % header.end, b"%d" % self._size)])
+            self._awaited = at
+        except ServerUnavailable:  # idle for too long, perhaps: `require` asks the control client, which bears outages
+            self.close()
+
+    def require(self, header: Header, entry_id: bytes) -> None:
+        """Raises UncommittedEntry unless the index, or a repair, names the entry; ServerUnavailable, DamagedKey."""
+        self._receive()
+        at = header.epoch, header.shard
+        page = self._pages.get(at)
+        record_id = b"%d-0" % header.end
+        if page is not None and page.get(record_id) == entry_id:
+            return
+        partition = self._stream.partition_of(header.shard)
+        if not is_indexed(self._client, partition, *at, header.end, entry_id):
+            raise UncommittedEntry(
+                f"no record of the index names this entry, which claims shard {header.shard} offsets "
+                f"{header.first}-{header.end - 1}: no commit of Penstock wrote it, or its record was lost; "
+                f"`penstock audit {self._stream.name}` tells"
+            )
+        if page is not None and record_id in page:  # a server that came back from an earlier moment
+            del self._pages[at]
+
+    def close(self) -> None:
+        """Gives the connection back; again is harmless."""
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = self._awaited = None
+
+    def _receive(self) -> None:
+        channel = self._channel
+        if self._awaited is None or channel is None:
+            return
+        at, self._awaited = self._awaited, None
+        try:
+            page = _page(channel.read())
+        except ServerUnavailable:
+            self.close()
+            return
+        if len(self._pages) >= MOST_SHARDS:
+            self._pages.clear()
+        self._pages[at] = page
+
+
+def _page(reply: Reply) -> dict[bytes, bytes]:
+    """Return entry ids by record id. After an error of the script the control client asks for each entry and raises."""
+    words = reply.split() if isinstance(reply, bytes) else []
+    return dict(zip(words[::2], words[1::2], strict=False))
+
 
 _META = META.encode()
 

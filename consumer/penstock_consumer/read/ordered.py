@@ -1,14 +1,14 @@
-"""Ordered reading: a thread that takes one epoch in canonical order, for one rank, by the shard indexes.
-
-The same batches whoever produced them and whenever (design.md section 4). Which rows make a batch is ``canonical``'s,
-what is committed is found by ``walk``; entries are fetched by id, so nothing of this touches a consumer group.
-"""
+"""The thread that reads one epoch in canonical order for one rank, by the shard indexes."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock_common.errors import (
     BadEntry,
@@ -19,6 +19,7 @@ from penstock_common.errors import (
     ServerUnavailable,
     UnsupportedVersion,
 )
+from penstock_common.server.channel import SKIP, Skip
 from penstock_common.stream.entries import fetch_command
 from penstock_common.stream.groups.ledger import bury
 from penstock_common.stream.groups.positions import HEAD_STEPS
@@ -28,21 +29,68 @@ from penstock_common.stream.manifest import ABANDONED, Manifest, load_manifest, 
 from penstock_common.stream.mending.dead import DeadNote, skipped
 from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.servers.suitability import require_step_fits
+from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify
-from penstock_consumer.membership.pulse import Pulse
-from penstock_consumer.ordered.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
-from penstock_consumer.ordered.expected import Discard, Expected
-from penstock_consumer.ordered.gathering import Gathering
-from penstock_consumer.ordered.ranks import OrderedPlace
-from penstock_consumer.ordered.walk import Walk, shards_in_order
-from penstock_consumer.receiving.line import Line
-from penstock_consumer.receiving.newer import too_old
-from penstock_consumer.receiving.receive import Received, Receiver, read_by_id
-from penstock_consumer.receiving.stale import cause_of, is_removed
-from penstock_consumer.settling.holds import why_no_room
+from penstock_common.wire.header import Header
+from penstock_consumer.read.backlog import why_no_room
+from penstock_consumer.read.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
+from penstock_consumer.read.dead_letters import cause_of, is_removed, too_old
+from penstock_consumer.read.fetch_plan import Gathering
+from penstock_consumer.read.heartbeat import Pulse
+from penstock_consumer.read.index_walk import Walk, shards_in_order
+from penstock_consumer.read.member import OrderedPlace
+from penstock_consumer.read.receive import Line, Received, Receiver, check_identity, read_by_id
 from penstock_consumer.stages.batch import Assembler
 from penstock_consumer.stages.buffers import Arena
 from penstock_consumer.stages.queue import Prefetch, QueueStopped
+
+
+@dataclass(slots=True)
+class Expected:
+    """What the next entry must be, by the index."""
+
+    stream: Stream
+    manifest: Manifest
+    take: Take | None = None
+
+    def check(self, header: Header) -> None:
+        """Raises BadEntry where the entry is another one than the index says."""
+        check_identity(header, self.stream, self.manifest)
+        assert self.take is not None
+        shard, record = self.take.piece.shard, self.take.piece.record
+        if (header.shard, header.first, header.end, tuple(header.holes)) != (
+            shard, record.first, record.end, record.holes,
+        ):  # fmt: skip
+            raise BadEntry(
+                f"entry of shard {header.shard} offsets {header.first}-{header.end - 1}, where the index has shard "
+                f"{shard} offsets {record.first}-{record.end - 1}"
+            )
+
+    def wanted(self, header: Header) -> NDArray[np.int64] | None:
+        """The rows that were planned."""
+        assert self.take is not None
+        return None if self.take.is_whole else self.take.rows
+
+
+class Discard:
+    """Receives entries that are not wanted after all."""
+
+    def begin(self, entry_id: bytes) -> None:
+        """An entry starts."""
+
+    def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
+        """Read and dropped."""
+        return SKIP
+
+    def value(self, name: bytes, data: bytes) -> None:
+        """Never asked for."""
+
+    def end(self) -> None:
+        """The entry is complete."""
+
+    def missing(self, entry_id: bytes) -> None:
+        """It is gone."""
+
 
 AHEAD_BYTES = 4_000_000
 """Payload asked for before the first of it arrives: it hides round trips."""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_common.hints import Passing, callable_of, whole
 from penstock_consumer.adapters.selection import chosen, nested, shaped
+from penstock_consumer.read.options import State
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.stats import Stats
-from penstock_consumer.state import State
 
 if TYPE_CHECKING:
-    from penstock_consumer.loader import Loader
-    from penstock_consumer.mixture import Mixture
+    from penstock_consumer.read.loader import Loader
+    from penstock_consumer.read.mixture import Mixture
 
 Step = Callable[[Iterator[Any]], Iterator[Any]]
 

@@ -1,12 +1,8 @@
-"""An epoch's index records by position, and how far it is committed; what comes next may be waited for.
-
-A rank reads the records its own batches need, and not those between them: the more ranks there are, the fewer each
-reads. What they mean for a batch is ``canonical``'s, payloads are fetched by ``reader``.
-"""
+"""An epoch's index records by position: which blocks are committed, and where each lies."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
@@ -19,8 +15,43 @@ from penstock_common.stream.index_pages import Indexes, Want
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards
 from penstock_common.stream.mending.dead import DeadNote
 from penstock_common.stream.streams import Stream
-from penstock_consumer.ordered.canonical import Piece
-from penstock_consumer.ordered.known import Known
+from penstock_consumer.read.canonical import Piece
+
+
+class Known:
+    """Pieces in order of position; no two of them overlap."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+
+    def add(self, piece: Piece) -> None:
+        """What was known of its positions before gives way: a repair overrides."""
+        pieces = self._pieces
+        if not pieces or pieces[-1].end <= piece.start:
+            pieces.append(piece)
+            return
+        first = bisect_right(pieces, piece.start, key=_end_of)
+        pieces[first : bisect_left(pieces, piece.end, key=_start_of)] = [piece]
+
+    def at(self, position: int) -> Piece | None:
+        """The piece that covers a position, if it was read."""
+        found = bisect_right(self._pieces, position, key=_end_of)
+        if found < len(self._pieces) and self._pieces[found].start <= position:
+            return self._pieces[found]
+        return None
+
+    def forget(self, below: int) -> None:
+        """Pieces that end there are not needed any more."""
+        del self._pieces[: bisect_right(self._pieces, below, key=_end_of)]
+
+
+def _start_of(piece: Piece) -> int:
+    return piece.start
+
+
+def _end_of(piece: Piece) -> int:
+    return piece.end
+
 
 SHARDS_AT_ONCE = 64
 """So many shards are asked at once how far they are."""

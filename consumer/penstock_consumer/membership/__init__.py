@@ -1,1 +1,0 @@
-"""Being a member of a group: arriving, showing that one lives, and ending."""

@@ -1,1 +1,0 @@
-"""Ordered reading: canonical order by the shard indexes, settled by one position per rank."""

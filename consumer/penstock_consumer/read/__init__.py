@@ -1,0 +1,1 @@
+"""One path for reading: from joining a group over receiving entries to acknowledging batches."""

@@ -1,0 +1,113 @@
+"""The options of a loader, and the `state_dict` that says where it stands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock_common.errors import StateMismatch
+from penstock_common.hints import whole
+from penstock_common.stream.groups.roster import Order
+from penstock_common.waiting import Notify
+from penstock_common.wire.spec import Spec
+from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.stage import StageMaker
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a loader was asked for, as far as reading goes; see `loader.Loader`."""
+
+    start: str | int
+    batch_size: int
+    prefetch_bytes: int
+    lease_s: float
+    notify: Notify
+    order: Order | None = None
+    """None where reading is shared."""
+    remainder: str = "pad"
+    """What becomes of a last step, in shared reading of a member's last batch, that the epoch does not fill."""
+    create: bool = True
+    """Whether a group that is not there is made."""
+    views: bool = False
+    """Whether a batch that is one block of a segment is handed out where it lies."""
+    stages: list[StageMaker] = field(default_factory=list)
+    """What `Loader.shuffle` and `Loader.filter` were told, in this order."""
+
+    def arena(self, spec: Spec) -> Arena:
+        """Memory for all that can be waiting at once, and some in the trainer's hands."""
+        sample_bytes = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
+        return Arena(keep=self.prefetch_bytes // max(1, sample_bytes * self.batch_size) + 8)
+
+
+def rank_options(
+    order: str | None, rank: int, world_size: int, batch_size: int, remainder: str | None, member: str | None
+) -> Order | None:
+    """What makes a rank, checked; None for shared reading, which has none of it."""
+    rank, world_size = whole("rank", rank, None), whole("world_size", world_size, None)
+    if order is None:
+        if rank != 0 or world_size != 1:
+            raise ValueError("rank and world_size belong to order='canonical'; members of a group share it")
+        if remainder not in (None, "pad", "drop", "keep"):
+            raise ValueError(f"remainder is {remainder!r}, expected 'pad', 'drop' or 'keep'")
+        return None
+    if order != "canonical":
+        raise ValueError(f"order is {order!r}, expected 'canonical' or None")
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}, expected the number of ranks, 1 or more")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank is {rank} of world_size {world_size}, expected 0 to {world_size - 1}")
+    if remainder not in (None, "pad", "drop", "keep") or (remainder == "keep" and world_size > 1):
+        expected = "'pad' or 'drop'" if world_size > 1 else "'pad', 'drop' or 'keep'"
+        raise ValueError(f"remainder is {remainder!r}, expected {expected}: every rank has the same steps")
+    if member is not None:
+        raise ValueError("a rank's member name is its number: leave member out with order='canonical'")
+    return Order(rank, world_size, batch_size)
+
+
+VERSION = 1
+
+State = dict[str, Any]
+
+
+def spec_digest(spec: Spec) -> str:
+    """A name for a spec: equal specs have equal ones."""
+    return hashlib.sha256(json.dumps(spec.as_json()).encode()).hexdigest()[:16]
+
+
+def check_state(state: object, own: Mapping[str, Any]) -> None:
+    """Raises StateMismatch unless ``state`` is of the same stream, spec, group, way of reading and batch size.
+
+    ``own`` is what the loader itself would return.
+    """
+    if not isinstance(state, Mapping) or state.get("version") != VERSION:
+        found = state.get("version") if isinstance(state, Mapping) else None
+        raise StateMismatch("version", found, VERSION, _HINTS["version"])
+    for what, hint in _HINTS.items():
+        if what in own and state.get(what) != own[what]:
+            raise StateMismatch(what, state.get(what), own[what], hint)
+    if own["kind"] == "ordered":
+        _check_position(state, own["batch_size"])
+
+
+def _check_position(state: Mapping[str, Any], batch_size: int) -> None:
+    for what, unit in {"epoch": 1, "position": batch_size}.items():
+        found = state.get(what)
+        if type(found) is not int or found < 0 or found % unit:
+            raise StateMismatch(what, found, "an epoch" if unit == 1 else f"batches of {unit}", _HINTS["version"])
+
+
+_HINTS = {
+    "version": "pass what state_dict() returned, as it was",
+    "stream": "load it into a Loader of that stream",
+    "stream_id": "the stream was deleted and made again since: begin without this state",
+    "spec": "the stream's tensors differ from those the state was taken with",
+    "group": "a group's place is its own: use the same group, or begin without this state",
+    "kind": "give the Loader the order= it had",
+    "loader": "numbers of batches are of one process: take a state of this loader before its checkpoint is saved",
+    "batch_size": "positions are counted in batches: give the Loader the batch_size it had",
+}
+"""In the order in which they are compared: the first that differs explains the others."""

@@ -1,1 +1,0 @@
-"""Entries on their way from the server into the rows of batches."""
