@@ -4,7 +4,7 @@
 -- KEYS: index
 -- ARGV: record_id count
 -- Answer: '<record id> <entry id>' of each record that names an entry, separated by spaces
--- Callers: penstock_consumer/shared/committed.py
+-- Callers: penstock_consumer/read/receive.py
 
 local found = {}
 for _, record in ipairs(redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])) do
