@@ -76,7 +76,7 @@ def _sides(data: Any, writer: Any, epoch: Any) -> dict[str, Callable[[list[int],
     from penstock_common.wire.codec import encode
     from penstock_producer.jobs.fill import EpochSeed, FailureLimit, fill_samples
     from penstock_producer.sources.dataset import DatasetSource
-    from penstock_producer.writing.shard import ShardWriter
+    from penstock_producer.write.shard import ShardWriter
 
     source = DatasetSource(data, "photographs")
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from penstock import PenstockError
 from penstock_common.stream.client import connect
 from penstock_common.stream.streams import load_stream
-from penstock_producer.keeping.recycling import recycle
+from penstock_producer.write.cleaner import recycle
 
 EVERY_S = 0.5
 GRACE_S = 0.5

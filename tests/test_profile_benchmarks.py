@@ -24,8 +24,8 @@ from benchmarks.sides import INLINE, SHARED_MEMORY
 
 SMALL = Case("4 kB", (1024,), "float32", batch=64, room_bytes=8 << 20, most_bytes=4_000_000)
 RAW = """\
-main (train.py:3);Writer.write (penstock_producer/writing/writer.py:10);add (penstock_common/wire/block.py:187) 3
-main (train.py:3);Writer.write (penstock_producer/writing/writer.py:11) 1
+main (train.py:3);Writer.write (penstock_producer/write/writer.py:10);add (penstock_common/wire/block.py:187) 3
+main (train.py:3);Writer.write (penstock_producer/write/writer.py:11) 1
 main (train.py:3);send (redis/connection.py:9) 2
 main (train.py:3);wait (threading.py:331) 4
 """
@@ -47,7 +47,7 @@ def test_python_lines_are_counted_by_our_module_and_by_others_library() -> None:
     found = sampling.by_module(RAW)
     assert found == {
         "penstock_common.wire.block": 3,
-        "penstock_producer.writing.writer": 1,
+        "penstock_producer.write.writer": 1,
         "redis-py": 2,
         "Python's library": 4,
     }

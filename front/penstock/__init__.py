@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock_consumer.replaying.files import Files
     from penstock_consumer.replaying.replay import Replay
     from penstock_producer.notebook import produce
-    from penstock_producer.writing.writer import Writer
+    from penstock_producer.write.writer import Writer
 
     __version__: str
 
@@ -35,7 +35,7 @@ _HOMES = {
     "Loader": "penstock_consumer.read.loader",
     "PenstockError": "penstock_common.errors",
     "Replay": "penstock_consumer.replaying.replay",
-    "Writer": "penstock_producer.writing.writer",
+    "Writer": "penstock_producer.write.writer",
     "mix": "penstock_consumer.read.mixture",
     "produce": "penstock_producer.notebook",
 }

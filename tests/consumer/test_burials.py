@@ -20,7 +20,7 @@ from penstock_consumer.read import dead_letters
 from penstock_consumer.read.dead_letters import HOPELESS_ENTRIES
 from penstock_consumer.read.heartbeat import MANY_DELIVERIES, Keeper
 from penstock_consumer.read.loader import Loader
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, loader_of, numbers, open_stream, produce, sample
 from tests.contracts.processes import child
 

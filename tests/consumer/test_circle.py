@@ -16,7 +16,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.watching.waiters import Waiter
 from penstock_consumer.read.deadlock import SETTLED_MS, Circle, Jam, is_circle
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.consumer.test_policies import BLOCK, BUDGET, writing
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, sample
 

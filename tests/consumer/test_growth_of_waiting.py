@@ -15,7 +15,7 @@ from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import RELEASED
 from penstock_common.stream.removal.release import release_epoch
 from penstock_consumer.read.loader import Loader
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, open_stream, produce, sample
 
 PARTITIONS = 8

@@ -12,7 +12,7 @@ from penstock_common.stream.entries import list_pending
 from penstock_common.stream.groups.ledger import acknowledge, bury, dead_letters, runs, settled_bits, uncovered
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, entries, open_stream, produce
 
 

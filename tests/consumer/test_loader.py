@@ -21,7 +21,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.streams import set_plan
 from penstock_consumer.read.loader import Loader
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, produce, sample
 
 

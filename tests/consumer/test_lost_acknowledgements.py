@@ -11,7 +11,7 @@ from penstock_common.errors import ServerUnavailable
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import RELEASED
 from penstock_consumer.read.heartbeat import Keeper
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import loader_of, numbers, open_stream, produce
 
 COUNT, BLOCK, BATCH = 40, 4, 5

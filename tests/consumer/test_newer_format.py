@@ -14,8 +14,8 @@ from penstock_common.stream.groups.ledger import dead_letters
 from penstock_common.stream.keys import RELEASED
 from penstock_common.wire import codec, header
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.writing import commit
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write import commit
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, sample
 
 NEWER: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.mending.bad import retry_dead
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import entries, loader_of, numbers, open_stream, produce, replayed, sample
 from tests.contracts.ordered import (
     expected,

@@ -19,7 +19,7 @@ from penstock_common.stream.index_pages import Indexes, Pages
 from penstock_common.stream.manifest import load_manifest
 from penstock_consumer.read.canonical import Piece
 from penstock_consumer.read.index_walk import Known, Walk, shards_in_order
-from penstock_producer.writing.writer import EpochWriter
+from penstock_producer.write.writer import EpochWriter
 from tests.contracts.feed import open_stream
 from tests.contracts.ordered import expected, interleaved, plan, planned_writer, rank_of, read_ranks, write_shards
 

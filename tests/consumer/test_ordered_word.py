@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock_consumer.read.worker_shares import Shares, read_share
-from penstock_producer.writing.shard import ShardWriter
+from penstock_producer.write.shard import ShardWriter
 from tests.contracts.feed import numbers, sample
 from tests.contracts.ordered import planned_writer, rank_of
 

@@ -15,7 +15,7 @@ from penstock_common.errors import BudgetFull, CheckpointOverdue, WaitTimeout
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, open_stream, produce, sample
 
 BLOCK = 10 * SAMPLE_BYTES

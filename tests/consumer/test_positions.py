@@ -27,8 +27,8 @@ from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.stages.batch import Batch
-from penstock_producer.keeping.janitor import Janitor
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.cleaner import Janitor
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import loader_of, numbers, open_stream
 from tests.contracts.ordered import interleaved, plan, rank_of, read_ranks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_producer.keeping.janitor import Janitor
+from penstock_producer.write.cleaner import Janitor
 from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, sample, writer_of
 
 

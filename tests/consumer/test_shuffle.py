@@ -21,7 +21,7 @@ from penstock_consumer.stages.buffers import Arena
 from penstock_consumer.stages.shuffle import Window
 from penstock_consumer.stages.stage import Setting
 from penstock_producer.sources.order import permutation
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, loader_of, numbers, produce
 from tests.contracts.ordered import plan
 from tests.contracts.processes import child

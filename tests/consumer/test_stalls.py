@@ -18,7 +18,7 @@ import penstock
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_consumer.stages.stats import Stats
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import loader_of, produce
 from tests.journeys.trouble import at_port
 

@@ -13,7 +13,7 @@ import pytest
 from penstock_common.errors import StateMismatch
 from penstock_common.stream.commands import Client
 from penstock_consumer.read.loader import Loader
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import loader_of, produce
 
 

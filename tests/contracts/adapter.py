@@ -18,7 +18,7 @@ from penstock_common.stream.client import connect
 from penstock_common.wire.spec import SpecLike
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture, mix
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import produce
 from tests.contracts.processes import child
 

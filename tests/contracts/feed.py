@@ -21,7 +21,7 @@ from penstock_common.stream.streams import Stream, load_stream
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_consumer.stages.batch import Batch
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 
 SPEC = {"x": ("float32", (4,)), "y": ("int64", ())}
 SAMPLE_BYTES = 24

@@ -23,7 +23,7 @@ from penstock_producer.sources.config import SourceConfig, parse_config
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource
 from penstock_producer.sources.seeding import sample_rng
-from penstock_producer.writing.shard import ShardWriter
+from penstock_producer.write.shard import ShardWriter
 from tests.contracts.source import Sample, digest, in_fork
 
 ITEMS = 4

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from penstock_consumer.read.loader import Loader
-from penstock_producer.writing.writer import EpochWriter, Writer
+from penstock_producer.write.writer import EpochWriter, Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
 
 

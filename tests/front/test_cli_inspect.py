@@ -23,7 +23,7 @@ from penstock_common.stream.removal.deletion import users_of
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watching.inspection import inspect_stream
-from penstock_producer.writing.writer import EpochWriter
+from penstock_producer.write.writer import EpochWriter
 from tests.contracts.processes import child
 
 _ROOT = Path(penstock.__file__).parents[2]

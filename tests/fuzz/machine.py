@@ -15,7 +15,7 @@ from penstock_common.stream.groups.forgetting import drop_group
 from penstock_common.stream.groups.roster import Membership, join_group, load_roster
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.keeping.janitor import Janitor
+from penstock_producer.write.cleaner import Janitor
 from tests.contracts.feed import stored
 from tests.fuzz.model import ModelGroup, ModelMember
 from tests.fuzz.writing import SIZES, Writing, quiet

@@ -17,8 +17,8 @@ from penstock_common.stream.manifest import load_manifest, size_epoch
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.stages.batch import Batch
-from penstock_producer.writing.shard import ShardWriter
-from penstock_producer.writing.writer import EpochWriter, Writer
+from penstock_producer.write.shard import ShardWriter
+from penstock_producer.write.writer import EpochWriter, Writer
 from tests.fuzz.model import Model, ModelEpoch
 
 SPEC = {"x": ("int64", (3,)), "y": ("int64", ())}

@@ -22,8 +22,8 @@ from penstock_common.stream.streams import EVENTS_KEPT, load_stream, read_counte
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.worker import WorkerOptions
-from penstock_producer.keeping import janitor, tidying
 from penstock_producer.sources.config import parse_config
+from penstock_producer.write import cleaner
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, sample, writer_of
 from tests.producer import made
 
@@ -92,8 +92,7 @@ def test_two_hundred_epochs_leave_as_much_behind_as_forty(
     fresh_server: Callable[..., EmbeddedServer], monkeypatch: pytest.MonkeyPatch, retention: str
 ) -> None:
     """A training of a year must not end because its server, or its own process, slowly filled up."""
-    monkeypatch.setattr(tidying, "TIDY_EVERY_S", 0.05)
-    monkeypatch.setattr(janitor, "TIDY_EVERY_S", 0.05)
+    monkeypatch.setattr(cleaner, "TIDY_EVERY_S", 0.05)
     server = fresh_server()
     budget = 1 << 20 if retention == "epochs:2" else 8 * EPOCH_BYTES
     settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES, "budget_bytes": budget}
@@ -116,7 +115,7 @@ def test_two_hundred_epochs_leave_as_much_behind_as_forty(
                         for _ in range(4):
                             assert len(numbers(short)) == SHARDS * (SHARD_SAMPLES - 1)
                 if number in (EARLY, LATE):
-                    janitor.tidy(client, writer.stream, lambda _: None)
+                    cleaner.tidy(client, writer.stream, lambda _: None)
                     found[number] = measure(client, "t")
             stream = load_stream(client, "t")
             released = read_counters(client, stream)[2]

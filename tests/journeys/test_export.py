@@ -33,8 +33,8 @@ from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.exporting import export_stream
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.write.importer import import_stream
-from penstock_producer.writing.shard import ShardWriter
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.shard import ShardWriter
+from penstock_producer.write.writer import Writer
 
 SPEC: dict[str, Any] = {
     "f": ("float32", (3,)), "b": ("bool", (2,)), "h": ("bfloat16", (2,)), "r": ("float16", (None, 2)),

@@ -19,9 +19,9 @@ from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.exporting import export_stream
 from penstock_consumer.replaying.files import Files
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.keeping.recycling import recycle
-from penstock_producer.writing.reserve import Reservation
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.cleaner import recycle
+from penstock_producer.write.reserve import Reservation
+from penstock_producer.write.writer import Writer
 
 SPEC: dict[str, Any] = {"x": ("uint8", (30, 5)), "b": ("bool", (3,)), "y": ("int64", ())}
 QUIET: dict[str, Any] = {"notify": lambda _: None}

@@ -15,7 +15,7 @@ from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.streams import set_plan
 from penstock_consumer.read.loader import Loader
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, produce, sample
 from tests.contracts.processes import Child, child
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock_common.stream.commands import Client
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 
 BUDGET = 32 << 20
 SAMPLE_BYTES, SAMPLES = 48_000, 2100

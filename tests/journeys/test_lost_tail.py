@@ -22,8 +22,8 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.removal.release import release_epoch
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.read.loader import Loader
-from penstock_producer.writing.shard import ShardWriter
-from penstock_producer.writing.writer import EpochWriter, Writer
+from penstock_producer.write.shard import ShardWriter
+from penstock_producer.write.writer import EpochWriter, Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, open_stream, sample
 
 Fresh = Callable[..., EmbeddedServer]

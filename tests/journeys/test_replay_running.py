@@ -14,7 +14,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.keeping.janitor import tidy
+from penstock_producer.write.cleaner import tidy
 from tests.contracts.feed import loader_of, writer_of
 from tests.contracts.processes import child
 

@@ -33,7 +33,7 @@ from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.queue import open_queue
 from penstock_producer.jobs.worker import QUEUE, WorkerOptions
 from penstock_producer.sources.config import DatasetConfig
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
 from tests.contracts.processes import child
 from tests.producer.made import SAMPLES

@@ -12,7 +12,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.processes import child
 from tests.journeys import turnover
 from tests.journeys.trouble import Lines

@@ -11,7 +11,7 @@ import pytest
 
 from penstock_common.segments.folder import SegmentFolder
 from penstock_consumer.read.loader import Loader
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 
 MIB = 1 << 20
 SAMPLE_BYTES = 20_000

@@ -40,9 +40,9 @@ from penstock_common.wire.codec import encode
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.backlog import why_no_room
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.keeping.recycling import recycle
-from penstock_producer.writing.lane import open_lane
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.cleaner import recycle
+from penstock_producer.write.segments import open_lane
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, produce, sample, writer_of
 from tests.producer import repaired
 

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import stored
 from tests.contracts.processes import child
 from tests.journeys.trouble import (

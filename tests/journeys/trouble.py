@@ -24,7 +24,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.read.loader import Loader
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.processes import Child
 
 SPEC = {"x": ("uint32", (64,)), "epoch": ("int64", ()), "y": ("int64", ())}

@@ -19,11 +19,10 @@ from penstock_common.segments.writing import SegmentWriter
 from penstock_common.stream.client import connect
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.read.loader import Loader
-from penstock_producer.keeping import recycling
-from penstock_producer.writing import sealing
-from penstock_producer.writing.commit import Committer
-from penstock_producer.writing.sealing import Sealing
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write import cleaner, segments
+from penstock_producer.write.commit import Committer
+from penstock_producer.write.segments import Sealing
+from penstock_producer.write.writer import Writer
 
 SPEC = {"x": ("uint32", (500,)), "y": ("int64", ())}
 SAMPLE_BYTES = 2008
@@ -51,14 +50,14 @@ WRITING: dict[str, tuple[Any, str, str, int]] = {
     "in the middle of writing a block": (os, "pwritev", HALF, 9),
     "before its transaction": (SegmentWriter, "append", AFTER, 9),
     "after its transaction was sent": (Committer, "_execute", AFTER, 9),
-    "before a full segment is said to be full": (sealing, "seal_command", BEFORE, 3),
+    "before a full segment is said to be full": (segments, "seal_command", BEFORE, 3),
     "after it was said, behind a block, and not answered": (Sealing, "answered", BEFORE, 3),
     "while a new file has no name": (os, "posix_fallocate", AFTER, 2),
     "before a file that is used again has its new name": (SegmentFolder, "_locked", BEFORE, 3),
 }
 RECYCLING: dict[str, tuple[Any, str, str, int]] = {
-    "after sealing for the dead": (recycling, "seal_segments", AFTER, 3),
-    "before a freed file is given back": (recycling, "free_segments", AFTER, 3),
+    "after sealing for the dead": (cleaner, "seal_segments", AFTER, 3),
+    "before a freed file is given back": (cleaner, "free_segments", AFTER, 3),
     "in the middle of removing": (os, "ftruncate", AFTER, 2),
     "before giving back": (SegmentFolder, "give_back", BEFORE, 2),
 }
@@ -107,12 +106,12 @@ def recycle(url: str, point: str = "") -> None:
     """Passes over the folder without end, and takes whoever closed a file for dead at once."""
     deadly(RECYCLING, point)
     if "removing" in point:
-        recycling.FOLDER_SHARE = 0
+        cleaner.FOLDER_SHARE = 0
     with connect(url) as client:
         stream = load_stream(client, "t")
         print("begun", flush=True)
         while True:
-            recycling.recycle(client, stream, grace_s=0.0)
+            cleaner.recycle(client, stream, grace_s=0.0)
             time.sleep(0.003)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from penstock_common.stream import streams
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_producer.writing import writer as writing
+from penstock_producer.write import writer as writing
 from tests.consumer import test_committed, test_ordered, test_replay, test_restart, test_state
 from tests.consumer.adapters import test_jax, test_keras_checkpoint, test_tensorflow, test_torch
 from tests.planes.taking import taken

@@ -14,7 +14,7 @@ from penstock_common.stream.streams import Stream, load_stream
 from penstock_producer.jobs.fill import EpochSeed, FailureLimit, fill_batches, fill_samples
 from penstock_producer.jobs.plan import EpochOrder, plan_fingerprint
 from penstock_producer.jobs.repair import RepairResult, repair_epoch
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 
 SAMPLES, SHARD, BLOCK = 90, 40, 7
 SEED = 5

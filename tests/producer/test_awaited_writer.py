@@ -6,9 +6,9 @@ import pytest
 
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_producer.writing.lasting import Lasting
-from penstock_producer.writing.room import NOTE_AFTER_S, RoomKeeper
-from penstock_producer.writing.turns import LOOK_EVERY_S
+from penstock_producer.write.admission import NOTE_AFTER_S, RoomKeeper
+from penstock_producer.write.quota import LOOK_EVERY_S
+from penstock_producer.write.resources import Lasting
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, writer_of
 
 

@@ -24,9 +24,9 @@ from penstock_common.stream.streams import Stream, find_stream, load_stream
 from penstock_common.stream.watching.inspection import inspect_stream
 from penstock_common.stream.watching.waiters import STALE_MS, Waiter
 from penstock_consumer.read.loader import Loader
-from penstock_producer.keeping.janitor import SLACK_SHARE
-from penstock_producer.writing.backpressure import GIVE_WAY_S, LOW_SHARE, Room, pause_s, reason_to_wait
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.cleaner import SLACK_SHARE
+from penstock_producer.write.quota import GIVE_WAY_S, LOW_SHARE, Room, pause_s, reason_to_wait
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import accounted_bytes, payload_bytes, stored
 
 WIDE = {"x": ("uint8", (1000,))}

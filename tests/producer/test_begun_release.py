@@ -8,7 +8,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.removal.release import retire_epoch
 from penstock_common.stream.watching.inspection import inspect_stream
-from penstock_producer.keeping.janitor import tidy
+from penstock_producer.write.cleaner import tidy
 from tests.contracts.feed import loader_of, numbers, open_stream
 from tests.contracts.ordered import plan
 

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from penstock_common.stream.groups.roster import Membership, join_group, load_roster
-from penstock_producer.keeping.janitor import tidy
+from penstock_producer.write.cleaner import tidy
 from tests.contracts.feed import loader_of, open_stream, produce
 
 

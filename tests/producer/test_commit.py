@@ -16,8 +16,8 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.writing.commit import Committer, Sent
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.commit import Committer, Sent
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import (
     SAMPLE_BYTES,
     SPEC,
@@ -213,7 +213,7 @@ def test_a_server_that_is_away_just_when_a_shard_is_opened_is_waited_for(
             raise ServerUnavailable("it restarts")
         return open_channel(*arguments, **options)
 
-    monkeypatch.setattr("penstock_producer.writing.commit.open_channel", opened)
+    monkeypatch.setattr("penstock_producer.write.commit.open_channel", opened)
     with writer_of(any_url) as writer, writer.epoch() as epoch:
         epoch.write(sample(0))
     require_exactly_once(any_url, any_client, size=1)
@@ -233,7 +233,7 @@ def test_a_block_that_the_server_refused_at_maxmemory_waits_before_it_is_sent_ag
         return sending
 
     monkeypatch.setattr(Committer, "_execute", executed)
-    monkeypatch.setattr("penstock_producer.writing.headroom.ASK_EVERY_S", 3600.0)  # it goes by what was told before
+    monkeypatch.setattr("penstock_producer.write.quota.ASK_EVERY_S", 3600.0)  # it goes by what was told before
     server = fresh_server()
     with redis.Redis.from_url(server.url) as client, writer_of(server.url, room_wait_s=0.05) as writer:
         shard = writer.epoch(0, sizes=[8]).shard(0)

@@ -12,8 +12,8 @@ from penstock_common.errors import BudgetFull
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_consumer.read.loader import Loader
-from penstock_producer.writing import writer as feeding
-from penstock_producer.writing.writer import SEAL_CHECK, Writer
+from penstock_producer.write import writer as feeding
+from penstock_producer.write.writer import SEAL_CHECK, Writer
 from tests.contracts.feed import (
     SAMPLE_BYTES,
     SPEC,

@@ -9,7 +9,7 @@ import pytest
 
 from penstock_common.errors import ShardMismatch
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, numbers, sample, writer_of
 
 
@@ -17,7 +17,7 @@ def test_a_shard_that_reservations_and_bad_samples_filled_is_followed_by_the_nex
     any_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever filled it: the writer of an unplanned epoch goes on elsewhere, and no sample is refused."""
-    monkeypatch.setattr("penstock_producer.writing.writer.SPREAD_SAMPLES", 4)
+    monkeypatch.setattr("penstock_producer.write.writer.SPREAD_SAMPLES", 4)
     with writer_of(any_url, spec=SPEC, partitions=2) as writer, writer.epoch() as epoch:
         epoch.write(sample(0))
         with epoch.reserve(3) as rows:
@@ -50,7 +50,7 @@ def test_blocks_that_are_large_have_files_of_their_own(
     any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A budget holds five blocks of 200 MB: were two in a file, one that is read yet would keep the other's room."""
-    monkeypatch.setattr("penstock_producer.writing.lane.LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr("penstock_producer.write.segments.LARGE_BYTES", 1 << 20)
     for name, block_bytes, files in (("large", 1 << 20, 2), ("small", 1 << 19, 1)):
         writer = Writer(
             name, url=any_url, spec={"x": ("uint8", (block_bytes,))}, block_bytes=block_bytes, budget_bytes=16 << 20,

@@ -12,7 +12,7 @@ from penstock_common.errors import DamagedKey
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.removal.release import release_epoch
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, sample, writer_of
 
 MANY = 24

@@ -11,12 +11,12 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.manifest import SHARDS_ASKED, first_unfinished, load_manifest
-from penstock_producer.keeping.janitor import Janitor, Janitors
-from penstock_producer.keeping.trimming import FAR_S, SHARDS_AT_ONCE
-from penstock_producer.writing.lasting import Lasting
-from penstock_producer.writing.room import RoomKeeper
-from penstock_producer.writing.turns import LOOK_EVERY_S, Turns
-from penstock_producer.writing.writer import EpochWriter, Writer
+from penstock_producer.write.admission import RoomKeeper
+from penstock_producer.write.cleaner import Janitor, Janitors
+from penstock_producer.write.quota import LOOK_EVERY_S, Turns
+from penstock_producer.write.resources import Lasting
+from penstock_producer.write.trimmer import FAR_S, SHARDS_AT_ONCE
+from penstock_producer.write.writer import EpochWriter, Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, sample, stored
 from tests.producer import repaired
 

@@ -13,7 +13,7 @@ import pytest
 from penstock_common.errors import EpochAbandoned, ServerUnavailable
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
-from penstock_producer.writing.lasting import Lasting
+from penstock_producer.write.resources import Lasting
 from tests.contracts.feed import SPEC, replayed, sample, stored, writer_of
 
 SHARDS = 60

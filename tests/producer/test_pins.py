@@ -17,9 +17,9 @@ from penstock_common.stream.groups.roster import Membership, Roster, join_group,
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.removal.release import release_epoch
 from penstock_common.stream.streams import load_stream
-from penstock_producer.keeping import janitor
-from penstock_producer.keeping.alarm import explain_holds
-from penstock_producer.keeping.janitor import tidy
+from penstock_producer.write import cleaner
+from penstock_producer.write.alarm import explain_holds
+from penstock_producer.write.cleaner import tidy
 from tests.contracts.processes import child
 from tests.producer.test_policy import settled_epochs
 from tests.producer.test_retention import group, loader_of, read, roster_of, write_epoch, writer_of
@@ -178,9 +178,9 @@ def test_a_trainer_killed_for_good_is_named_while_it_holds_data_and_then_lets_go
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Production must not stop for ever because of a machine that was switched off, nor go on without a word."""
-    monkeypatch.setattr(janitor, "SILENT_MS", 10**9)
-    monkeypatch.setattr(janitor, "TIDY_EVERY_S", 0.05)
-    monkeypatch.setattr("penstock_producer.keeping.alarm.ALIVE_MS", 300)
+    monkeypatch.setattr(cleaner, "SILENT_MS", 10**9)
+    monkeypatch.setattr(cleaner, "TIDY_EVERY_S", 0.05)
+    monkeypatch.setattr("penstock_producer.write.alarm.ALIVE_MS", 300)
     told: list[str] = []
     with writer_of(any_url, room_wait_s=1.0) as writer:
         write_epoch(writer, 20)
@@ -196,7 +196,7 @@ def test_a_trainer_killed_for_good_is_named_while_it_holds_data_and_then_lets_go
                 told.append(str(error))
         assert "because of group dead" in told[-1]
         assert "`penstock groups drop t dead`" in told[-1]
-        monkeypatch.setattr(janitor, "SILENT_MS", 1000)
+        monkeypatch.setattr(cleaner, "SILENT_MS", 1000)
         while load_roster(any_client, writer.stream.partitions[0]).groups["dead"].holds:
             assert time.monotonic() < deadline
             tidy(any_client, writer.stream, told.append)

@@ -20,9 +20,9 @@ from penstock_common.stream.groups.pins import pin_epoch
 from penstock_common.stream.groups.roster import Membership, beat, hold_for_replay, join_group, load_roster, server_ms
 from penstock_common.stream.manifest import open_epoch, retained_epochs
 from penstock_common.stream.streams import Stream, load_stream
-from penstock_producer.keeping import janitor
-from penstock_producer.keeping.janitor import Janitor, tidy
-from penstock_producer.keeping.policy import parse_policy
+from penstock_producer.write import cleaner
+from penstock_producer.write.cleaner import Janitor, tidy
+from penstock_producer.write.retention import parse_policy
 from tests.contracts.between import between
 from tests.producer.repaired import lose_entry, produce, repair
 from tests.producer.test_retention import BYTES, loader_of, read, write_epoch, writer_of
@@ -81,7 +81,7 @@ def test_a_pass_of_retention_releases_nothing_that_was_promised_meanwhile(
     """Its plan is as old as its look at all partitions, which takes a while where there are many."""
     with settled(any_url) as stream:
         with between(
-            "penstock_producer.keeping.janitor.look_at_rosters",
+            "penstock_producer.write.cleaner.look_at_rosters",
             load_script("retire_epoch"),
             lambda: act(any_client, stream),
         ):
@@ -96,7 +96,7 @@ def test_making_room_releases_nothing_that_was_promised_meanwhile(any_url: str, 
     with settled(any_url) as stream:
         worker = Janitor(any_client, stream, stream.partitions[0], lambda _: None)
         with between(
-            "penstock_producer.keeping.janitor.look_around",
+            "penstock_producer.write.cleaner.look_around",
             load_script("retire_epoch"),
             lambda: act(any_client, stream),
         ):
@@ -122,7 +122,7 @@ def test_making_room_trims_nothing_that_was_promised_meanwhile(any_url: str, any
         stream, entries = writer.stream, writer.stream.partitions[0].entries(0)
         worker = Janitor(any_client, stream, stream.partitions[0], lambda _: None)
         with between(
-            "penstock_producer.keeping.janitor.look_around", load_script("trim"), lambda: act(any_client, stream)
+            "penstock_producer.write.cleaner.look_around", load_script("trim"), lambda: act(any_client, stream)
         ):
             assert worker.make_room(1) == 0
         assert any_client.xlen(entries) == 3
@@ -132,7 +132,7 @@ def test_a_member_that_shows_itself_between_two_looks_is_not_forgotten(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server's clock that jumps makes everybody look silent."""
-    monkeypatch.setattr(janitor, "LOOK_AGAIN_S", 0)
+    monkeypatch.setattr(cleaner, "LOOK_AGAIN_S", 0)
     with writer_of(any_url) as writer:
         stream, who = writer.stream, Membership(writer.stream, "g", "m", "1")
         join_group(any_client, who)
@@ -140,7 +140,7 @@ def test_a_member_that_shows_itself_between_two_looks_is_not_forgotten(
         while server_ms(any_client) == joined_ms:  # a heartbeat in the same millisecond would change nothing
             pass
         with between(
-            "penstock_producer.keeping.janitor.look_at_rosters",
+            "penstock_producer.write.cleaner.look_at_rosters",
             load_script("expire_silent"),
             lambda: beat(any_client, who, stream.partitions[0], {}),
         ):

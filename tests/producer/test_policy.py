@@ -18,11 +18,10 @@ from penstock_common.stream.groups.roster import Membership, Roster, join_group,
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, retained_epochs
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.streams import load_stream, read_counters, set_plan
-from penstock_producer.keeping import tidying
-from penstock_producer.keeping.janitor import make_fit, tidy
-from penstock_producer.keeping.policy import Policy, parse_policy
-from penstock_producer.keeping.retention import MOST_KEPT, EpochFacts, is_settled, plan_policy
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write import cleaner
+from penstock_producer.write.cleaner import make_fit, tidy
+from penstock_producer.write.retention import MOST_KEPT, EpochFacts, Policy, is_settled, parse_policy, plan_policy
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, produce, sample, writer_of
 from tests.producer.test_retention import group, roster_of
 
@@ -215,7 +214,7 @@ def test_retention_works_by_itself_while_a_writer_is_there(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody runs a command for it, and no budget has to fill up first."""
-    monkeypatch.setattr(tidying, "TIDY_EVERY_S", 0.05)
+    monkeypatch.setattr(cleaner, "TIDY_EVERY_S", 0.05)
     settled_epochs(any_url, 4)
     with writer_of(any_url, retention="epochs:1") as writer:
         deadline = time.monotonic() + 10
@@ -227,7 +226,7 @@ def test_retention_works_by_itself_while_a_writer_is_there(
 def test_the_timer_ends_with_its_writer_and_with_the_stream(any_url: str, any_client: Client) -> None:
     """A thread that outlives its writer would hold a connection, and a deleted stream needs no care."""
     with Writer("t", url=any_url, notify=lambda _: None) as writer:
-        timer = tidying.Tidying(any_client, writer.stream, lambda _: None, every_s=0.01)
+        timer = cleaner.Tidying(any_client, writer.stream, lambda _: None, every_s=0.01)
         timer.start()
         delete_stream(any_client, "t")
         timer._thread.join(timeout=10)
@@ -275,7 +274,7 @@ def test_a_trainer_that_leaves_takes_its_name_along(any_url: str, any_client: Cl
 
 def test_members_that_are_still_ending_an_epoch_bear_its_release(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one who settles the last batch makes the epoch free to go, while the others still look for more of it."""
-    monkeypatch.setattr(tidying, "TIDY_EVERY_S", 0.001)
+    monkeypatch.setattr(cleaner, "TIDY_EVERY_S", 0.001)
     told: list[str] = []
     got: Counter[int] = Counter()
     with writer_of(any_url, spec=SPEC, retention="epochs:0", block_bytes=2 * SAMPLE_BYTES) as writer:

@@ -17,7 +17,7 @@ from penstock_common.stream.removal.release import release_epoch
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.jobs.repair import NotRepairable
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.processes import child
 from tests.producer import repaired
 from tests.producer.repaired import (

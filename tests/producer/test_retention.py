@@ -22,8 +22,8 @@ from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.ranges import add_to_ranges, format_ranges, parse_ranges
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.keeping.janitor import Janitor
-from penstock_producer.keeping.retention import (
+from penstock_producer.write.cleaner import Janitor
+from penstock_producer.write.retention import (
     EpochFacts,
     is_settled,
     owing_groups,
@@ -31,7 +31,7 @@ from penstock_producer.keeping.retention import (
     plan_trim,
     trimming_groups,
 )
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import accounted_bytes, open_stream, payload_bytes
 
 WIDE = {"x": ("uint8", (1000,)), "y": ("int64", ())}

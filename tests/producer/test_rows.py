@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock_common.errors import SpecMismatch
 from penstock_common.wire.block import Block, BlockBuilder, BlockFull, Place
 from penstock_common.wire.spec import Spec
-from penstock_producer.writing.rows import RowBuilder, builder_of
+from penstock_producer.write.rows import RowBuilder, builder_of
 
 SPEC = Spec.of({"x": ("float32", (2, 3))})
 NUMBERS = np.arange(6, dtype="f4").reshape(2, 3)

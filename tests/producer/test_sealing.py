@@ -15,9 +15,9 @@ from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.stream.registry import registered_segments, seal_command, seal_segments
 from penstock_common.stream.streams import Stream
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.writing import sealing
-from penstock_producer.writing.commit import Committer, Sent
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write import segments
+from penstock_producer.write.commit import Committer, Sent
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, connections_cut, numbers, open_stream, sample
 
 BLOCK = 400
@@ -33,7 +33,7 @@ def writer_in(folder: Path, url: str, **settings: Any) -> Writer:
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else one would take all that is written here."""
-    monkeypatch.setattr("penstock_producer.writing.lane.SEGMENT_BYTES", 1)
+    monkeypatch.setattr("penstock_producer.write.segments.SEGMENT_BYTES", 1)
 
 
 def sealed(client: Client, stream: Stream, epoch: int = 0) -> dict[str, bool]:
@@ -48,7 +48,7 @@ def refuse_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a round trip for it")
 
-    monkeypatch.setattr(sealing, "seal_segments", refuse)
+    monkeypatch.setattr(segments, "seal_segments", refuse)
 
 
 def test_a_full_segment_is_sealed_behind_a_later_block(
@@ -96,7 +96,7 @@ def test_only_segments_are_sealed_of_which_every_block_is_committed(
 
     monkeypatch.setattr(Committer, "_execute", executed)
     monkeypatch.setattr(Committer, "_collect", collected)
-    monkeypatch.setattr(sealing, "seal_command", watched)
+    monkeypatch.setattr(segments, "seal_command", watched)
     with writer_in(tmp_path, any_url) as writer, writer.epoch(0, sizes=[20 * BLOCK]).shard(0) as shard:
         for number in range(20 * BLOCK):
             shard.write(sample(number))
@@ -126,7 +126,7 @@ def test_a_refused_sealing_keeps_nobody_from_going_on(
     """The block before it is committed all the same, and whoever ends says it once more."""
     with writer_in(tmp_path, any_url) as writer, writer.epoch(0, sizes=[8 * BLOCK]).shard(0) as shard:
         with monkeypatch.context() as patched:
-            patched.setattr(sealing, "seal_command", lambda *_: (b"EVAL", b"return redis.error_reply('NO')", b"0"))
+            patched.setattr(segments, "seal_command", lambda *_: (b"EVAL", b"return redis.error_reply('NO')", b"0"))
             for number in range(8 * BLOCK):
                 shard.write(sample(number))
             shard._committer._drain()

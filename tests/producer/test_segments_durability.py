@@ -13,8 +13,8 @@ import redis
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.keeping import recycling
-from penstock_producer.writing.commit import Committer
+from penstock_producer.write import cleaner
+from penstock_producer.write.commit import Committer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, sample, writer_of
 from tests.producer.test_durability import every_server
 
@@ -39,7 +39,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     record(Committer, "_execute", "sent")
     monkeypatch.setattr(Durability, "commands", lambda self: [])
     monkeypatch.setattr(Durability, "shortfall", lambda self, replies, where: "")
-    monkeypatch.setattr("penstock_producer.writing.writer.require_durable", lambda client, level: None)
+    monkeypatch.setattr("penstock_producer.write.writer.require_durable", lambda client, level: None)
     return seen
 
 
@@ -84,9 +84,9 @@ def test_a_server_that_may_forget_what_was_removed_gets_its_files_kept(
 
         assert release_epoch(writer.client, writer.stream, 0)
         monkeypatch.setattr(Durability, "shortfall", lambda self, replies, where: "not yet")
-        assert recycling.recycle(writer.client, writer.stream) == recycling.Recycled()
+        assert cleaner.recycle(writer.client, writer.stream) == cleaner.Recycled()
         monkeypatch.setattr(Durability, "shortfall", lambda self, replies, where: "")
-        assert recycling.recycle(writer.client, writer.stream).kept == 1
+        assert cleaner.recycle(writer.client, writer.stream).kept == 1
 
 
 @every_server

@@ -11,8 +11,8 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record
 from penstock_common.stream.manifest import load_manifest
-from penstock_producer.writing.ending import first_fault
-from penstock_producer.writing.shard import ShardWriter
+from penstock_producer.write.completion import first_fault
+from penstock_producer.write.shard import ShardWriter
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, open_stream, sample, writer_of
 
 QUIET: dict[str, Any] = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES}

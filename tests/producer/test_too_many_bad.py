@@ -17,7 +17,7 @@ from penstock_producer.jobs.progress import ProductionSummary
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig, SourceConfig
 from penstock_producer.sources.names import register
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.producer.made import SAMPLES
 from tests.producer.reading import read_epoch
 

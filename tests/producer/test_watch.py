@@ -25,7 +25,7 @@ from penstock_producer.jobs.watched_folder import FileSightings, FolderWatch
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.files import SourceFile
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.producer.reading import read_epoch
 from tests.producer.test_epoch_numbers import forget_epoch
 

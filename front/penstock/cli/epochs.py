@@ -98,7 +98,7 @@ def _pin(client: Client, args: argparse.Namespace, console: Console) -> int:
 
 def _retain(client: Client, args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.streams import load_stream, set_field
-    from penstock_producer.keeping.policy import parse_policy
+    from penstock_producer.write.retention import parse_policy
 
     policy = parse_policy(args.policy)
     stream = load_stream(client, args.stream)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.commands import Client
     from penstock_common.stream.streams import Stream
-    from penstock_producer.keeping.policy import Policy
+    from penstock_producer.write.retention import Policy
 
 NAME = "trim"
 HELP = "release what a stream's retention gives up, now"
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.client import connect
     from penstock_common.stream.servers.suitability import readable_bytes
     from penstock_common.stream.streams import load_stream
-    from penstock_producer.keeping.janitor import make_fit, tidy
+    from penstock_producer.write.cleaner import make_fit, tidy
 
     policy = _policy(args)
     with connect(url_of(args)) as client:
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _policy(args: argparse.Namespace) -> Policy | None:
-    from penstock_producer.keeping.policy import parse_policy
+    from penstock_producer.write.retention import parse_policy
 
     if args.keep is not None:
         return parse_policy(f"epochs:{args.keep}")
@@ -83,7 +83,7 @@ def _stays(client: Client, stream: Stream) -> dict[int, list[str]]:
     from penstock_common.stream.groups.ledger import owed_samples
     from penstock_common.stream.groups.roster import load_roster, server_ms
     from penstock_common.stream.manifest import ABANDONED, find_manifest
-    from penstock_producer.keeping.retention import is_replayed, is_settled, owing_groups
+    from penstock_producer.write.retention import is_replayed, is_settled, owing_groups
 
     roster, now_ms = load_roster(client, stream.partitions[0]), server_ms(client)
     found: dict[int, list[str]] = {}

@@ -27,7 +27,7 @@ from penstock_producer.jobs.progress import EpochProgress, ProductionProgress, P
 from penstock_producer.jobs.worker import ENDING, WorkerOptions
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource, Sample
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 
 TELL_S = 0.2
 """How often the process that feeds reports its progress."""

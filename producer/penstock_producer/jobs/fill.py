@@ -20,7 +20,7 @@ from penstock_producer.jobs.watchdog import HUNG, SAMPLE_LIMIT_S, CrashRecord, C
 from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source, draws
 from penstock_producer.sources.seeding import sample_rng, seed_globals
 from penstock_producer.sources.transform import BlockTransform
-from penstock_producer.writing.shard import ShardWriter
+from penstock_producer.write.shard import ShardWriter
 
 T = TypeVar("T")
 

@@ -69,7 +69,7 @@ from penstock_producer.sources.image_files import passed_over
 from penstock_producer.sources.open import open_source, pin, require_iterable
 from penstock_producer.sources.protocol import BatchSource, Source
 from penstock_producer.sources.transform import seen_through
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 
 TICK_MS = 200
 CARE_S = 5.0

@@ -24,7 +24,7 @@ from penstock_common.wire.limits import MAX_HOLES
 from penstock_producer.jobs.fill import EpochSeed
 from penstock_producer.jobs.plan import EpochOrder, plan_fingerprint
 from penstock_producer.sources.protocol import AnySource, BatchSource, Sample, Source
-from penstock_producer.writing.shard import MAX_BLOCK_SAMPLES
+from penstock_producer.write.shard import MAX_BLOCK_SAMPLES
 
 WHOLE = 1 << 62
 """The block size for a block that must not be cut, because it takes the place of one entry."""

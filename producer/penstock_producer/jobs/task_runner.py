@@ -45,9 +45,9 @@ from penstock_producer.sources.config import parse_config
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import AnySource, IterSource, Sample
 from penstock_producer.sources.transform import BlockTransform, seen_through
-from penstock_producer.writing.shard import ShardWriter
-from penstock_producer.writing.turns import unfinished_shards
-from penstock_producer.writing.writer import SHARD_SAMPLES, SPREAD_SAMPLES, Writer
+from penstock_producer.write.quota import unfinished_shards
+from penstock_producer.write.shard import ShardWriter
+from penstock_producer.write.writer import SHARD_SAMPLES, SPREAD_SAMPLES, Writer
 
 ROOM_WAIT_S = 30.0
 """The length of a lease. A job that waits for quota longer makes way for another."""

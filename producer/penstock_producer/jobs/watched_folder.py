@@ -31,7 +31,7 @@ from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.files import SourceFile, shown
 from penstock_producer.sources.image_files import images_below
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 
 WHOLE_AFTER_S = 3.0
 """A file whose size and time have not changed for so long is complete. A file that is written with longer pauses should

@@ -1,1 +1,1 @@
-"""Writing to a stream: the import of exported epochs. docs/glossary.md plans the rest of the room."""
+"""The room that writes: writer, shards, commit, admission, retention, and the import of exported epochs."""

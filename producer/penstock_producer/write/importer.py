@@ -29,8 +29,8 @@ from penstock_common.wire.codec import decode
 from penstock_common.wire.export import ExportedEpoch
 from penstock_common.wire.limits import MAX_HOLES
 from penstock_common.wire.spec import META
-from penstock_producer.writing.shard import ShardWriter
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.shard import ShardWriter
+from penstock_producer.write.writer import Writer
 
 SPARE = 1.3
 """A new stream's budget is this multiple of the imported bytes, because a writer waits when a budget is nearly full."""

@@ -24,7 +24,7 @@ from penstock_common.server.connection import open_channel
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
 from penstock_consumer.read.loader import Loader
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.channel import ChannelContract, pattern
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")

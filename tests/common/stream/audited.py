@@ -13,7 +13,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.streams import load_stream
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.loader import Loader
-from penstock_producer.writing.writer import EpochWriter, Writer
+from penstock_producer.write.writer import EpochWriter, Writer
 
 SPEC = Spec.of({"x": ("uint8", (1000,)), "tag": ("bytes", ())})
 PER_ENTRY = 8

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from penstock_consumer.read.loader import Loader
-from penstock_producer.writing.writer import EpochWriter
+from penstock_producer.write.writer import EpochWriter
 from tests.common.stream.audited import (
     PER_ENTRY,
     audited,

@@ -9,7 +9,7 @@ from penstock_common.stream.groups import missing
 from penstock_common.stream.groups.missing import missing_members, told_missing
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, rank_member, server_ms
 from penstock_consumer.read.loader import Loader
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, loader_of, sample
 
 LATER_MS = 60_000

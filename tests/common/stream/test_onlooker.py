@@ -15,7 +15,7 @@ from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.watching.glance import Glance
 from penstock_common.stream.watching.inspection import inspect_stream
 from penstock_common.stream.watching.onlooker import Onlooker
-from penstock_producer.writing.writer import EpochWriter
+from penstock_producer.write.writer import EpochWriter
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from penstock_common.stream.streams import Stream
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import encode
 from penstock_common.wire.spec import Spec
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample, writer_of
 
 _MILLISECONDS = re.compile(rb"\b1\d{12}\b")

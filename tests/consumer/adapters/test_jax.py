@@ -16,7 +16,7 @@ from penstock_common.errors import SpecMismatch, StateMismatch, WaitTimeout
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.stages.batch import Batch
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.adapter import (
     BATCH,
     GROUP,

@@ -16,7 +16,7 @@ from penstock_consumer.replaying.exporting import export_stream
 from penstock_consumer.replaying.files import Files
 from penstock_consumer.replaying.passes import Passes
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import produce
 
 SAMPLES, BATCH = 50, 16

@@ -17,7 +17,7 @@ from penstock_common.errors import PenstockError
 from penstock_common.wire.spec import SpecLike
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.adapter import (
     BATCH,
     GROUP,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import StateMismatch
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of, ordered
 from tests.contracts.feed import produce
 from tests.contracts.processes import child

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock_common.errors import BudgetFull
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of, settled
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, produce, sample
 

@@ -12,7 +12,7 @@ import pytest
 from penstock_common.errors import WaitTimeout
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.adapter import (
     BATCH,
     GROUP,

@@ -19,7 +19,7 @@ from penstock.__main__ import main
 from penstock.cli.monitor_screen import Screen
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watching.waiters import note_wait
-from penstock_producer.writing.writer import EpochWriter
+from penstock_producer.write.writer import EpochWriter
 
 _ROOT = Path(penstock.__file__).parents[2]
 _PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front"))

@@ -19,7 +19,7 @@ from penstock_producer.sources.names import register
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import Source
 from penstock_producer.sources.seeding import sample_rng
-from penstock_producer.writing.writer import Writer
+from penstock_producer.write.writer import Writer
 from tests.contracts.iterable import IterableContract
 from tests.contracts.source import SourceContract, digest, in_fork, read
 from tests.producer.sources.conftest import UserModule

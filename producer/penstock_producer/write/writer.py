@@ -32,13 +32,13 @@ from penstock_common.stream.servers.suitability import admit_stream, largest_blo
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.spec import Spec, SpecLike, flattened
-from penstock_producer.keeping.policy import parse_policy
-from penstock_producer.keeping.tidying import Tidying
-from penstock_producer.writing.commit import Committer
-from penstock_producer.writing.lane import prepare_folder, require_capacity
-from penstock_producer.writing.lasting import Lasting
-from penstock_producer.writing.reserve import Reservation
-from penstock_producer.writing.shard import ShardWriter, Slot, require_own
+from penstock_producer.write.cleaner import Tidying
+from penstock_producer.write.commit import Committer
+from penstock_producer.write.reserve import Reservation
+from penstock_producer.write.resources import Lasting
+from penstock_producer.write.retention import parse_policy
+from penstock_producer.write.segments import prepare_folder, require_capacity
+from penstock_producer.write.shard import ShardWriter, Slot, require_own
 
 SHARD_SAMPLES = 1 << 20
 """A shard's limit; with one partition an unplanned epoch needs no more shards than this."""

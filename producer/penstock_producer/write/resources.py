@@ -15,9 +15,8 @@ from penstock_common.stream.losses import Witness
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify
-from penstock_producer.keeping.janitor import Janitors
-from penstock_producer.writing.headroom import Headroom
-from penstock_producer.writing.turns import Turns
+from penstock_producer.write.cleaner import Janitors
+from penstock_producer.write.quota import Headroom, Turns
 
 
 class Lasting:

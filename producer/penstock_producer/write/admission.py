@@ -16,12 +16,11 @@ from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.servers.suitability import largest_block, readable_bytes
 from penstock_common.stream.streams import Stream
 from penstock_common.stream.watching.waiters import RENEW_S, Why, end_wait, note_wait
-from penstock_producer.keeping.alarm import explain_holds, idle_groups
-from penstock_producer.keeping.janitor import SILENT_MS
-from penstock_producer.keeping.retention import owing_groups
-from penstock_producer.writing.backpressure import Room, pause_s, reason_of_memory, reason_to_wait
-from penstock_producer.writing.lasting import Lasting
-from penstock_producer.writing.turns import LOOK_EVERY_S
+from penstock_producer.write.alarm import explain_holds, idle_groups
+from penstock_producer.write.cleaner import SILENT_MS
+from penstock_producer.write.quota import LOOK_EVERY_S, Room, pause_s, reason_of_memory, reason_to_wait
+from penstock_producer.write.resources import Lasting
+from penstock_producer.write.retention import owing_groups
 
 NOTE_AFTER_S = 0.5
 """A wait this long is noted on the roster; shorter ones are the ordinary course of a full budget."""

@@ -50,12 +50,11 @@ from penstock_common.waiting import Notify, Outage, Wait, to_stderr
 from penstock_common.wire.block import Block, sizes_of
 from penstock_common.wire.codec import Fields, encode, meta_bytes
 from penstock_common.wire.spec import Spec
-from penstock_producer.writing.ending import find_forged, first_fault, read_index, unknown
-from penstock_producer.writing.lane import open_lane, place_block
-from penstock_producer.writing.lasting import Lasting
-from penstock_producer.writing.reserve import memory_for
-from penstock_producer.writing.room import RoomKeeper
-from penstock_producer.writing.sealing import Sealing
+from penstock_producer.write.admission import RoomKeeper
+from penstock_producer.write.completion import find_forged, first_fault, read_index, unknown
+from penstock_producer.write.reserve import memory_for
+from penstock_producer.write.resources import Lasting
+from penstock_producer.write.segments import Sealing, open_lane, place_block
 
 
 class ShardTaken(ShardMismatch):

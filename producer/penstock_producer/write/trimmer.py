@@ -22,7 +22,7 @@ from penstock_common.stream.index_pages import Indexes, Want
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, renewed
 from penstock_common.stream.streams import Stream
-from penstock_producer.keeping.retention import plan_trim, trimming_groups
+from penstock_producer.write.retention import plan_trim, trimming_groups
 
 CHUNK = 250
 """Ids per script call: bounds how long the server is busy with one."""

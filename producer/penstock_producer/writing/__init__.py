@@ -1,1 +1,0 @@
-"""How samples enter a stream: the Writer, its shards, the commit, and room in the budget."""
