@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock_common.errors import SourceError
+from penstock_common.errors import PenstockError, SourceError
 from penstock_producer.sources.allowed import require_attribute, require_import, require_own
 
 
@@ -95,7 +95,7 @@ def resolve_object(name: str) -> Any:
         return found
     try:
         return found()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # argparse exits, since the arguments are those of penstock
         raise SourceError(f"calling {name} failed: {blame(error)}") from error
 
 
@@ -117,6 +117,7 @@ def _is_library(filename: str) -> bool:
 
 
 _STDLIB = str(Path(importlib.__file__).parent.parent)
+_NO_SCRIPT = "workers import this file, so what parses arguments or trains belongs under `if __name__ == '__main__':`"
 
 
 def _import(module_name: str) -> Any:
@@ -131,6 +132,8 @@ def _import(module_name: str) -> Any:
             raise SourceError(f"importing {module_name} failed: {blame(error)}") from error
         near = _nearest(module_name, [p.stem for p in Path(here).iterdir() if p.suffix == ".py" or p.is_dir()])
         raise SourceError(f"no module {error.name!r} on the import path or in {here}{near}") from None
+    except (PenstockError, SystemExit) as error:
+        raise SourceError(f"importing {module_name} failed: {blame(error)}; {_NO_SCRIPT}") from error
     except Exception as error:
         raise SourceError(f"importing {module_name} failed: {blame(error)}") from error
 

@@ -80,6 +80,27 @@ def test_a_module_that_fails_names_its_own_line(user_module: UserModule) -> None
         resolve(f"{syntax}:value")
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import argparse\nargparse.ArgumentParser().parse_args(['--unknown'])\n",
+        "import penstock\npenstock.Loader('train', group='g', batch_size=1, url='redis://localhost:1')\n",
+    ],
+)
+def test_a_script_that_begins_when_it_is_imported_is_told_from_a_module(script: str, user_module: UserModule) -> None:
+    """Many trainings are one file without a main guard. argparse would end the production with its own usage line."""
+    name = user_module(f"{script}data = range(8)\n")
+    with pytest.raises(SourceError, match=rf"importing {name} failed: .*belongs under `if __name__ == '__main__':`"):
+        resolve(f"{name}:data")
+
+
+def test_a_function_that_exits_is_named(user_module: UserModule) -> None:
+    """It may parse a command line, which here is not its own."""
+    name = user_module("import sys\ndef make(): sys.exit(3)\n")
+    with pytest.raises(SourceError, match=rf"calling {name}:make failed: SystemExit: 3 \({name}\.py:2\)"):
+        resolve_object(f"{name}:make")
+
+
 def test_a_function_is_asked_for_by_what_was_found() -> None:
     """Naming the module's constant instead of its function is one letter away."""
     with pytest.raises(SourceError, match="'os:sep' is a str; expected a function"):
