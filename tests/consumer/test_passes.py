@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock_common.stream.client import connect
-from penstock_consumer.replaying.exporting import export_stream
+from penstock_consumer.replay.export import export_stream
 from penstock_consumer.replaying.files import Files
 from penstock_consumer.replaying.replay import Replay
 from tests.contracts.feed import numbers, produce

@@ -16,7 +16,7 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.registry import registered_segments
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.replaying.exporting import export_stream
+from penstock_consumer.replay.export import export_stream
 from penstock_consumer.replaying.files import Files
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.write.cleaner import recycle

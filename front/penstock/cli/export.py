@@ -38,7 +38,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Copies and says what is there."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.servers.suitability import readable_bytes
-    from penstock_consumer.replaying.exporting import export_stream
+    from penstock_consumer.replay.export import export_stream
 
     with connect(url_of(args)) as client, console.progress() as bars:
         done = export_stream(client, args.stream, args.directory, epochs=args.epoch, progress=shown(bars, "export"))

@@ -12,7 +12,7 @@ import pytest
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
-from penstock_consumer.replaying.exporting import export_stream
+from penstock_consumer.replay.export import export_stream
 from penstock_consumer.replaying.files import Files
 from penstock_consumer.replaying.passes import Passes
 from penstock_consumer.replaying.replay import Replay

@@ -1,6 +1,7 @@
-"""Exporting: a stream's epochs to files, bit-exact, with the holes and their reasons. The way back is the producer's.
+"""Exporting: copy a stream's epochs to files, bit-exact, with the holes and their reasons.
 
-An epoch is held by a replay's lease while it is copied, verified as it is read, and counts once it is all on the disk.
+A replay's lease holds an epoch while it is copied. Each entry is verified as it is read. An epoch counts once all of it
+is on the disk. The way back is the producer's `write/importer.py`.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from penstock_consumer.replaying.replay import LEASE_S
 from penstock_consumer.replaying.retained import Retained
 
 Progress = Callable[[int, int, int], None]
-"""Epoch, payload bytes of it that are copied, and all of them."""
+"""A function of an epoch, its payload bytes copied so far, and all of its payload bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
-    """What an export did."""
+class ExportResult:
+    """The result of an export."""
 
     path: Path
     contents: ExportContents
     new: tuple[int, ...]
-    """Epochs that were copied."""
+    """The epochs that were copied."""
     kept: tuple[int, ...]
-    """Epochs that an earlier export to the same folder had copied."""
+    """The epochs that an earlier export to the same folder had copied."""
 
 
 def export_stream(
@@ -48,11 +49,30 @@ def export_stream(
     epochs: Sequence[int] | None = None,
     file_bytes: int = EXPORT_BYTES,
     progress: Progress = lambda epoch, done, total: None,
-) -> Exported:
-    """Copies produced epochs (None: all that are retained) to a folder, new or with an earlier export of the stream.
+) -> ExportResult:
+    """Copy produced epochs to a folder: a new one, or one with an earlier export of the stream.
 
-    Raises BadExport, StreamNotFound, EpochNotFound, EpochIncomplete, ReplayTruncated, and BadEntry for an entry that is
-    damaged: what was finished before stands, and the same call goes on from there.
+    What was finished before an error stands, and the same call continues from there.
+
+    Args:
+        client: a connection to the stream's server.
+        name: the stream's name.
+        path: the folder.
+        epochs: the numbers of the epochs. None means all produced epochs that are retained.
+        file_bytes: the size after which a file takes no further record.
+        progress: called after each entry.
+
+    Raises:
+        BadExport: the folder holds something else, or cannot be written.
+        StreamNotFound: there is no such stream.
+        EpochNotFound: there is no such epoch.
+        EpochIncomplete: an epoch is not produced yet.
+        ReplayTruncated: retention removed a part of an epoch.
+        BadEntry: an entry is damaged.
+
+    Example:
+        >>> export_stream(client, "digits", "digits-export").new
+        (0, 1)
     """
     stream = load_stream(client, name)
     if stream.spec is None:
@@ -66,7 +86,7 @@ def export_stream(
             note = _copied(client, stream, epoch, writer, progress)
             both = sorted((*writer.contents.epochs, note), key=lambda one: one.epoch)
             writer.finish(replace(writer.contents, epochs=tuple(both)))
-        return Exported(writer.path, writer.contents, tuple(new), tuple(kept))
+        return ExportResult(writer.path, writer.contents, tuple(new), tuple(kept))
 
 
 def _produced(client: Client, stream: Stream) -> list[int]:
@@ -102,7 +122,7 @@ def _copied(client: Client, stream: Stream, epoch: int, writer: ExportWriter, pr
 
 
 def _entries(client: Client, held: Retained) -> Iterator[tuple[Fields, Record]]:
-    """The epoch's entries as they would travel inline, in canonical order, each verified; raises BadEntry."""
+    """Yield the epoch's entries in canonical order and in their inline form, each verified. Raises BadEntry."""
     segments = reader_of(held.stream)
     try:
         for shard, record in held.records():

@@ -1,0 +1,1 @@
+"""Reading epochs that are retained, without a group: their export to files."""
