@@ -38,8 +38,8 @@ demo: $(VENV)/.demo ## the main job on real input: digits -> workers -> Redis ->
 test: $(VENV)/.dev ## run every test (ARGS="-m 'not slow'" for the quick ones), a few files at a time
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-lowest: $(LOWEST)/.made ## the quick tests that name no framework, with the lowest version of each dependency
-	$(LOWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow' $(ARGS) $$(grep -rLE '$(FRAMEWORKS)' $(addprefix tests/,common producer consumer front) --include='test_*.py')
+lowest: $(LOWEST)/.made ## the quick tests that name no framework, on one server, with the lowest version of each dependency
+	PENSTOCK_TEST_ONE_SERVER=1 $(LOWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow' $(ARGS) $$(grep -rLE '$(FRAMEWORKS)' $(addprefix tests/,common producer consumer front) --include='test_*.py')
 
 check: format-check lint types layers test ## format, lint, types, layers, tests: what CI runs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import tempfile
@@ -27,6 +28,8 @@ SHARED_MEMORY = Path("/dev/shm")
 
 # With no server at all every test that needs one fails with the line that says how to get one, rather than be skipped.
 _EXECUTABLES: list[Path | None] = [*find_servers()] or [None]
+del _EXECUTABLES[1 if "PENSTOCK_TEST_ONE_SERVER" in os.environ else len(_EXECUTABLES) :]
+"""The versions of the server that tests run on. `make lowest` sets the variable: it is about packages, not servers."""
 
 
 def _label(executable: Path | None) -> str:

@@ -41,7 +41,7 @@ def require_all_delivered(result: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_chaos_loses_nothing_and_repeats_only_what_a_crash_may(tmp_path: Path) -> None:
     """All roles, all policies, the server killed and restarted too: the promise of the whole in one minute."""
-    result = chaos(tmp_path, "--seed", "7", "--minutes", "0.5", "--members", "2", "--workers", "2", "--pause", "1")
+    result = chaos(tmp_path, "--seed", "7", "--minutes", "0.4", "--members", "2", "--workers", "2", "--pause", "1")
     require_all_delivered(result)
     assert result["bad"] > 0
     assert any("server" in kind for kind in result["faults"])
@@ -51,7 +51,7 @@ def test_chaos_loses_nothing_and_repeats_only_what_a_crash_may(tmp_path: Path) -
 def test_chaos_with_large_entries(tmp_path: Path) -> None:
     """Entries of 5 MB take many reads of a socket: whatever is cut is cut in the middle of one."""
     result = chaos(
-        tmp_path, "--seed", "2", "--minutes", "0.25", "--sample-bytes", "5000000", "--epoch-samples", "40",
+        tmp_path, "--seed", "2", "--minutes", "0.15", "--sample-bytes", "5000000", "--epoch-samples", "40",
         "--members", "2", "--groups", "1", "--workers", "2", "--pause", "1",
     )  # fmt: skip
     require_all_delivered(result)
@@ -61,7 +61,7 @@ def test_chaos_with_large_entries(tmp_path: Path) -> None:
 def test_chaos_with_eight_partitions_and_five_members(tmp_path: Path) -> None:
     """Every promise holds for any number of partitions, most of them empty for a member, and with payloads in files."""
     result = chaos(
-        tmp_path, "--seed", "3", "--minutes", "0.25", "--partitions", "8", "--members", "5", "--groups", "1",
+        tmp_path, "--seed", "3", "--minutes", "0.15", "--partitions", "8", "--members", "5", "--groups", "1",
         "--workers", "2", "--pause", "1", "--epoch-samples", "1000", "--payload", "segments",
     )  # fmt: skip
     require_all_delivered(result)
@@ -71,7 +71,7 @@ def test_chaos_with_eight_partitions_and_five_members(tmp_path: Path) -> None:
 def test_a_stored_seed_is_run_with_the_options_it_is_stored_with(tmp_path: Path) -> None:
     """This one has four members and payloads in segments, which the command line does not say."""
     totals = tmp_path / "totals.json"
-    command = [sys.executable, "-m", "chaos", "--seeds", "61124", "--minutes", "0.15", "--json", str(totals), "--quiet"]
+    command = [sys.executable, "-m", "chaos", "--seeds", "61124", "--minutes", "0.1", "--json", str(totals), "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     (result,) = json.loads(totals.read_text())
