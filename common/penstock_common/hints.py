@@ -62,6 +62,37 @@ HABITS: Sequence[tuple[str, str, str]] = (
     ("next", "view", "write batches = iter(loader) once, then next(batches)"),
     ("split", "view", "`penstock produce ... --split train:0.9,val:0.1` makes a stream of each part"),
     ("numpy", "view", "its batches are dicts of numpy arrays: write `for batch in loader: batch['x']`"),
+    ("epoch", "view", "batch.epoch is a batch's; `penstock epochs list` lists those that are retained"),
+    ("epochs", "view", "each iteration is one epoch: `for _ in range(epochs): for batch in loader: ...`"),
+    ("view", "set_pass", "`for batch in replay` gives dicts; penstock.torch.dataset(replay, select=('x', 'y')) tuples"),
+    ("shuffle", "set_pass", "write Replay(..., shuffle=0), which takes a seed"),
+    ("state_dict", "set_pass", "each iteration is the whole epoch again; a Loader has a state to go on from"),
+    ("map", "set_pass", "write `for batch in map(function, replay)`"),
+    ("select", "set_pass", "take what is wanted: batch['x'], batch['y']"),
+    *(
+        (habit, "load_state_dict", f"{advice} on the loader, before the dataset is made of it")
+        for habit, advice in (
+            ("shuffle", "write loader.shuffle(samples=10_000)"),
+            ("filter", "write loader.filter(function)"),
+            ("batch", "give batch_size= to it: batches are made"),
+            ("batch_size", "it is loader.batch_size, set"),
+        )
+    ),
+    ("map", "load_state_dict", "write `for batch in map(function, dataset)`"),
+    ("take", "load_state_dict", "write `for batch in itertools.islice(dataset, 3)`"),
+    (
+        "repeat",
+        "load_state_dict",
+        "each iteration is the next epoch: `for _ in range(epochs): for batch in dataset: ...`",
+    ),
+    (
+        "cache",
+        "load_state_dict",
+        "make it of a penstock.Replay(stream, epoch=0, batch_size=64), which reads as often as wanted",
+    ),
+    ("prefetch", "load_state_dict", "the loader reads ahead in a thread already; leave it out"),
+    ("to", "load_state_dict", 'write penstock.torch.prefetch_to_device(dataset, "cuda")'),
+    ("cuda", "load_state_dict", 'write penstock.torch.prefetch_to_device(dataset, "cuda")'),
     ("to", "identities", ON_DEVICE),
     ("cuda", "identities", ON_DEVICE),
     ("pin_memory", "identities", ON_DEVICE),
@@ -96,6 +127,8 @@ NEEDED: Mapping[str, str] = {
     "loaders": "each with its weight, {'a': (loader_a, 0.7), 'b': (loader_b, 0.3)} for example",
     "loader": "a loader, penstock.Loader('train', group='resnet', batch_size=64) for example",
     "batch": "the batch that was trained on, as the loop had it",
+    "device": "where the step runs, 'cuda' for example",
+    "filepath": "where the model is saved, 'model.keras' for example",
 }
 """Required argument -> what belongs there."""
 
@@ -138,7 +171,7 @@ def not_tuples(names: Iterable[str], verb: str = "loader.view().select({})") -> 
     known = list(names)
     verb = verb.format(", ".join(map(repr, known)))
     items = ", ".join(f"batch[{name!r}]" for name in known)
-    return f"a batch is a dict, not a tuple: `for x, y in {verb}` gives tuples; or take {items}"
+    return f"a batch is a dict, not a tuple: take {items}; `for x, y in {verb}` gives tuples"
 
 
 def batch_attribute(name: str, names: Iterable[str], scope: str) -> str:
@@ -154,6 +187,8 @@ def batch_attribute(name: str, names: Iterable[str], scope: str) -> str:
 
 _UNPACKING = frozenset({opmap["UNPACK_SEQUENCE"], opmap["UNPACK_EX"]})
 _LOOPING = (opmap["GET_ITER"], opmap["FOR_ITER"])
+_CALL = opmap["CALL"]
+_PRECALL = opmap.get("PRECALL", -1)
 
 
 def is_unpacking(frame: FrameType) -> bool:
@@ -168,13 +203,23 @@ def refuse_unpacking(frame: FrameType, names: Iterable[str], verb: str) -> None:
     """
     code, at = frame.f_code.co_code, frame.f_lasti
     steps = [code[i] for i in range(at, min(at + 80, len(code)), 2) if code[i]]  # 0: a cache's room
-    is_counted = (
-        steps[0] == opmap["CALL"] and code[at + 1] == 1
-    )  # enumerate, from whose pairs the second is taken apart
-    steps, places = (steps[1:], (2, 4)) if is_counted else (steps, (2,))
-    is_apart = len(steps) > places[-1] and all(steps[place] in _UNPACKING for place in places)
-    if is_apart and tuple(steps[:2]) == _LOOPING:
+    ops = [op for op in steps if op != _PRECALL]
+    is_next = ops[:2] == [_CALL, _CALL] and ops[2] in _UNPACKING and _calls_next(frame)
+    if steps[0] == _CALL and code[at + 1] == 1:  # enumerate, from whose pairs the second is taken apart
+        steps, places = steps[1:], [2, 4]
+    else:
+        places = [2]
+    is_loop = tuple(steps[:2]) == _LOOPING and len(steps) > places[-1]
+    if is_next or (is_loop and all(steps[place] in _UNPACKING for place in places)):
         raise TypeError(not_tuples(names, verb))
+
+
+def _calls_next(frame: FrameType) -> bool:
+    """Return whether what is called last before a value is taken apart is next(iter(...))."""
+    import dis  # only where it looks like that
+
+    before = [step for step in dis.get_instructions(frame.f_code) if step.offset < frame.f_lasti]
+    return [step.argval for step in before if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")][-3:][:2] == ["next", "iter"]
 
 
 def whole(name: str, value: Any, least: int | None = 1) -> int:
@@ -199,6 +244,21 @@ def seconds(name: str, value: Any) -> None:
         raise TypeError(f"{name} is {value!r:.40}, {an(value)}; expected seconds as a number")
     if not float(value) >= 0:
         raise ValueError(f"{name} is {value}, expected seconds, 0 or more")
+
+
+def require_json(name: str, value: object) -> None:
+    """Raise TypeError unless ``value`` is None, or a dict that JSON can hold."""
+    if value is None:
+        return
+    import json
+
+    why = f"it is {an(value)}" if not isinstance(value, Mapping) else ""
+    try:
+        json.dumps(value if why else dict(value))  # type: ignore[call-overload]
+    except (TypeError, ValueError) as error:
+        why = why or str(error)
+    if why:
+        raise TypeError(f"{name} is {value!r:.60}; expected a dict of what JSON holds, {{'source': 'lab 3'}}: {why}")
 
 
 def callable_of(name: str, value: object, like: str) -> None:
@@ -246,6 +306,21 @@ def answering(kind: type[R]) -> type[R]:
     return kind
 
 
+class NoLength(AttributeError, TypeError):
+    """A length that does not exist: not for ``hasattr``, and as len() and list() expect it."""
+
+
+class Lengthless:
+    """The ``__len__`` of what frameworks must see without one: only len() itself is answered."""
+
+    def __get__(self, owner: object, kind: type) -> NoReturn:
+        raise NoLength(
+            f"{an(owner)} of a shared group has no length, because the group's members share its batches: "
+            "loader.samples counts the samples of the epoch, and Loader(..., order='canonical') has one; parts of a "
+            "stream are made by `penstock produce ... --split train:0.9,val:0.1`"
+        )
+
+
 class Passing(Answering):
     """Base of what gives batches to a loop, and is neither a sequence nor an iterator."""
 
@@ -257,7 +332,8 @@ class Passing(Answering):
 
     def __getitem__(self, index: object) -> NoReturn:
         raise TypeError(
-            f"{an(self)} has no items by number: write `for batch in loader`, or next(iter(loader)) for one batch"
+            f"{an(self)} has no items by number: write `for batch in loader`, or next(iter(loader)) for one batch; a "
+            "DataLoader takes penstock.torch.dataset(loader)"
         )
 
     def __next__(self) -> NoReturn:

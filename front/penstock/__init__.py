@@ -6,7 +6,9 @@ Public names only, each loaded when first used: importing the package loads noth
 from __future__ import annotations
 
 import gc
+import sys
 from importlib import import_module
+from opcode import opmap
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -55,6 +57,9 @@ def __getattr__(name: str) -> object:
         from penstock_common.hints import did_you_mean
 
         hint = did_you_mean(name, __all__)
+        caller = sys._getframe(1)
+        if caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:  # else Python leaves the rest out
+            raise ImportError(f"penstock has no {name!r} to import; it has {', '.join(__all__)}{hint}")
         raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}{hint}")
     globals()[name] = value
     return value

@@ -141,6 +141,23 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: penstock.mix([1]), ValueError, "mix() takes {name: (loader, weight above 0), ...}"),  # type: ignore[arg-type]
     (lambda: penstock.produce("photos/"), SourceError, "for a folder of images use `penstock produce images DIR`"),
     (lambda: penstock.produce([1], epochs=0), ValueError, "epochs is 0, expected at least 1"),
+    (
+        lambda: exec("from penstock import DataLoader"),
+        ImportError,
+        "penstock has no 'DataLoader' to import; it has Embed",
+    ),
+    (lambda: penstock.mix({"a": ("train", 1.0)}), ValueError, "got {'a': ('train', 1.0)}, ends='last'; mix() takes {"),  # type: ignore[dict-item]
+    (
+        lambda: writer(info="lab 3"),
+        TypeError,
+        "info is 'lab 3'; expected a dict of what JSON holds, {'source': 'lab 3'}",
+    ),
+    (lambda: writer(info={"a": object()}), TypeError, "Object of type object is not JSON serializable"),
+    (
+        lambda: penstock.Files("/dev/null", batch_size=8),
+        PenstockError,
+        "is no export: it has no export.json; `penstock",
+    ),
     (lambda: operator.attrgetter("loader")(penstock), AttributeError, "did you mean 'Loader'?"),
     (lambda: penstock.Files(Path("/nowhere"), batch_size=8), PenstockError, "`penstock export STREAM DIR` makes one"),
 ]
@@ -248,6 +265,19 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
     (lambda s: pickle.dumps(s.loader), TypeError, "a Loader cannot go to another process: make one there"),
     (lambda s: s.loader.acknowledge(), TypeError, "acknowledge() needs batch: the batch that was trained on"),
     (lambda s: next(s.replay()), TypeError, "a Replay is no iterator"),
+    (lambda s: s.replay().view(), AttributeError, "penstock.torch.dataset(replay, select=('x', 'y')) tuples"),
+    (
+        lambda s: s.replay().state_dict(),
+        AttributeError,
+        "each iteration is the whole epoch again; a Loader has a state",
+    ),
+    (lambda s: s.replay().shuffle(), AttributeError, "write Replay(..., shuffle=0), which takes a seed"),
+    (lambda s: s.loader.epochs, AttributeError, "`for _ in range(epochs): for batch in loader: ...`"),
+    (
+        lambda s: list(s.loader.view().select(0)),
+        TypeError,
+        "select is 0, an int; expected names, select=('x', 'y') or sel",
+    ),
     (lambda s: s.replay()[0], TypeError, "a Replay has no items by number"),
     (lambda s: s.writer().write(x=X, y=1), TypeError, "as one dict of tensors by name, as in write({'x': ..., 'y': "),
     (

@@ -83,7 +83,7 @@ def load_contents(path: Path) -> ExportContents | None:
         if (path / CONTENTS).stat().st_size > MAX_CONTENTS_BYTES:
             raise BadExport(f"{path / CONTENTS} is larger than {MAX_CONTENTS_BYTES} bytes")
         data = (path / CONTENTS).read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise BadExport(f"{path / CONTENTS} cannot be read: {error.strerror}") from None

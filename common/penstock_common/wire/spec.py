@@ -353,7 +353,7 @@ def _inferred(name: str, value: Any) -> TensorSpec:
     try:
         array = as_array(value)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise BadSpec(f"tensor {name!r}: {an(value)} is no array ({str(error)[:80]}); make it one, or bytes") from None
+        raise BadSpec(f"tensor {name!r}: {an(value)} is no array ({str(error)[:120]}); make it one, or bytes") from None
     dtype = wire_name(array.dtype)
     if dtype is None:
         hint = "encode text to bytes" if array.dtype.kind == "U" else "make it a numeric array or bytes"

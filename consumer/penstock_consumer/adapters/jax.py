@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import SpecMismatch
-from penstock_common.hints import explained, refuse_unpacking
+from penstock_common.hints import Passing, an, callable_of, explained, refuse_unpacking
 from penstock_consumer.adapters.selection import Select, chosen, refuse_ragged, shaped
 from penstock_consumer.adapters.settling import Feed, require_loader
 from penstock_consumer.read.loader import Loader
@@ -109,7 +109,7 @@ def dataset(
     return Dataset(loader, select, nested, sharding, prefetch, remainder, map)
 
 
-class Placing:
+class Placing(Passing):
     """Batches of a source as arrays on JAX's devices."""
 
     def __init__(
@@ -126,6 +126,8 @@ class Placing:
             raise ValueError(
                 f"prefetch={prefetch}, remainder={remainder!r}: expected 0 or more batches, and 'keep', 'pad' or 'drop'"
             )
+        if map is not None:
+            callable_of("map", map, "lambda batch: {**batch, 'x': batch['x'] / 255}")
         self._loader, self._select, self._nested, self._prefetch, self._map = loader, select, nested, prefetch, map
         if map is None:
             refuse_ragged(loader.spec, chosen(loader.spec.names, select), "JAX")
@@ -148,6 +150,8 @@ class Placing:
         """One batch on the devices; None if it is dropped."""
         size = batch.size
         made: Mapping[str, Any] = self._map(batch) if self._map is not None else batch
+        if not isinstance(made, Mapping):
+            raise TypeError(f"map's function gave {an(made)}, expected a dict of arrays by name")
         names = chosen(tuple(made), self._select)
         arrays = {name: _narrowed(name, made[name]) for name in names}
         if size < self._loader.batch_size and self._remainder != "keep":

@@ -12,7 +12,8 @@ from typing import Any
 
 import keras
 
-from penstock_consumer.adapters.settling import Feed
+from penstock_common.hints import explained
+from penstock_consumer.adapters.settling import Feed, require_fed
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 
@@ -24,8 +25,10 @@ class Acknowledge(keras.callbacks.Callback):
     first step has ended. Not for ``acknowledge='on_checkpoint'``: see `ModelCheckpoint`.
     """
 
+    @explained
     def __init__(self, loader: Loader | Mixture) -> None:
         super().__init__()
+        require_fed("Acknowledge", loader)
         if loader.policy == "on_checkpoint":
             raise ValueError(
                 "Acknowledge acknowledges steps, and this loader has acknowledge='on_checkpoint': "
@@ -60,6 +63,9 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     def __init__(self, loader: Loader | Mixture, *args: Any, **settings: Any) -> None:
         """Raises ValueError for a loader that acknowledges otherwise."""
+        require_fed("ModelCheckpoint", loader, ", 'model.keras'")
+        if not args and "filepath" not in settings:
+            raise TypeError("ModelCheckpoint() needs filepath: write ModelCheckpoint(loader, 'model.keras')")
         super().__init__(*args, **settings)
         if loader.policy != "on_checkpoint":
             raise ValueError(

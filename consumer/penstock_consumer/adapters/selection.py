@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock_common.hints import did_you_mean
+from penstock_common.hints import an, did_you_mean
 from penstock_common.wire.spec import Spec
 
 Select = str | tuple[str, ...] | None
@@ -19,6 +19,8 @@ def chosen(names: tuple[str, ...], select: Select) -> tuple[str, ...]:
     """The tensors selected; raises ValueError for a name that is not there."""
     if select is None:
         return names
+    if not isinstance(select, str) and not all(isinstance(name, str) for name in _listed(select)):
+        raise TypeError(f"select is {select!r:.60}, {an(select)}; expected names, select=('x', 'y') or select='x'")
     found: list[str] = []
     for wanted in (select,) if isinstance(select, str) else tuple(select):
         below = [wanted] if wanted in names else [name for name in names if name.startswith(f"{wanted}/")]
@@ -28,6 +30,10 @@ def chosen(names: tuple[str, ...], select: Select) -> tuple[str, ...]:
     if not found:
         raise ValueError(f"select={select!r}: the stream has {', '.join(names)}")
     return tuple(dict.fromkeys(found))
+
+
+def _listed(select: object) -> list[object]:
+    return list(select) if isinstance(select, Iterable) else [select]
 
 
 def shaped(values: Mapping[str, Any], select: Select, *, is_nested: bool = False) -> Any:

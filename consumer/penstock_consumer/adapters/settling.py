@@ -40,6 +40,12 @@ def require_loader(loader: object) -> None:
         )
 
 
+def require_fed(call: str, loader: object, more: str = "") -> None:
+    """Raise TypeError for what else a newcomer gives to a callback: the dataset, or only a file's name."""
+    if not isinstance(loader, Loader | Mixture):
+        raise TypeError(f"{call}() got {an(loader)}, expected the loader of the dataset: write {call}(loader{more})")
+
+
 @dataclass(eq=False)
 class Iteration:
     """One pass of the framework over its dataset."""

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock_common.errors import PenstockError
-from penstock_common.hints import explained
+from penstock_common.hints import Answering, Lengthless, explained
 from penstock_consumer.adapters.selection import Select, chosen, shaped
 from penstock_consumer.adapters.settling import Feed, require_loader
 from penstock_consumer.adapters.torch_tensors import NamedTensors, RaggedAs, mapped, nbytes_of, value_of
@@ -99,8 +99,10 @@ class Carried:
         return replace(self, element=mapped(self.element, torch.Tensor.pin_memory))
 
 
-class Dataset(IterableDataset):
+class Dataset(Answering, IterableDataset):
     """What `dataset` returns."""
+
+    __len__ = Lengthless()
 
     def __init__(self, loader: Loader | Mixture, select: Select, nested: bool, ragged: RaggedAs) -> None:
         """Raises ValueError for tensors that are not there, and for a loader that acknowledges by hand."""
@@ -122,6 +124,9 @@ class Dataset(IterableDataset):
         self._done = 0
         """In a worker process: batches of its share that were given."""
         self._is_over = False
+
+    def __bool__(self) -> bool:
+        return True
 
     def __iter__(self) -> Iterator[Any]:
         """One pass. Raises ValueError in a DataLoader that would make batches of batches."""
@@ -229,10 +234,7 @@ class Dataset(IterableDataset):
 class SizedDataset(Dataset):
     """Of an ordered group. Others must not even have a length: Keras asks whoever has ``__len__``, and gives up."""
 
-    def __bool__(self) -> bool:
-        return True
-
-    def __len__(self) -> int:
+    def __len__(self) -> int:  # type: ignore[override]
         """Batches of an epoch; a TypeError while it is not known."""
         return len(self.loader)
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from penstock_common.hints import explained
 from penstock_consumer.adapters.torch import Acknowledging, Token, acknowledging, is_replayed
 from penstock_consumer.adapters.torch_tensors import mapped
 
@@ -20,6 +21,7 @@ Sent = tuple[Any, Any]
 """An element on the device, and the event after its copy."""
 
 
+@explained
 def prefetch_to_device(batches: Any, device: Any) -> OnDevice | ReplayOnDevice:
     """The same batches on ``device``; on CUDA, copied from pinned memory on a side stream while the step before runs.
 
@@ -27,9 +29,23 @@ def prefetch_to_device(batches: Any, device: Any) -> OnDevice | ReplayOnDevice:
     a stream, and on the CPU it stays as it is. Nothing waits for a batch only to have it early. Of a replay's batches,
     which nothing acknowledges, the next one is always sent ahead.
     """
-    to = torch.device(device)
+    to = _device(device)
     side: Side = SideStream(to) if to.type == "cuda" else _Plain(to)
     return ReplayOnDevice(batches, side) if is_replayed(batches) else OnDevice(acknowledging(batches), side)
+
+
+def _device(device: Any) -> torch.device:
+    """Return the device, or raise ValueError where there is none."""
+    try:
+        to = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device is {device!r:.40}, expected one such as 'cuda', 'cuda:1' or 'cpu'") from error
+    if to.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device is {device!r:.40}, and torch finds no CUDA here (torch.cuda.is_available() is False): write "
+            "'cpu', or install a torch that was built for this GPU"
+        )
+    return to
 
 
 class _Plain:

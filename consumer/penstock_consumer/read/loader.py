@@ -246,7 +246,7 @@ class Loader(Verbs, Passing):
             raise TypeError(
                 "the members of a group share its batches, so their number is not known: loader.samples counts the "
                 'samples of the epoch, and a Loader with order="canonical" has a length; a DataLoader takes '
-                "penstock.torch.dataset(loader)"
+                "penstock.torch.dataset(loader), and `penstock produce ... --split train:0.9,val:0.1` makes parts"
             )
         reading = self._joined()
         assert isinstance(reading, OrderedReading)

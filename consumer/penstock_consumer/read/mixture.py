@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock_common.errors import SpecMismatch, StateMismatch
-from penstock_common.hints import Passing, explained
+from penstock_common.hints import Passing, explained, whole
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.ack import Acknowledge, Adapter
 from penstock_consumer.read.loader import Loader
@@ -61,12 +61,13 @@ class Mixture(Passing):
     def __init__(self, loaders: Mapping[str, tuple[Loader, float]], seed: int, ends: str) -> None:
         if not _is_mixable(loaders) or ends not in ("last", "first"):
             raise ValueError(
+                f"got {loaders!r:.80}, ends={ends!r:.20}; "
                 "mix() takes {name: (loader, weight above 0), ...} and ends='last' or 'first': "
                 "write mix({'a': (loader_a, 0.7), 'b': (loader_b, 0.3)})"
             )
         self._loaders = {name: loader for name, (loader, _) in loaders.items()}
         self._weights = {name: weight for name, (_, weight) in loaders.items()}
-        self._seed, self._ends = seed, ends
+        self._seed, self._ends = whole("seed", seed, None), ends
         if len({loader.policy for loader in self._loaders.values()}) > 1:
             raise ValueError("the loaders of a mixture acknowledge alike: give them the same acknowledge=")
         self._pulled = self._trained = 0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from penstock_common.hints import Passing, callable_of, whole
+from penstock_common.hints import Passing, an, callable_of, whole
 from penstock_consumer.adapters.selection import chosen, nested, shaped
 from penstock_consumer.read.options import State
 from penstock_consumer.stages.batch import Batch
@@ -154,7 +154,7 @@ class View(Passing):
 
 def _remade(batch: Any, values: Any) -> Any:
     if not isinstance(values, Mapping):
-        raise ValueError(f"map's function gave a {type(values).__name__}, expected a dict; collate() takes anything")
+        raise ValueError(f"map's function gave {an(values)}, expected a dict; collate() takes anything")
     if not isinstance(batch, Batch):
         return values
     made = Batch(dict(values), batch.epoch, batch.spans, batch.position)

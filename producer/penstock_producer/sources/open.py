@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from penstock_common.errors import SourceError
+from penstock_common.hints import an
 from penstock_producer.sources.arrays import ArraysSource
 from penstock_producer.sources.choice import BalancedSource, SplitSource, WeightedSource, split
 from penstock_producer.sources.config import (
@@ -191,7 +192,7 @@ def _factory_of(found: Any, name: str) -> Factory:
         return lambda: _walked(found, name)
     if callable(found):
         return lambda: _walked(found(), name)
-    raise SourceError(f"{name} is a {type(found).__name__}; expected an iterable, or a function giving one")
+    raise SourceError(f"{name} is {an(found)}; expected an iterable, or a function giving one")
 
 
 def _walked(found: Any, name: str) -> Iterable[Any]:
@@ -257,6 +258,6 @@ def reads_as(value: Any) -> Literal["dataset", "keras", "generator"]:
     if hasattr(type(value), "__iter__") or callable(value):
         return "generator"
     raise SourceError(
-        f"a {type(value).__name__} cannot be read; expected items by index (len and []), a Keras PyDataset, "
+        f"{an(value)} cannot be read; expected items by index (len and []), a Keras PyDataset, "
         "an iterable, or a function giving one"
     )

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ShardMismatch, SpecMismatch
-from penstock_common.hints import an, answering, callable_of, explained, seconds, whole
+from penstock_common.hints import an, answering, callable_of, explained, require_json, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
@@ -94,6 +94,7 @@ class Writer:
         if room_wait_s is not None:
             seconds("room_wait_s", room_wait_s)
         callable_of("notify", notify, "print")
+        require_json("info", info)
         settings = Settings.from_environment()
         self._client: Client = connect(url or settings.url, bears_outages=notify)
         self._checksum, self._room_wait_s, self._notify = checksum, room_wait_s, notify

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, default_convert
+from torch.utils.data import DataLoader, default_convert, random_split
 
 import penstock
 from tests.contracts.feed import produce
@@ -28,6 +28,11 @@ def taken_apart_by_number(dataset: Any) -> None:
         break
 
 
+def taken_apart_at_once(dataset: Any) -> None:
+    """As one looks at the first batch."""
+    _x, _y = next(iter(dataset))
+
+
 def named(dataset: Any) -> set[str]:
     """As the loop is meant, with another number of loops before it."""
     for element in dataset:
@@ -41,17 +46,20 @@ def named(dataset: Any) -> set[str]:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_loop_that_takes_dicts_apart_is_told_how_to_get_tuples(framework: str, any_url: str) -> None:
     """It got the names of the tensors in silence, and failed far from there."""
-    produce(any_url, "train", 40)
+    produce(any_url, "train", 160)  # each look takes a batch or two
     adapter = importlib.import_module(f"penstock.{framework}")
     verb = rf"penstock\.{framework}\.dataset\(loader, select=\('x', 'y'\)\)"
     with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as loader:
         dataset = adapter.dataset(loader)
-        loops: list[Callable[[Any], None]] = [taken_apart, taken_apart_by_number]
+        loops: list[Callable[[Any], None]] = [taken_apart, taken_apart_by_number, taken_apart_at_once]
         for loop in loops:
             with pytest.raises(TypeError, match=verb):
                 loop(dataset)
         assert named(dataset) == {"x", "y"}
-        taken_apart(adapter.dataset(loader, select=("x", "y")))
+        for loop in loops:
+            loop(adapter.dataset(loader, select=("x", "y")))
+        _first, *others = list(iter(dataset))
+        assert others
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -71,6 +79,9 @@ def test_an_adapter_asks_for_the_loader_of_a_view(framework: str, any_url: str) 
             importlib.import_module(f"penstock.{framework}").dataset(loader.view())
         with pytest.raises(TypeError, match=r"dataset\(\) has no argument 'batch_size'"):
             importlib.import_module(f"penstock.{framework}").dataset(loader, batch_size=8)
+        produce(any_url, "train", 40)
+        with pytest.raises(TypeError, match=r"select is 0, an int; expected names, select=\('x', 'y'\) or select='x'"):
+            importlib.import_module(f"penstock.{framework}").dataset(loader, select=0)
 
 
 def test_batches_of_torch_say_what_to_write(any_url: str) -> None:
@@ -94,3 +105,63 @@ def test_batches_of_torch_say_what_to_write(any_url: str) -> None:
         assert isinstance(moved["x"], torch.Tensor)
         with pytest.raises(AttributeError, match="no attribute 'cuda'"):
             moved.cuda()
+
+
+def test_a_dataset_of_torch_has_no_length_and_says_why(any_url: str) -> None:
+    """Schedules and random_split() ask for one; Keras and others must not find one."""
+    produce(any_url, "train", 40)
+    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as loader:
+        dataset: Any = penstock.torch.dataset(loader)  # type: ignore[attr-defined]
+        asked: list[Callable[[Any], Any]] = [len, lambda whole: random_split(whole, [0.9, 0.1])]
+        for ask in asked:
+            with pytest.raises(TypeError, match=r"has no length, because .* order='canonical'.*--split train:0\.9"):
+                ask(dataset)
+        assert not hasattr(dataset, "__len__")
+        assert bool(dataset)
+        for name, words in {"shuffle": r"loader\.shuffle\(samples=10_000\)", "to": "prefetch_to_device"}.items():
+            with pytest.raises(AttributeError, match=words):
+                getattr(dataset, name)
+        assert len(list(dataset)) == 5
+
+
+def test_a_device_that_is_not_there_is_named(any_url: str) -> None:
+    """Torch speaks of streams, or of seventeen devices."""
+    produce(any_url, "train", 40)
+    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as loader:
+        dataset = penstock.torch.dataset(loader)  # type: ignore[attr-defined]
+        with pytest.raises(ValueError, match="device is 'gpu', expected one such as 'cuda', 'cuda:1' or 'cpu'"):
+            penstock.torch.prefetch_to_device(dataset, "gpu")  # type: ignore[attr-defined]
+        if not torch.cuda.is_available():
+            with pytest.raises(ValueError, match=r"device is 'cuda', and torch finds no CUDA here.*write 'cpu'"):
+                penstock.torch.prefetch_to_device(dataset, "cuda")  # type: ignore[attr-defined]
+        with pytest.raises(TypeError, match="needs device: where the step runs"):
+            penstock.torch.prefetch_to_device(dataset)  # type: ignore[attr-defined]
+
+
+def test_the_callbacks_of_keras_say_what_they_take() -> None:
+    """Keras's own ModelCheckpoint takes the file first."""
+    keras: Any = importlib.import_module("penstock.keras")
+    attempts: list[Callable[[], Any]] = [
+        lambda: keras.ModelCheckpoint("model.keras"),
+        lambda: keras.ModelCheckpoint("model.keras", 1),
+    ]
+    for attempt in attempts:
+        with pytest.raises(TypeError, match=r"expected the loader of the dataset: write ModelCheckpoint\(loader, 'mod"):
+            attempt()
+    with pytest.raises(TypeError, match=r"write Acknowledge\(loader\)"):
+        keras.Acknowledge("x")
+
+
+def test_what_jax_is_given_is_checked(any_url: str) -> None:
+    """`map` is called far from where it was given."""
+    produce(any_url, "train", 40)
+    jax = importlib.import_module("penstock.jax")
+    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as loader:
+        with pytest.raises(TypeError, match=r"map is 5, an int; expected a function such as map=lambda batch"):
+            jax.dataset(loader, map=5)
+        with pytest.raises(TypeError, match="map's function gave an int, expected a dict of arrays by name"):
+            next(iter(jax.dataset(loader, map=lambda _: 5)))
+        with pytest.raises(TypeError, match="a Dataset has no items by number"):
+            jax.dataset(loader)[0]
+        with pytest.raises(AttributeError, match=r"write loader\.shuffle\(samples=10_000\) on the loader"):
+            jax.dataset(loader).shuffle(3)
