@@ -27,7 +27,7 @@ from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.stages.batch import Batch
-from penstock_producer.write.cleaner import Janitor
+from penstock_producer.write.cleaner import Cleaner
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import loader_of, numbers, open_stream
 from tests.contracts.ordered import interleaved, plan, rank_of, read_ranks
@@ -338,10 +338,10 @@ class TestRetention:
         ranks = [rank(any_client, number, batch=4) for number in range(2)]
         report(any_client, ranks[0], manifest, 120)
         for partition in stream.partitions:
-            assert Janitor(any_client, stream, partition, lambda _: None).make_room(10**9) == 0
+            assert Cleaner(any_client, stream, partition, lambda _: None).free_bytes(10**9) == 0
         report(any_client, ranks[1], manifest, 72)
         freed = [
-            Janitor(any_client, stream, partition, lambda _: None).make_room(10**9) for partition in stream.partitions
+            Cleaner(any_client, stream, partition, lambda _: None).free_bytes(10**9) for partition in stream.partitions
         ]
         assert sum(freed) == (72 - 16) * 1008
         audited = audit_stream(any_client, "t")
@@ -364,7 +364,7 @@ class TestRetention:
         assert audited.epochs[0].trimmed > 0
         stream = open_stream(any_client, "t")
         for partition in stream.partitions:
-            Janitor(any_client, stream, partition, lambda _: None).make_room(10**9)
+            Cleaner(any_client, stream, partition, lambda _: None).free_bytes(10**9)
         assert not retained_epochs(any_client, stream)
         assert not [key for key in any_client.keys("*") if b":pos:" in key]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_producer.write.cleaner import Janitor
+from penstock_producer.write.cleaner import Cleaner
 from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, sample, writer_of
 
 
@@ -20,7 +20,7 @@ def test_earliest_is_the_first_epoch_that_is_whole_in_every_partition(any_url: s
             loader.acknowledge(next(batches))
             loader.acknowledge(next(batches))
             stream = open_stream(any_client, "t")
-            assert Janitor(any_client, stream, stream.partitions[1], lambda _: None).make_room(1) > 0
+            assert Cleaner(any_client, stream, stream.partitions[1], lambda _: None).free_bytes(1) > 0
         trimmed = [load_roster(any_client, partition).trimmed for partition in stream.partitions]
         assert trimmed == [frozenset(), frozenset({0})]
         with epoch.shard(0) as shard:

@@ -15,7 +15,7 @@ from penstock_common.stream.groups.forgetting import drop_group
 from penstock_common.stream.groups.roster import Membership, join_group, load_roster
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.write.cleaner import Janitor
+from penstock_producer.write.cleaner import Cleaner
 from tests.contracts.feed import stored
 from tests.fuzz.model import ModelGroup, ModelMember
 from tests.fuzz.writing import SIZES, Writing, quiet
@@ -193,7 +193,7 @@ class Machine(Writing):
         stream = self.stream
         if not self.model.groups:
             return
-        Janitor(self.client, stream, stream.partitions[partition], quiet).make_room(need)
+        Cleaner(self.client, stream, stream.partitions[partition], quiet).free_bytes(need)
         retained = load_roster(self.client, stream.partitions[0]).epochs
         for number, epoch in self.model.epochs.items():
             if epoch.state == "released":

@@ -92,7 +92,7 @@ def test_two_hundred_epochs_leave_as_much_behind_as_forty(
     fresh_server: Callable[..., EmbeddedServer], monkeypatch: pytest.MonkeyPatch, retention: str
 ) -> None:
     """A training of a year must not end because its server, or its own process, slowly filled up."""
-    monkeypatch.setattr(cleaner, "TIDY_EVERY_S", 0.05)
+    monkeypatch.setattr(cleaner, "CLEAN_UP_EVERY_S", 0.05)
     server = fresh_server()
     budget = 1 << 20 if retention == "epochs:2" else 8 * EPOCH_BYTES
     settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES, "budget_bytes": budget}
@@ -115,7 +115,7 @@ def test_two_hundred_epochs_leave_as_much_behind_as_forty(
                         for _ in range(4):
                             assert len(numbers(short)) == SHARDS * (SHARD_SAMPLES - 1)
                 if number in (EARLY, LATE):
-                    cleaner.tidy(client, writer.stream, lambda _: None)
+                    cleaner.clean_up(client, writer.stream, lambda _: None)
                     found[number] = measure(client, "t")
             stream = load_stream(client, "t")
             released = read_counters(client, stream)[2]

@@ -14,7 +14,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.write.cleaner import tidy
+from penstock_producer.write.cleaner import clean_up
 from tests.contracts.feed import loader_of, writer_of
 from tests.contracts.processes import child
 
@@ -101,7 +101,7 @@ def test_a_replay_that_stood_still_longer_than_its_lease_ends_with_an_error(
             replaying.process.send_signal(signal.SIGSTOP)
             deadline = time.monotonic() + (20 if lapses else 1.5)
             while 0 in retained_epochs(any_client, writer.stream) and time.monotonic() < deadline:
-                tidy(any_client, writer.stream, lambda _: None)
+                clean_up(any_client, writer.stream, lambda _: None)
                 time.sleep(0.05)
             assert (0 in retained_epochs(any_client, writer.stream)) != lapses
             os.kill(replaying.process.pid, signal.SIGCONT)

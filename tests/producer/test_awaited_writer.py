@@ -6,9 +6,9 @@ import pytest
 
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_producer.write.admission import NOTE_AFTER_S, RoomKeeper
+from penstock_producer.write.admission import NOTE_AFTER_S, AdmissionControl
 from penstock_producer.write.quota import LOOK_EVERY_S
-from penstock_producer.write.resources import Lasting
+from penstock_producer.write.resources import SharedResources
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, writer_of
 
 
@@ -20,14 +20,15 @@ def test_of_writers_that_server_or_folder_refused_the_one_that_is_waited_for_is_
     now_s = 0.0
     with writer_of(any_url, spec=SPEC) as writer:
         epoch = writer.epoch(0, sizes=[10, 10])
-        lasting = Lasting(any_client, writer.stream, print)
+        resources = SharedResources(any_client, writer.stream, print)
         rooms = [
-            RoomKeeper(any_client, writer.stream, epoch.manifest, shard, lambda: now_s, lasting) for shard in (0, 1)
+            AdmissionControl(any_client, writer.stream, epoch.manifest, shard, lambda: now_s, resources)
+            for shard in (0, 1)
         ]
         for _ in range(2):  # refused, and a while later still
             for room in rooms:
                 setattr(room, refused, "/full")
-                assert not room.has_room(100, 0)
+                assert not room.admit(100, 0)
             now_s += NOTE_AFTER_S + LOOK_EVERY_S
         waiting = load_roster(any_client, writer.stream.partitions[0]).waiting
         assert {place: (waiter.why, waiter.is_next) for place, waiter in waiting.items()} == {
@@ -36,7 +37,7 @@ def test_of_writers_that_server_or_folder_refused_the_one_that_is_waited_for_is_
         }
         for room in rooms:
             room.end_wait()
-        lasting.close()
+        resources.close()
         epoch.abandon()
 
 
@@ -44,16 +45,16 @@ def test_of_writers_that_server_or_folder_refused_the_one_that_is_waited_for_is_
 def test_nothing_is_sent_ahead_while_a_writer_waits(any_url: str, any_client: Client, hindered: str) -> None:
     """A block that goes with the one before it asks nobody: after a refusal each would be refused, and sent again."""
     with writer_of(any_url, spec=SPEC, budget_bytes=100 * SAMPLE_BYTES) as writer, writer.epoch() as epoch:
-        lasting = Lasting(any_client, writer.stream, lambda _: None)
-        room = RoomKeeper(any_client, writer.stream, epoch.manifest, 0, lambda: 0.0, lasting)
-        assert room.has_room(SAMPLE_BYTES, 0)
-        assert room.is_ample(SAMPLE_BYTES, 0), "nothing is in the way"
+        resources = SharedResources(any_client, writer.stream, lambda _: None)
+        room = AdmissionControl(any_client, writer.stream, epoch.manifest, 0, lambda: 0.0, resources)
+        assert room.admit(SAMPLE_BYTES, 0)
+        assert room.admit_next(SAMPLE_BYTES, 0), "nothing is in the way"
         if hindered == "by the rule":
-            assert not room.has_room(SAMPLE_BYTES, 100 * SAMPLE_BYTES)
+            assert not room.admit(SAMPLE_BYTES, 100 * SAMPLE_BYTES)
         elif hindered == "by the server":
             room.server_is_full = True
         else:
             room.full_folder = "/full"
-        assert not room.is_ample(SAMPLE_BYTES, 0)
-        assert room.has_room(SAMPLE_BYTES, 0) == (hindered == "by the rule"), "a refusal costs one more round"
-        lasting.close()
+        assert not room.admit_next(SAMPLE_BYTES, 0)
+        assert room.admit(SAMPLE_BYTES, 0) == (hindered == "by the rule"), "a refusal costs one more round"
+        resources.close()

@@ -25,7 +25,7 @@ from penstock_common.stream.watching.inspection import inspect_stream
 from penstock_common.stream.watching.waiters import STALE_MS, Waiter
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.cleaner import SLACK_SHARE
-from penstock_producer.write.quota import GIVE_WAY_S, LOW_SHARE, Room, pause_s, reason_to_wait
+from penstock_producer.write.quota import GIVE_WAY_S, LOW_SHARE, QuotaState, explain_quota, pause_s
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import accounted_bytes, payload_bytes, stored
 
@@ -38,25 +38,25 @@ class TestTheRule:
 
     def test_the_top_quarter_is_only_for_the_shard_everyone_waits_for(self) -> None:
         """Otherwise shards that are ahead could fill the budget with what nobody can use yet."""
-        assert Room(74, 1, 100, is_next=False).is_enough
-        assert not Room(75, 1, 100, is_next=False).is_enough
-        assert Room(99, 1, 100, is_next=True).is_enough
-        assert not Room(100, 1, 100, is_next=True).is_enough
+        assert QuotaState(74, 1, 100, is_next=False).is_enough
+        assert not QuotaState(75, 1, 100, is_next=False).is_enough
+        assert QuotaState(99, 1, 100, is_next=True).is_enough
+        assert not QuotaState(100, 1, 100, is_next=True).is_enough
 
     def test_what_is_missing_is_exactly_what_must_go(self) -> None:
         """The janitor frees by this number: too little would loop, too much would delete."""
-        room = Room(90, 20, 100, is_next=True)
+        room = QuotaState(90, 20, 100, is_next=True)
         assert room.missing_bytes == 10
-        assert Room(90 - room.missing_bytes, 20, 100, is_next=True).is_enough
-        assert Room(0, 1, 100, is_next=False).missing_bytes == 0
+        assert QuotaState(90 - room.missing_bytes, 20, 100, is_next=True).is_enough
+        assert QuotaState(0, 1, 100, is_next=False).missing_bytes == 0
 
     def test_the_largest_block_always_fits_the_reserve(self) -> None:
         """A block above the reserved quarter might wait for ever."""
-        assert Room(75, largest_block(100), 100, is_next=True).is_enough
+        assert QuotaState(75, largest_block(100), 100, is_next=True).is_enough
 
     def test_who_had_to_wait_goes_on_at_the_low_mark_or_after_a_second(self) -> None:
         """Room is planned for in stretches; and what readers must hold may lie between the marks."""
-        waiting = Room(850, 40, 1000, is_next=True, waited_s=0.1)
+        waiting = QuotaState(850, 40, 1000, is_next=True, waited_s=0.1)
         assert waiting.is_enough
         assert not replace(waiting, held_bytes=870).is_enough
         assert replace(waiting, held_bytes=870, waited_s=None).is_enough
@@ -65,13 +65,13 @@ class TestTheRule:
 
     def test_the_servers_memory_bounds_the_budget_and_keeps_the_same_quarter(self) -> None:
         """Memory that others took must not go to shards that are ahead either."""
-        assert Room(60, 10, 1000, is_next=True, left_bytes=40).is_enough
-        ahead = Room(60, 16, 1000, is_next=False, left_bytes=40)
+        assert QuotaState(60, 10, 1000, is_next=True, left_bytes=40).is_enough
+        ahead = QuotaState(60, 16, 1000, is_next=False, left_bytes=40)
         assert not ahead.is_enough
         assert ahead.is_memory_short
         assert ahead.missing_bytes == 1
-        assert Room(60, 1, 1000, is_next=True, left_bytes=-500).missing_bytes == 61
-        assert not Room(1000, 1, 1000, is_next=True, left_bytes=5000).is_memory_short
+        assert QuotaState(60, 1, 1000, is_next=True, left_bytes=-500).missing_bytes == 61
+        assert not QuotaState(1000, 1, 1000, is_next=True, left_bytes=5000).is_memory_short
 
     def test_a_long_wait_takes_few_looks_and_the_next_one_no_more(self) -> None:
         """A waiting writer may cost next to nothing, and must not start afresh after every block."""
@@ -103,16 +103,16 @@ class TestTheRule:
         self, blockers: list[str], has_groups: bool, is_next: bool, words: str
     ) -> None:
         """A wait that is not explained looks like a hang."""
-        sentence = reason_to_wait("train", Room(90 << 20, 20 << 20, 100 << 20, is_next), blockers, has_groups)
+        sentence = explain_quota("train", QuotaState(90 << 20, 20 << 20, 100 << 20, is_next), blockers, has_groups)
         assert words in sentence
         assert "90 MiB of 100 MiB" in sentence
 
     def test_what_dead_members_hold_is_told_by_their_names(self) -> None:
         """Who waits for a dead trainer while another trainer waits as well looks for a pin that nobody has set."""
-        room = Room(90 << 20, 20 << 20, 100 << 20, is_next=True)
-        sentence = reason_to_wait("train", room, [], True, gone="rank-1 of group resnet (42 s ago)", is_kept=False)
+        room = QuotaState(90 << 20, 20 << 20, 100 << 20, is_next=True)
+        sentence = explain_quota("train", room, [], True, gone="rank-1 of group resnet (42 s ago)", is_kept=False)
         assert "members last seen a while ago: rank-1 of group resnet (42 s ago); start them again" in sentence
-        assert "not acknowledged" in reason_to_wait("train", room, [], True, is_kept=False)
+        assert "not acknowledged" in explain_quota("train", room, [], True, is_kept=False)
 
 
 def block(number: int) -> dict[str, Any]:
@@ -400,5 +400,5 @@ def test_a_share_of_the_budget_is_told_as_the_share_of_its_partition(any_url: st
             epoch.write({"x": np.zeros(1000, np.uint8)})
     share = re.search(r"partition 0's share of the budget of 't' is full \((\d+) KiB of 256 KiB\)", str(full.value))
     assert share, str(full.value)
-    one = Room(90, 20, 100, is_next=True)
-    assert reason_to_wait("t", one, ["g"], True).startswith("the budget of 't' is full")
+    one = QuotaState(90, 20, 100, is_next=True)
+    assert explain_quota("t", one, ["g"], True).startswith("the budget of 't' is full")

@@ -8,7 +8,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.removal.release import retire_epoch
 from penstock_common.stream.watching.inspection import inspect_stream
-from penstock_producer.write.cleaner import tidy
+from penstock_producer.write.cleaner import clean_up
 from tests.contracts.feed import loader_of, numbers, open_stream
 from tests.contracts.ordered import plan
 
@@ -25,6 +25,6 @@ def test_the_next_pass_ends_a_release_that_somebody_began_and_did_not_live_to_en
     seen = inspect_stream(any_client, "t")
     assert [epoch.epoch for epoch in seen.epochs] == []
     assert audit_stream(any_client, "t").is_clean
-    tidy(any_client, stream, lambda _: None)
+    clean_up(any_client, stream, lambda _: None)
     assert not retained_epochs(any_client, stream)
     assert not [key for key in any_client.keys("*") if b":0:" in key]

@@ -16,7 +16,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.write.commit import Committer, Sent
+from penstock_producer.write.commit import Committer, SentBlock
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import (
     SAMPLE_BYTES,
@@ -226,7 +226,7 @@ def test_a_block_that_the_server_refused_at_maxmemory_waits_before_it_is_sent_ag
     sent: list[int] = []
     execute = Committer._execute
 
-    def executed(self: Committer, *what: Any) -> Sent:
+    def executed(self: Committer, *what: Any) -> SentBlock:
         sending = execute(self, *what)
         sent.append(sending.block.first)
         assert len(sent) <= 3, "it is sent again and again"

@@ -11,10 +11,10 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.manifest import SHARDS_ASKED, first_unfinished, load_manifest
-from penstock_producer.write.admission import RoomKeeper
-from penstock_producer.write.cleaner import Janitor, Janitors
-from penstock_producer.write.quota import LOOK_EVERY_S, Turns
-from penstock_producer.write.resources import Lasting
+from penstock_producer.write.admission import AdmissionControl
+from penstock_producer.write.cleaner import Cleaner, Cleaners
+from penstock_producer.write.quota import LOOK_EVERY_S, AdmissionOrder
+from penstock_producer.write.resources import SharedResources
 from penstock_producer.write.trimmer import FAR_S, SHARDS_AT_ONCE
 from penstock_producer.write.writer import EpochWriter, Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, sample, stored
@@ -48,17 +48,17 @@ def test_what_is_gone_is_not_looked_at_again_and_what_is_far_off_only_now_and_th
         settled = {number: [(0, 1)] for number in range(WRITTEN) if number != HELD}
         assert acknowledge(any_client, partition, manifest, "g", [], settled)
 
-        janitor = Janitor(any_client, writer.stream, partition, lambda _: None, clock=lambda: now)
-        assert janitor.make_room(10**9) == SAMPLE_BYTES * (WRITTEN - 1)
+        cleaner = Cleaner(any_client, writer.stream, partition, lambda _: None, clock=lambda: now)
+        assert cleaner.free_bytes(10**9) == SAMPLE_BYTES * (WRITTEN - 1)
         asked, removed = calls(any_client, "xrevrange"), calls(any_client, "xdel")
-        assert janitor.make_room(10**9) == 0
+        assert cleaner.free_bytes(10**9) == 0
         assert calls(any_client, "xrevrange") - asked == 1 + SHARDS_AT_ONCE  # what is held, and what may come next
 
         write(epoch, PLANNED - 1)  # somebody writes from the end
         assert acknowledge(any_client, partition, manifest, "g", [], {PLANNED - 1: [(0, 1)], HELD: [(0, 1)]})
-        assert janitor.make_room(10**9) == SAMPLE_BYTES
+        assert cleaner.free_bytes(10**9) == SAMPLE_BYTES
         now += FAR_S
-        assert janitor.make_room(10**9) == SAMPLE_BYTES
+        assert cleaner.free_bytes(10**9) == SAMPLE_BYTES
         assert calls(any_client, "xdel") - removed == 2  # nothing that was gone was removed again
 
 
@@ -111,7 +111,7 @@ def test_of_many_small_shards_all_that_may_go_goes_in_a_few_steps(any_url: str, 
         manifest, partition = load_manifest(any_client, writer.stream, 0), writer.stream.partitions[0]
         assert acknowledge(any_client, partition, manifest, "g", [], {number: [(0, 1)] for number in range(shards)})
         scripts = calls(any_client, "evalsha")
-        assert Janitor(any_client, writer.stream, partition, lambda _: None).make_room(10**9) == shards * SAMPLE_BYTES
+        assert Cleaner(any_client, writer.stream, partition, lambda _: None).free_bytes(10**9) == shards * SAMPLE_BYTES
         assert calls(any_client, "evalsha") - scripts <= 8
         assert not stored(any_client, "t", 0)
 
@@ -129,7 +129,7 @@ def test_exactly_what_every_group_has_settled_goes_however_it_lies_in_shards(any
                     shard.write(sample(number))
         manifest = load_manifest(any_client, writer.stream, 0)
         left = stored(any_client, "t", 0)
-        janitors = Janitors(any_client, writer.stream, lambda _: None)
+        cleaners = Cleaners(any_client, writer.stream, lambda _: None)
         settled: dict[str, set[tuple[int, int]]] = {"g": set(), "h": set()}
         for share in (0.5, 0.9, 1.0):
             for group, known in settled.items():
@@ -141,7 +141,7 @@ def test_exactly_what_every_group_has_settled_goes_however_it_lies_in_shards(any
                     assert acknowledge(any_client, partition, manifest, group, [], ranges)
             gone = (settled["g"] & settled["h"]) & left.keys()
             need = SAMPLE_BYTES * sum(lengths)
-            assert sum(janitors.of(number).make_room(need) for number in (0, 1)) == SAMPLE_BYTES * len(gone)
+            assert sum(cleaners.of(number).free_bytes(need) for number in (0, 1)) == SAMPLE_BYTES * len(gone)
             left -= Counter(gone)
             assert stored(any_client, "t", 0) == left
         assert not left
@@ -161,8 +161,8 @@ def test_what_was_repaired_makes_room_as_everything_else_does(
     for shard in range(-(-repaired.SAMPLES // repaired.SHARD)):
         any_client.setrange(stream.partition_of(shard).ledger(0, "g", shard), 0, b"\xff" * (repaired.SHARD // 8))
     any_client.setbit(stream.partitions[0].ledger(0, "g", 0), 0, 0)  # of the first entry the group owes a sample
-    janitors = Janitors(any_client, stream, lambda _: None)
-    assert all(janitors.of(number).make_room(1 << 30) > 0 for number in range(partitions))
+    cleaners = Cleaners(any_client, stream, lambda _: None)
+    assert all(cleaners.of(number).free_bytes(1 << 30) > 0 for number in range(partitions))
     assert [entry for entry, _ in entries(any_client, "t", 0)] == [first]
 
 
@@ -176,13 +176,13 @@ def test_a_pass_over_the_stream_is_made_once_however_many_partitions_need_room(
         epoch = writer.epoch(sizes=[1] * partitions)
         for number in range(partitions):
             write(epoch, number)
-        manifest, janitors = load_manifest(any_client, writer.stream, 0), Janitors(any_client, writer.stream, print)
+        manifest, cleaners = load_manifest(any_client, writer.stream, 0), Cleaners(any_client, writer.stream, print)
         for number in range(partitions):
             partition = writer.stream.partition_of(number)
             assert acknowledge(any_client, partition, manifest, "g", [], {number: [(0, 1)]})
         before = {name: calls(any_client, name) for name in ("hgetall", "info")}
         for number in range(partitions):
-            assert janitors.of(number).make_room(1) == SAMPLE_BYTES
+            assert cleaners.of(number).free_bytes(1) == SAMPLE_BYTES
         # the pass looks at every roster twice; each janitor at two, the epochs, the manifest, and as it removes
         assert calls(any_client, "hgetall") - before["hgetall"] <= 7 * partitions + 5
         assert calls(any_client, "info") - before["info"] <= 2  # of these questions themselves
@@ -192,7 +192,7 @@ def test_an_older_epoch_that_is_opened_later_comes_first_again(any_url: str, any
     """Which epochs there are is remembered for a moment only: jobs open theirs in any order."""
     now = 0.0
     with Writer("t", url=any_url, spec=SPEC) as writer:
-        turns = Turns(any_client, writer.stream, clock=lambda: now)
+        turns = AdmissionOrder(any_client, writer.stream, clock=lambda: now)
         writer.epoch(1, sizes=[1, 1])
         assert turns.is_next(1, 0)
         assert not turns.is_next(1, 1)
@@ -214,13 +214,13 @@ def test_a_wait_begins_with_short_pauses_however_long_ago_the_last_one_was(any_u
     with Writer("t", url=any_url, spec=SPEC, budget_bytes=budget, notify=lambda _: None) as writer:
         writer.epoch(sizes=[1])
         manifest = load_manifest(any_client, writer.stream, 0)
-        lasting = Lasting(any_client, writer.stream, lambda _: None)
-        keeper = RoomKeeper(any_client, writer.stream, manifest, 0, lambda: now, lasting)
-        assert not keeper.has_room(SAMPLE_BYTES, budget)
+        resources = SharedResources(any_client, writer.stream, lambda _: None)
+        keeper = AdmissionControl(any_client, writer.stream, manifest, 0, lambda: now, resources)
+        assert not keeper.admit(SAMPLE_BYTES, budget)
         now += 0.4
-        assert keeper.has_room(SAMPLE_BYTES, 0)
+        assert keeper.admit(SAMPLE_BYTES, 0)
         now += 60
-        assert not keeper.has_room(SAMPLE_BYTES, budget)
+        assert not keeper.admit(SAMPLE_BYTES, budget)
         assert keeper.pause_s() == pytest.approx(0.1)
 
 
@@ -232,9 +232,9 @@ def test_what_a_full_server_refused_waits_a_round_though_room_was_made(any_url: 
         write(epoch, 0)
         manifest = load_manifest(any_client, writer.stream, 0)
         assert acknowledge(any_client, writer.stream.partitions[0], manifest, "g", [], {0: [(0, 1)]})
-        lasting = Lasting(any_client, writer.stream, lambda _: None)
-        keeper = RoomKeeper(any_client, writer.stream, manifest, 1, lambda: 0.0, lasting)
+        resources = SharedResources(any_client, writer.stream, lambda _: None)
+        keeper = AdmissionControl(any_client, writer.stream, manifest, 1, lambda: 0.0, resources)
         keeper.server_is_full = True
-        assert not keeper.has_room(SAMPLE_BYTES, SAMPLE_BYTES)
+        assert not keeper.admit(SAMPLE_BYTES, SAMPLE_BYTES)
         assert stored(any_client, "t", 0) == Counter()  # room was made
-        assert keeper.has_room(SAMPLE_BYTES, 0)
+        assert keeper.admit(SAMPLE_BYTES, 0)

@@ -13,7 +13,7 @@ import pytest
 from penstock_common.errors import EpochAbandoned, ServerUnavailable
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
-from penstock_producer.write.resources import Lasting
+from penstock_producer.write.resources import SharedResources
 from tests.contracts.feed import SPEC, replayed, sample, stored, writer_of
 
 SHARDS = 60
@@ -89,19 +89,19 @@ def test_what_was_handed_over_is_closed_to_who_had_it(
 ) -> None:
     """Two that speak on one connection tear it; so would a forked child and its parent."""
     with writer_of(url, spec=SPEC) as writer:
-        lasting, first = Lasting(writer.client, writer.stream, lambda _: None), open_channel(writer.client)
-        lasting.give_channel(first)
+        resources, first = SharedResources(writer.client, writer.stream, lambda _: None), open_channel(writer.client)
+        resources.give_channel(first)
         with pytest.raises(ServerUnavailable, match="closed"):
             first.send([(b"PING",)])
         first.close()
-        second = lasting.take_channel()
+        second = resources.take_channel()
         assert second is not None
         second.send([(b"PING",)])
         assert second.read() == b"PONG"
-        lasting.give_channel(second)
+        resources.give_channel(second)
         forked = os.getpid() + 1
         monkeypatch.setattr(os, "getpid", lambda: forked)
-        assert lasting.take_channel() is None
+        assert resources.take_channel() is None
 
 
 @pytest.mark.parametrize("payload", ["inline", "segments"])

@@ -19,7 +19,7 @@ from penstock_common.stream.removal.release import release_epoch
 from penstock_common.stream.streams import load_stream
 from penstock_producer.write import cleaner
 from penstock_producer.write.alarm import explain_holds
-from penstock_producer.write.cleaner import tidy
+from penstock_producer.write.cleaner import clean_up
 from tests.contracts.processes import child
 from tests.producer.test_policy import settled_epochs
 from tests.producer.test_retention import group, loader_of, read, roster_of, write_epoch, writer_of
@@ -45,11 +45,11 @@ class TestPins:
                 if epoch == 1:
                     assert pin_epoch(client, writer.stream, 1)
                     assert not pin_epoch(client, writer.stream, 1)
-            tidy(client, writer.stream, lambda _: None)
+            clean_up(client, writer.stream, lambda _: None)
             assert list(retained_epochs(client, writer.stream)) == [1]
             assert unpin_epoch(client, writer.stream, 1)
             assert not unpin_epoch(client, writer.stream, 1)
-            tidy(client, writer.stream, lambda _: None)
+            clean_up(client, writer.stream, lambda _: None)
             assert list(retained_epochs(client, writer.stream)) == []
 
     def test_a_pin_stops_a_removal_that_was_planned_before_it(self, any_url: str, any_client: Client) -> None:
@@ -179,7 +179,7 @@ def test_a_trainer_killed_for_good_is_named_while_it_holds_data_and_then_lets_go
 ) -> None:
     """Production must not stop for ever because of a machine that was switched off, nor go on without a word."""
     monkeypatch.setattr(cleaner, "SILENT_MS", 10**9)
-    monkeypatch.setattr(cleaner, "TIDY_EVERY_S", 0.05)
+    monkeypatch.setattr(cleaner, "CLEAN_UP_EVERY_S", 0.05)
     monkeypatch.setattr("penstock_producer.write.alarm.ALIVE_MS", 300)
     told: list[str] = []
     with writer_of(any_url, room_wait_s=1.0) as writer:
@@ -199,7 +199,7 @@ def test_a_trainer_killed_for_good_is_named_while_it_holds_data_and_then_lets_go
         monkeypatch.setattr(cleaner, "SILENT_MS", 1000)
         while load_roster(any_client, writer.stream.partitions[0]).groups["dead"].holds:
             assert time.monotonic() < deadline
-            tidy(any_client, writer.stream, told.append)
+            clean_up(any_client, writer.stream, told.append)
         assert any("group 'dead' was not seen for" in text for text in told)
         with loader_of(any_url, "alive", start="earliest") as alive:
             while 0 in retained_epochs(any_client, writer.stream):

@@ -21,7 +21,7 @@ from penstock_common.stream.groups.roster import Membership, beat, hold_for_repl
 from penstock_common.stream.manifest import open_epoch, retained_epochs
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_producer.write import cleaner
-from penstock_producer.write.cleaner import Janitor, tidy
+from penstock_producer.write.cleaner import Cleaner, clean_up
 from penstock_producer.write.retention import parse_policy
 from tests.contracts.between import between
 from tests.producer.repaired import lose_entry, produce, repair
@@ -85,7 +85,7 @@ def test_a_pass_of_retention_releases_nothing_that_was_promised_meanwhile(
             load_script("retire_epoch"),
             lambda: act(any_client, stream),
         ):
-            done = tidy(any_client, stream, lambda _: None, policy=parse_policy("epochs:1"))
+            done = clean_up(any_client, stream, lambda _: None, policy=parse_policy("epochs:1"))
         assert done.released == []
         assert list(retained_epochs(any_client, stream)) == [0, 1]
         assert len(list(index_records(any_client, stream.partitions[0], 0, 0))) == 2
@@ -94,13 +94,13 @@ def test_a_pass_of_retention_releases_nothing_that_was_promised_meanwhile(
 def test_making_room_releases_nothing_that_was_promised_meanwhile(any_url: str, any_client: Client, act: Act) -> None:
     """A writer that waits is no reason to break a promise to a reader."""
     with settled(any_url) as stream:
-        worker = Janitor(any_client, stream, stream.partitions[0], lambda _: None)
+        worker = Cleaner(any_client, stream, stream.partitions[0], lambda _: None)
         with between(
             "penstock_producer.write.cleaner.look_around",
             load_script("retire_epoch"),
             lambda: act(any_client, stream),
         ):
-            worker.make_room(1)
+            worker.free_bytes(1)
         assert 0 in retained_epochs(any_client, stream)
         assert any_client.xlen(stream.partitions[0].entries(0)) == 2
 
@@ -120,11 +120,11 @@ def test_making_room_trims_nothing_that_was_promised_meanwhile(any_url: str, any
             next(batches)
         loader.checkpointed()
         stream, entries = writer.stream, writer.stream.partitions[0].entries(0)
-        worker = Janitor(any_client, stream, stream.partitions[0], lambda _: None)
+        worker = Cleaner(any_client, stream, stream.partitions[0], lambda _: None)
         with between(
             "penstock_producer.write.cleaner.look_around", load_script("trim"), lambda: act(any_client, stream)
         ):
-            assert worker.make_room(1) == 0
+            assert worker.free_bytes(1) == 0
         assert any_client.xlen(entries) == 3
 
 
@@ -144,10 +144,10 @@ def test_a_member_that_shows_itself_between_two_looks_is_not_forgotten(
             load_script("expire_silent"),
             lambda: beat(any_client, who, stream.partitions[0], {}),
         ):
-            done = tidy(any_client, stream, lambda _: None, silent_ms=-1)
+            done = clean_up(any_client, stream, lambda _: None, silent_ms=-1)
         assert done.expired == []
         assert load_roster(any_client, stream.partitions[0]).groups["g"].holds
-        assert tidy(any_client, stream, lambda _: None, silent_ms=-1).expired == ["g"]
+        assert clean_up(any_client, stream, lambda _: None, silent_ms=-1).expired == ["g"]
 
 
 def test_a_group_that_joins_while_an_epoch_is_opened_reads_it(any_url: str, any_client: Client) -> None:

@@ -19,8 +19,15 @@ from penstock_common.stream.manifest import abandon_epoch, load_manifest, retain
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.streams import load_stream, read_counters, set_plan
 from penstock_producer.write import cleaner
-from penstock_producer.write.cleaner import make_fit, tidy
-from penstock_producer.write.retention import MOST_KEPT, EpochFacts, Policy, is_settled, parse_policy, plan_policy
+from penstock_producer.write.cleaner import clean_up, shrink_to_budget
+from penstock_producer.write.retention import (
+    MOST_KEPT,
+    EpochFacts,
+    RetentionPolicy,
+    is_acknowledged,
+    parse_policy,
+    plan_policy,
+)
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, produce, sample, writer_of
 from tests.producer.test_retention import group, roster_of
@@ -36,19 +43,19 @@ class TestForms:
     @pytest.mark.parametrize(
         ("text", "policy"),
         [
-            ("budget", Policy("budget")),
-            ("epochs:3", Policy("epochs:3", epochs=3)),
-            ("Epochs:03", Policy("epochs:3", epochs=3)),
-            ("epochs:0", Policy("epochs:0", epochs=0)),
-            ("time:90m", Policy("time:90m", age_ms=90 * 60_000)),
-            ("time:24h", Policy("time:24h", age_ms=86_400_000)),
-            ("time:7d", Policy("time:7d", age_ms=7 * 86_400_000)),
-            ("bytes:500MB", Policy(f"bytes:{500 << 20}", nbytes=500 << 20)),
-            ("bytes:1.5g", Policy(f"bytes:{3 << 29}", nbytes=3 << 29)),
-            ("bytes:7", Policy("bytes:7", nbytes=7)),
+            ("budget", RetentionPolicy("budget")),
+            ("epochs:3", RetentionPolicy("epochs:3", epochs=3)),
+            ("Epochs:03", RetentionPolicy("epochs:3", epochs=3)),
+            ("epochs:0", RetentionPolicy("epochs:0", epochs=0)),
+            ("time:90m", RetentionPolicy("time:90m", age_ms=90 * 60_000)),
+            ("time:24h", RetentionPolicy("time:24h", age_ms=86_400_000)),
+            ("time:7d", RetentionPolicy("time:7d", age_ms=7 * 86_400_000)),
+            ("bytes:500MB", RetentionPolicy(f"bytes:{500 << 20}", nbytes=500 << 20)),
+            ("bytes:1.5g", RetentionPolicy(f"bytes:{3 << 29}", nbytes=3 << 29)),
+            ("bytes:7", RetentionPolicy("bytes:7", nbytes=7)),
         ],
     )
-    def test_a_policy_is_what_it_says(self, text: str, policy: Policy) -> None:
+    def test_a_policy_is_what_it_says(self, text: str, policy: RetentionPolicy) -> None:
         """A slip by a factor of 1000 or 60 would throw data away."""
         assert parse_policy(text) == policy
         assert parse_policy(policy.text) == policy
@@ -121,7 +128,7 @@ class TestPlans:
         roster = roster_of({"a": group(), "b": group(3)}, closed, pinned=pinned)
         facts = [EpochFacts(e, state, 10, 1000 * e) for e, state in enumerate(states)]
         for epoch in plan_policy(parse_policy(text), facts, roster, 9000):
-            assert states[epoch] == "abandoned" or (states[epoch] == "produced" and is_settled(roster, epoch))
+            assert states[epoch] == "abandoned" or (states[epoch] == "produced" and is_acknowledged(roster, epoch))
             assert epoch not in pinned
 
 
@@ -143,11 +150,11 @@ def test_a_pass_keeps_the_newest_settled_epochs_and_what_is_owed(url: str, clien
     produce(url, "t", 20)
     stream = load_stream(client, "t")
     join_group(client, Membership(stream, "g", "", ""), declared=True)
-    done = tidy(client, stream, lambda _: None)
+    done = clean_up(client, stream, lambda _: None)
     assert (done.released, done.freed_bytes) == ([0, 1, 2], 3 * 20 * SAMPLE_BYTES)
     assert list(retained_epochs(client, stream)) == [3, 4, 5]
     assert not [key for key in client.keys("*") for gone in range(3) if b"}:%d:" % gone in key]
-    assert tidy(client, stream, lambda _: None).released == []
+    assert clean_up(client, stream, lambda _: None).released == []
     with loader_of(url) as loader:
         assert sorted(numbers(loader)) == list(range(20))
 
@@ -156,15 +163,15 @@ def test_ages_and_bytes_are_kept_to_on_a_server(any_url: str, any_client: Client
     """The server's clock counts, from the end of production; the policy may be changed at any time."""
     settled_epochs(any_url, 4)
     stream = load_stream(any_client, "t")
-    assert tidy(any_client, stream, lambda _: None).released == []
+    assert clean_up(any_client, stream, lambda _: None).released == []
     any_client.hset(stream.keys.meta, "retention", f"bytes:{3 * 20 * SAMPLE_BYTES}")
-    assert tidy(any_client, stream, lambda _: None).released == [0]
+    assert clean_up(any_client, stream, lambda _: None).released == [0]
     any_client.hset(stream.keys.meta, "retention", "time:1h")
     produced = load_manifest(any_client, stream, 2).produced_ms
     assert produced is not None
     assert abs(produced - time.time() * 1000) < 60_000
     any_client.hset(stream.keys.manifest(1), "produced_ms", produced - 3_700_000)
-    assert tidy(any_client, stream, lambda _: None).released == [1]
+    assert clean_up(any_client, stream, lambda _: None).released == [1]
 
 
 def test_a_group_that_read_all_is_told_so_though_all_is_released(any_url: str, any_client: Client) -> None:
@@ -172,7 +179,7 @@ def test_a_group_that_read_all_is_told_so_though_all_is_released(any_url: str, a
     settled_epochs(any_url, 3, retention="epochs:0")
     stream = load_stream(any_client, "t")
     set_plan(any_client, stream, 3)
-    assert tidy(any_client, stream, lambda _: None).released == [0, 1, 2]
+    assert clean_up(any_client, stream, lambda _: None).released == [0, 1, 2]
     with loader_of(any_url) as loader, pytest.raises(GroupFinished, match=r"'g' has read epochs 0-2 of 't'"):
         numbers(loader)
 
@@ -197,7 +204,7 @@ def test_an_abandoned_epoch_goes_by_the_policy_too(any_url: str, any_client: Cli
             epoch.write(sample(number))
             epoch.flush()
             abandon_epoch(any_client, writer.stream, number)
-        assert tidy(any_client, writer.stream, lambda _: None).released == [0, 1]
+        assert clean_up(any_client, writer.stream, lambda _: None).released == [0, 1]
 
 
 def test_a_lowered_budget_is_kept_to_without_a_writer(any_url: str, any_client: Client) -> None:
@@ -206,7 +213,7 @@ def test_a_lowered_budget_is_kept_to_without_a_writer(any_url: str, any_client: 
     stream = load_stream(any_client, "t")
     any_client.hset(stream.keys.meta, "budget_bytes", 2 * 20 * SAMPLE_BYTES)
     stream = load_stream(any_client, "t")
-    assert make_fit(any_client, stream, lambda _: None) >= 2 * 20 * SAMPLE_BYTES
+    assert shrink_to_budget(any_client, stream, lambda _: None) >= 2 * 20 * SAMPLE_BYTES
     assert load_roster(any_client, stream.partitions[0]).bytes <= stream.budget_bytes
 
 
@@ -214,7 +221,7 @@ def test_retention_works_by_itself_while_a_writer_is_there(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody runs a command for it, and no budget has to fill up first."""
-    monkeypatch.setattr(cleaner, "TIDY_EVERY_S", 0.05)
+    monkeypatch.setattr(cleaner, "CLEAN_UP_EVERY_S", 0.05)
     settled_epochs(any_url, 4)
     with writer_of(any_url, retention="epochs:1") as writer:
         deadline = time.monotonic() + 10
@@ -226,15 +233,15 @@ def test_retention_works_by_itself_while_a_writer_is_there(
 def test_the_timer_ends_with_its_writer_and_with_the_stream(any_url: str, any_client: Client) -> None:
     """A thread that outlives its writer would hold a connection, and a deleted stream needs no care."""
     with Writer("t", url=any_url, notify=lambda _: None) as writer:
-        timer = cleaner.Tidying(any_client, writer.stream, lambda _: None, every_s=0.01)
+        timer = cleaner.CleanupTimer(any_client, writer.stream, lambda _: None, every_s=0.01)
         timer.start()
         delete_stream(any_client, "t")
         timer._thread.join(timeout=10)
         assert not timer._thread.is_alive()
-        own = writer._tidying._thread
+        own = writer._cleanup_timer._thread
         assert own.is_alive()
         with pytest.raises(StreamDeleted):
-            tidy(any_client, writer.stream, lambda _: None)
+            clean_up(any_client, writer.stream, lambda _: None)
     assert not own.is_alive()
 
 
@@ -256,7 +263,7 @@ def test_members_that_vanished_leave_no_consumers_behind(any_url: str, any_clien
     any_client.xreadgroup("g", "holds", {entries: ">"}, count=1)
     deadline = time.monotonic() + 10
     while any(field.startswith(b"m:") for field in any_client.hkeys(roster)) and time.monotonic() < deadline:
-        tidy(any_client, stream, lambda _: None, silent_ms=1)  # nobody is silent for a server in its first second
+        clean_up(any_client, stream, lambda _: None, silent_ms=1)  # nobody is silent for a server in its first second
     assert {consumer["name"] for consumer in any_client.xinfo_consumers(entries, "g")} == {b"holds"}
 
 
@@ -274,7 +281,7 @@ def test_a_trainer_that_leaves_takes_its_name_along(any_url: str, any_client: Cl
 
 def test_members_that_are_still_ending_an_epoch_bear_its_release(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one who settles the last batch makes the epoch free to go, while the others still look for more of it."""
-    monkeypatch.setattr(cleaner, "TIDY_EVERY_S", 0.001)
+    monkeypatch.setattr(cleaner, "CLEAN_UP_EVERY_S", 0.001)
     told: list[str] = []
     got: Counter[int] = Counter()
     with writer_of(any_url, spec=SPEC, retention="epochs:0", block_bytes=2 * SAMPLE_BYTES) as writer:

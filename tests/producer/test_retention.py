@@ -22,11 +22,11 @@ from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.ranges import add_to_ranges, format_ranges, parse_ranges
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replaying.replay import Replay
-from penstock_producer.write.cleaner import Janitor
+from penstock_producer.write.cleaner import Cleaner
 from penstock_producer.write.retention import (
     EpochFacts,
-    is_settled,
-    owing_groups,
+    is_acknowledged,
+    pending_groups,
     plan_release,
     plan_trim,
     trimming_groups,
@@ -64,13 +64,13 @@ class TestPlans:
     def test_what_one_group_owes_stays(self) -> None:
         """Every group sees every sample, however slow it is."""
         roster = roster_of({"a": group(), "b": group()}, {("a", 0), ("a", 1), ("b", 1)})
-        assert owing_groups(roster, 0) == ["b"]
+        assert pending_groups(roster, 0) == ["b"]
         assert plan_release(self.facts, roster, 0, 100) == [1]
 
     def test_without_any_group_nothing_is_settled(self) -> None:
         """A producer started first must not throw away what nobody could read yet."""
         assert plan_release(self.facts, roster_of({}), 0, 100) == []
-        assert not is_settled(roster_of({"gone": group(holds=False)}), 0)
+        assert not is_acknowledged(roster_of({"gone": group(holds=False)}), 0)
 
     def test_a_group_that_came_late_or_left_holds_nothing_before_it(self) -> None:
         """A group owes from its first epoch on, and while it holds."""
@@ -326,7 +326,7 @@ def test_a_release_that_was_cut_short_is_finished_by_the_next(any_url: str, any_
         first = stream.partitions[0]
         run_script(any_client, load_script("retire_epoch"), [first.roster, first.state(0)], ["", 0, manifest.id])
         for partition in (1, 0):
-            Janitor(any_client, stream, stream.partitions[partition], lambda _: None).make_room(1)
+            Cleaner(any_client, stream, stream.partitions[partition], lambda _: None).free_bytes(1)
         assert list(retained_epochs(any_client, stream)) in ([1], [])
         assert load_roster(any_client, first).groups["g"].lost is None
         assert not load_roster(any_client, first).retiring
@@ -344,6 +344,6 @@ def test_one_held_entry_does_not_keep_what_lies_behind_it(any_url: str, any_clie
                 shard.write({"x": np.zeros(1000, np.uint8), "y": offset})
     stream = open_stream(any_client, "t")
     acknowledge(any_client, stream.partitions[0], load_manifest(any_client, stream, 0), "g", [], {0: [(1, 60)]})
-    janitor = Janitor(any_client, stream, stream.partitions[0], lambda _: None)
-    assert [janitor.make_room(1) // BYTES for _ in range(6)] == [11, 11, 11, 11, 11, 4]
-    assert janitor.make_room(1) == 0
+    cleaner = Cleaner(any_client, stream, stream.partitions[0], lambda _: None)
+    assert [cleaner.free_bytes(1) // BYTES for _ in range(6)] == [11, 11, 11, 11, 11, 4]
+    assert cleaner.free_bytes(1) == 0

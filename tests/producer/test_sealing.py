@@ -16,7 +16,7 @@ from penstock_common.stream.registry import registered_segments, seal_command, s
 from penstock_common.stream.streams import Stream
 from penstock_consumer.replaying.replay import Replay
 from penstock_producer.write import segments
-from penstock_producer.write.commit import Committer, Sent
+from penstock_producer.write.commit import Committer, SentBlock
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, connections_cut, numbers, open_stream, sample
 
@@ -80,12 +80,12 @@ def test_only_segments_are_sealed_of_which_every_block_is_committed(
     told: list[str] = []
     execute, collect = Committer._execute, Committer._collect
 
-    def executed(self: Committer, *what: Any) -> Sent:
+    def executed(self: Committer, *what: Any) -> SentBlock:
         sending = execute(self, *what)
         sent[sending.segment] += 1
         return sending
 
-    def collected(self: Committer, sending: Sent) -> bool:
+    def collected(self: Committer, sending: SentBlock) -> bool:
         answered[sending.segment] += 1
         return collect(self, sending)
 
@@ -155,7 +155,7 @@ def test_a_block_whose_segment_was_sealed_is_stored_anew_in_another_one(
     sent: list[tuple[int, str]] = []
     execute = Committer._execute
 
-    def executed(self: Committer, *what: Any) -> Sent:
+    def executed(self: Committer, *what: Any) -> SentBlock:
         sending = execute(self, *what)
         place = sending.block.first, sending.segment
         assert place not in sent

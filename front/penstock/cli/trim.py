@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.commands import Client
     from penstock_common.stream.streams import Stream
-    from penstock_producer.write.retention import Policy
+    from penstock_producer.write.retention import RetentionPolicy
 
 NAME = "trim"
 HELP = "release what a stream's retention gives up, now"
@@ -46,13 +46,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.client import connect
     from penstock_common.stream.servers.suitability import readable_bytes
     from penstock_common.stream.streams import load_stream
-    from penstock_producer.write.cleaner import make_fit, tidy
+    from penstock_producer.write.cleaner import clean_up, shrink_to_budget
 
     policy = _policy(args)
     with connect(url_of(args)) as client:
         stream = load_stream(client, args.stream)
-        done = tidy(client, stream, console.notice, policy=policy)
-        freed = done.freed_bytes + make_fit(client, stream, console.notice)
+        done = clean_up(client, stream, console.notice, policy=policy)
+        freed = done.freed_bytes + shrink_to_budget(client, stream, console.notice)
         stays = _stays(client, stream)
     by = f"retention {stream.retention}" if policy is None else f"{policy.text}, this once"
     if args.json:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _policy(args: argparse.Namespace) -> Policy | None:
+def _policy(args: argparse.Namespace) -> RetentionPolicy | None:
     from penstock_producer.write.retention import parse_policy
 
     if args.keep is not None:
@@ -83,7 +83,7 @@ def _stays(client: Client, stream: Stream) -> dict[int, list[str]]:
     from penstock_common.stream.groups.ledger import owed_samples
     from penstock_common.stream.groups.roster import load_roster, server_ms
     from penstock_common.stream.manifest import ABANDONED, find_manifest
-    from penstock_producer.write.retention import is_replayed, is_settled, owing_groups
+    from penstock_producer.write.retention import is_acknowledged, is_replayed, pending_groups
 
     roster, now_ms = load_roster(client, stream.partitions[0]), server_ms(client)
     found: dict[int, list[str]] = {}
@@ -91,13 +91,13 @@ def _stays(client: Client, stream: Stream) -> dict[int, list[str]]:
         manifest = find_manifest(client, stream, epoch)
         if manifest is None or manifest.state == ABANDONED:
             continue
-        owing = {name: roster.groups[name] for name in owing_groups(roster, epoch)}
+        owing = {name: roster.groups[name] for name in pending_groups(roster, epoch)}
         owed = owed_samples(client, stream, manifest, owing)
         why = [f"group {name} has yet to settle {count} samples" for name, count in sorted(owed.items()) if count]
         why += ["it is not complete yet"] if not manifest.is_ended else []
         why += ["it is pinned (`penstock epochs unpin`)"] if epoch in roster.pinned else []
         why += ["a replay reads it"] if is_replayed(roster, epoch, now_ms) else []
-        why += ["no group has read it"] if manifest.is_ended and not (owing or is_settled(roster, epoch)) else []
+        why += ["no group has read it"] if manifest.is_ended and not (owing or is_acknowledged(roster, epoch)) else []
         if why:
             found[epoch] = why
     return found

@@ -18,15 +18,15 @@ from penstock_common.stream.streams import Stream
 from penstock_common.stream.watching.waiters import RENEW_S, Why, end_wait, note_wait
 from penstock_producer.write.alarm import explain_holds, idle_groups
 from penstock_producer.write.cleaner import SILENT_MS
-from penstock_producer.write.quota import LOOK_EVERY_S, Room, pause_s, reason_of_memory, reason_to_wait
-from penstock_producer.write.resources import Lasting
-from penstock_producer.write.retention import owing_groups
+from penstock_producer.write.quota import LOOK_EVERY_S, QuotaState, explain_memory, explain_quota, pause_s
+from penstock_producer.write.resources import SharedResources
+from penstock_producer.write.retention import pending_groups
 
 NOTE_AFTER_S = 0.5
 """A wait this long is noted on the roster; shorter ones are the ordinary course of a full budget."""
 
 
-class RoomKeeper:
+class AdmissionControl:
     """Decides for one shard whether its next block may be written."""
 
     def __init__(
@@ -36,14 +36,14 @@ class RoomKeeper:
         manifest: Manifest,
         shard: int,
         clock: Callable[[], float],
-        lasting: Lasting,
+        resources: SharedResources,
     ) -> None:
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition = stream.partition_of(shard)
-        self._janitor, self._headroom = lasting.janitors.of(shard), lasting.headroom
-        self._turns, self._clock = lasting.turns, clock
+        self._cleaner, self._server_memory = resources.cleaners.of(shard), resources.server_memory
+        self._order, self._clock = resources.order, clock
         self._share_of = self._partition.number if len(stream.partitions) > 1 else None
-        self._room = Room(0, 0, stream.partition_budget, False, partition=self._share_of)
+        self._state = QuotaState(0, 0, stream.partition_budget, False, partition=self._share_of)
         self.server_is_full = False
         """Set when the server refused a write at its maxmemory: then one more round of waiting comes first."""
         self.full_folder = ""
@@ -61,7 +61,7 @@ class RoomKeeper:
         self._freed = 0
         """For the block that went last: the writer learns of it with that block's answer."""
 
-    def has_room(self, block_bytes: int, held_bytes: int) -> bool:
+    def admit(self, block_bytes: int, held_bytes: int) -> bool:
         """Whether the block may go; frees what may be freed before it says no."""
         if block_bytes > largest_block(self._stream.partition_budget):
             raise TooLarge(
@@ -71,7 +71,7 @@ class RoomKeeper:
             )
         self._freed = 0
         was_tried = self.server_is_full or self._refused_s is not None
-        is_out = was_tried and self._headroom.is_used_up()  # it would refuse the next try as well
+        is_out = was_tried and self._server_memory.is_used_up()  # it would refuse the next try as well
         is_refused, self.server_is_full = is_out or self.server_is_full or bool(self.full_folder), False
         self._lacking_folder, self.full_folder = self.full_folder, ""
         self._was_refused = is_refused
@@ -83,13 +83,13 @@ class RoomKeeper:
         if self._is_enough(block_bytes, held_bytes) and not is_refused:
             return self._go_on(block_bytes)
         self._closed_s = self._clock() if self._closed_s is None else self._closed_s
-        self._freed = freed = self._janitor.make_room(max(self._room.missing_bytes, block_bytes))
+        self._freed = freed = self._cleaner.free_bytes(max(self._state.missing_bytes, block_bytes))
         if not is_refused and freed and self._is_enough(block_bytes, held_bytes - freed):
             return self._go_on(block_bytes)
         self._note()
         return False
 
-    def is_ample(self, block_bytes: int, held_bytes: int) -> bool:
+    def admit_next(self, block_bytes: int, held_bytes: int) -> bool:
         """Whether the block may go at once, by what is known: nothing is waited for, and nothing has to be freed.
 
         ``held_bytes``: as known before the one before it went, and that one.
@@ -121,11 +121,11 @@ class RoomKeeper:
         """Asks the rule; whether the shard is next only if it matters."""
         waited_s = self._waited_s
         is_inline = self._stream.payload == INLINE  # payloads in segments take no memory of the server's
-        left = self._headroom.left_bytes(block_bytes, anew=waited_s is not None) if is_inline else None
+        left = self._server_memory.left_bytes(block_bytes, anew=waited_s is not None) if is_inline else None
         for is_next in (self._is_next_now, True):
             if is_next and not self._is_next():
                 break
-            self._room = Room(
+            self._state = QuotaState(
                 held_bytes,
                 block_bytes,
                 self._stream.partition_budget,
@@ -134,7 +134,7 @@ class RoomKeeper:
                 left_bytes=left,
                 partition=self._share_of,
             )
-            if self._room.is_enough:
+            if self._state.is_enough:
                 return True
         return False
 
@@ -142,7 +142,7 @@ class RoomKeeper:
         if (waited := self._waited_s) is not None:
             self._closed_s, self._last_wait_s = None, waited
         self._tries = True
-        self._headroom.spend(block_bytes)
+        self._server_memory.spend(block_bytes)
         return True
 
     def _note(self) -> None:
@@ -153,7 +153,7 @@ class RoomKeeper:
         self._noted_s = now
         note_wait(
             self._client, self._partition, self._manifest.epoch, self._shard, waited_s=waited,
-            need_bytes=self._room.block_bytes, held_bytes=self._room.held_bytes,
+            need_bytes=self._state.block_bytes, held_bytes=self._state.held_bytes,
             why=self._lacking, is_next=self._is_next(),  # server or folder may have refused before the rule asked that
         )  # fmt: skip
 
@@ -164,7 +164,7 @@ class RoomKeeper:
         """
         now = self._clock()
         if not self._is_next_now and now - self._looked_s >= LOOK_EVERY_S:
-            self._is_next_now, self._looked_s = self._turns.is_next(self._manifest.epoch, self._shard), now
+            self._is_next_now, self._looked_s = self._order.is_next(self._manifest.epoch, self._shard), now
         return self._is_next_now
 
     @property
@@ -175,7 +175,7 @@ class RoomKeeper:
 
     @property
     def _is_memory_short(self) -> bool:
-        return self._was_refused or self._room.is_memory_short
+        return self._was_refused or self._state.is_memory_short
 
     def why(self) -> str:
         """For what the shard waits, and what helps."""
@@ -185,7 +185,7 @@ class RoomKeeper:
                 "or give the stream a smaller budget_bytes"
             )
         if self._is_memory_short:
-            return reason_of_memory(self._stream.name, self._room, self._headroom.memory)
+            return explain_memory(self._stream.name, self._state, self._server_memory.memory)
         roster = load_roster(self._client, self._partition)
         now_ms = server_ms(self._client)
         idle = idle_groups(roster, now_ms)
@@ -195,7 +195,7 @@ class RoomKeeper:
         unsettled = {name: nbytes for name, nbytes in idle.items() if nbytes} if is_circle else {}
         gone = told_missing(missing_members(self._client, self._partition, roster, idle, now_ms)) if is_circle else ""
         is_kept = bool(roster.pinned or any(till > now_ms for _, till in roster.replays.values()))
-        reason = reason_to_wait(self._stream.name, self._room, blockers, bool(roster.groups), unsettled, gone, is_kept)
+        reason = explain_quota(self._stream.name, self._state, blockers, bool(roster.groups), unsettled, gone, is_kept)
         remedy = explain_holds(self._stream.name, roster, blockers, now_ms, SILENT_MS)
         return f"{reason}; {remedy}" if remedy else reason
 
@@ -205,7 +205,7 @@ class RoomKeeper:
         for epoch in roster.epochs:
             manifest = find_manifest(self._client, self._stream, epoch)
             if manifest is not None:
-                owing = {name: roster.groups[name] for name in owing_groups(roster, epoch)}
+                owing = {name: roster.groups[name] for name in pending_groups(roster, epoch)}
                 owed.update(owed_samples(self._client, self._stream, manifest, owing))
         most = max(owed.values(), default=0)
         return sorted(group for group, count in owed.items() if count > 0 and count > most / 2)

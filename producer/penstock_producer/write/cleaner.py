@@ -33,7 +33,7 @@ from penstock_common.threads import join
 from penstock_common.waiting import Notify
 from penstock_producer.write.retention import (
     EpochFacts,
-    Policy,
+    RetentionPolicy,
     is_free,
     is_held,
     parse_policy,
@@ -43,12 +43,12 @@ from penstock_producer.write.retention import (
 from penstock_producer.write.trimmer import Trimmer
 
 
-class Tidying:
+class CleanupTimer:
     """Passes over a stream at intervals, from `start` to `stop`; it ends by itself with the stream."""
 
     def __init__(self, client: Client, stream: Stream, notify: Notify, every_s: float | None = None) -> None:
         self._client, self._stream, self._notify = client, stream, notify
-        self._every_s = TIDY_EVERY_S if every_s is None else every_s
+        self._every_s = CLEAN_UP_EVERY_S if every_s is None else every_s
         self.stopping = threading.Event()
         """Set it to end the thread without waiting for that."""
         self._thread = threading.Thread(target=self._run, name=f"penstock-tidying-{stream.name}", daemon=True)
@@ -65,7 +65,7 @@ class Tidying:
     def _run(self) -> None:
         while not self.stopping.wait(self._every_s):
             try:
-                tidy(self._client, self._stream, self._notify)
+                clean_up(self._client, self._stream, self._notify)
             except ServerUnavailable:
                 continue  # who writes will say so; the next pass finds it again
             except StreamDeleted:
@@ -84,7 +84,7 @@ a whole leaves as many files as the next one needs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recycled:
+class RecycleResult:
     """What one pass did."""
 
     kept: int = 0
@@ -95,17 +95,17 @@ class Recycled:
 
 def recycle(
     client: Client, stream: Stream, *, grace_s: float = GRACE_S, clock: Callable[[], float] = time.time
-) -> Recycled:
+) -> RecycleResult:
     """One pass over a stream's folder; does nothing where there is none, or it is not seen here.
 
     Raises SegmentsUnseen where its files cannot be used again.
     """
     folder = segments_of(stream)
     if folder is None:
-        return Recycled()
+        return RecycleResult()
     files = folder.names()  # before the registry is read: what is registered meanwhile is not among them
     if not files and not folder.unfinished():
-        return Recycled()
+        return RecycleResult()
     quiet: dict[tuple[int, int], set[str]] = {}
     for name, stat in files.items():
         if clock() - stat.st_mtime >= grace_s and folder.is_unused(name):
@@ -120,7 +120,7 @@ def recycle(
     free |= {name for name in files if _of(name) not in live}
     durability = Durability.parse(stream.durability)
     if free and durability.is_synced and not is_safe(client, stream, durability):
-        return Recycled()  # a server that loses its last second would refer to them again
+        return RecycleResult()  # a server that loses its last second would refer to them again
     return _give_back(folder, free, int(stream.budget_bytes * FOLDER_SHARE), grace_s, clock)
 
 
@@ -143,7 +143,7 @@ def _freed_of(client: Client, stream: Stream, partition: PartitionKeys, epoch: i
 
 def _give_back(
     folder: SegmentFolder, free: set[str], most_bytes: int, grace_s: float, clock: Callable[[], float]
-) -> Recycled:
+) -> RecycleResult:
     kept = sum(folder.give_back(name, keep=True) for name in sorted(free))
     spare = sorted(folder.spare().items(), key=lambda item: item[1].st_size)
     total = sum(stat.st_size for stat in (*folder.names().values(), *dict(spare).values()))
@@ -154,7 +154,7 @@ def _give_back(
     for name, stat in folder.unfinished().items():
         if clock() - stat.st_mtime >= grace_s and folder.give_back(name, keep=False):
             removed += 1
-    return Recycled(kept, removed)
+    return RecycleResult(kept, removed)
 
 
 SLACK_SHARE = 0.1
@@ -163,7 +163,7 @@ SILENT_MS = 600_000
 """An undeclared group that vanished stops holding data after this long (design.md 5.6)."""
 LOOK_AGAIN_S = 4.0
 """So much later who looked silent is looked at again: four beats of a member with a lease of 30 s."""
-TIDY_EVERY_S = 10.0
+CLEAN_UP_EVERY_S = 10.0
 """How often whoever writes looks for epochs that the policy gives up, and for trainers that vanished."""
 RECYCLE_EVERY_S = 0.5
 """How often, at most, a writer that waits looks for segments that nobody needs any more."""
@@ -172,7 +172,7 @@ RECYCLE_SHARE = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
-class Tidied:
+class CleanupResult:
     """What one pass did."""
 
     released: list[int]
@@ -183,9 +183,9 @@ class Tidied:
     """Groups that vanished, and hold no data from now on."""
 
 
-def tidy(
-    client: Client, stream: Stream, notify: Notify, silent_ms: int | None = None, policy: Policy | None = None
-) -> Tidied:
+def clean_up(
+    client: Client, stream: Stream, notify: Notify, silent_ms: int | None = None, policy: RetentionPolicy | None = None
+) -> CleanupResult:
     """One pass over a stream: expires who vanished, ends releases that were begun, releases what its policy gives up.
 
     The policy is read anew, since it may be changed at any time; ``policy`` takes its place this once. Raises
@@ -207,10 +207,10 @@ def tidy(
         if release_epoch(client, stream, epoch, rosters[0].generation)
     ]
     recycle(client, stream)
-    return Tidied([fact.epoch for fact in gone], sum(fact.nbytes for fact in gone), expired)
+    return CleanupResult([fact.epoch for fact in gone], sum(fact.nbytes for fact in gone), expired)
 
 
-def _facts(client: Client, stream: Stream, rosters: list[Roster], policy: Policy) -> dict[int, EpochFacts]:
+def _facts(client: Client, stream: Stream, rosters: list[Roster], policy: RetentionPolicy) -> dict[int, EpochFacts]:
     states = retained_epochs(client, stream)
     facts = {
         epoch: EpochFacts(epoch, states[epoch], sum(roster.epoch_bytes.get(epoch, 0) for roster in rosters))
@@ -247,30 +247,30 @@ def _expire_vanished(client: Client, stream: Stream, silent_ms: int, notify: Not
     return sorted(expired)
 
 
-def make_fit(client: Client, stream: Stream, notify: Notify) -> int:
+def shrink_to_budget(client: Client, stream: Stream, notify: Notify) -> int:
     """Brings each partition below its part of the budget, where what is there may go; returns the bytes freed."""
-    freed, janitors = 0, Janitors(client, stream, notify)
+    freed, cleaners = 0, Cleaners(client, stream, notify)
     for partition in stream.partitions:
         over = load_roster(client, partition).bytes - stream.partition_budget
         if over > 0:
-            freed += janitors.of(partition.number).make_room(over)
+            freed += cleaners.of(partition.number).free_bytes(over)
     return freed
 
 
-class Upkeep:
+class StreamCleanup:
     """What is done for a whole stream, now and then, by whoever makes room: once, however many partitions it has."""
 
     def __init__(self, client: Client, stream: Stream, notify: Notify, clock: Callable[[], float]) -> None:
         self._client, self._stream, self._notify, self._clock = client, stream, notify, clock
-        self._tidied_s, self._recycled_s = -TIDY_EVERY_S, -RECYCLE_EVERY_S
+        self._cleaned_s, self._recycled_s = -CLEAN_UP_EVERY_S, -RECYCLE_EVERY_S
         self._not_recycled = 0
         """Bytes freed since the segments were looked at."""
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Passes over the stream, if that is due."""
-        if self._clock() - self._tidied_s >= TIDY_EVERY_S:
-            self._tidied_s = self._clock()
-            tidy(self._client, self._stream, self._notify)
+        if self._clock() - self._cleaned_s >= CLEAN_UP_EVERY_S:
+            self._cleaned_s = self._clock()
+            clean_up(self._client, self._stream, self._notify)
 
     def recycle(self, freed: int) -> None:
         """Has segments used again, now and then: listing a folder costs more than looking for room."""
@@ -281,7 +281,7 @@ class Upkeep:
             recycle(self._client, self._stream)
 
 
-class Janitor:
+class Cleaner:
     """Frees bytes of one partition of a stream. It remembers what is gone: make one, not one a shard."""
 
     def __init__(
@@ -291,16 +291,16 @@ class Janitor:
         partition: PartitionKeys,
         notify: Notify,
         clock: Callable[[], float] = time.monotonic,
-        upkeep: Upkeep | None = None,
+        stream_cleanup: StreamCleanup | None = None,
     ) -> None:
         """Several partitions' janitors share their stream's ``upkeep``."""
         self._client, self._stream, self._partition = client, stream, partition
-        self._upkeep = upkeep or Upkeep(client, stream, notify, clock)
+        self._stream_cleanup = stream_cleanup or StreamCleanup(client, stream, notify, clock)
         self._trimmer = Trimmer(client, stream, partition, clock)
 
-    def make_room(self, need_bytes: int) -> int:
+    def free_bytes(self, need_bytes: int) -> int:
         """Tries to free that many payload bytes and a little more; returns what was freed."""
-        self._upkeep.tidy()
+        self._stream_cleanup.clean_up()
         seen = look_around(self._client, self._stream, self._partition)
         roster, first, states = seen.roster, seen.first, seen.states
         need = need_bytes + int(self._stream.partition_budget * SLACK_SHARE)
@@ -317,23 +317,23 @@ class Janitor:
                 break
             if not is_held(roster, epoch, seen.now_ms):
                 freed += self._trimmer.trim(roster, epoch, need - freed)
-        self._upkeep.recycle(freed)
+        self._stream_cleanup.recycle(freed)
         return freed
 
 
-class Janitors:
+class Cleaners:
     """One a partition for all the shards of one writer: what is gone of them is not looked at again."""
 
     def __init__(self, client: Client, stream: Stream, notify: Notify) -> None:
         self._client, self._stream, self._notify = client, stream, notify
-        self._upkeep = Upkeep(client, stream, notify, time.monotonic)
-        self._of: dict[int, Janitor] = {}
+        self._stream_cleanup = StreamCleanup(client, stream, notify, time.monotonic)
+        self._of: dict[int, Cleaner] = {}
 
-    def of(self, shard: int) -> Janitor:
+    def of(self, shard: int) -> Cleaner:
         """The janitor of a shard's partition."""
         partition = self._stream.partition_of(shard)
         if partition.number not in self._of:
-            self._of[partition.number] = Janitor(
-                self._client, self._stream, partition, self._notify, upkeep=self._upkeep
+            self._of[partition.number] = Cleaner(
+                self._client, self._stream, partition, self._notify, stream_cleanup=self._stream_cleanup
             )
         return self._of[partition.number]

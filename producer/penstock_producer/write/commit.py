@@ -50,11 +50,11 @@ from penstock_common.waiting import Notify, Outage, Wait, to_stderr
 from penstock_common.wire.block import Block, sizes_of
 from penstock_common.wire.codec import Fields, encode, meta_bytes
 from penstock_common.wire.spec import Spec
-from penstock_producer.write.admission import RoomKeeper
-from penstock_producer.write.completion import find_forged, first_fault, read_index, unknown
+from penstock_producer.write.admission import AdmissionControl
+from penstock_producer.write.completion import find_forged, first_fault, others_records, read_index
 from penstock_producer.write.reserve import memory_for
-from penstock_producer.write.resources import Lasting
-from penstock_producer.write.segments import Sealing, open_lane, place_block
+from penstock_producer.write.resources import SharedResources
+from penstock_producer.write.segments import SegmentSealer, open_segment_writer, place_block
 
 
 class ShardTaken(ShardMismatch):
@@ -62,7 +62,7 @@ class ShardTaken(ShardMismatch):
 
 
 @dataclass(slots=True)
-class Sent:
+class SentBlock:
     """A block whose transaction was sent and not yet answered."""
 
     block: Block
@@ -82,7 +82,7 @@ class Committer:
         self, client: Client, stream: Stream, manifest: Manifest, shard: int, *, checksum: bool = True,
         room_wait_s: float | None = None, notify: Notify = to_stderr,
         clock: Callable[[], float] = time.monotonic, should_stop: Callable[[], bool] = lambda: False,
-        lasting: Lasting | None = None, token: str = "",
+        resources: SharedResources | None = None, token: str = "",
     ) -> None:  # fmt: skip
         """Whoever writes many shards gives all of them the same ``lasting``.
 
@@ -91,15 +91,15 @@ class Committer:
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition, self._token = stream.partition_of(shard), token
         self._checksum, self._notify, self._clock = checksum, notify, clock
-        self._lasting = lasting = lasting or Lasting(client, stream, notify)
-        self._room = RoomKeeper(client, stream, manifest, shard, clock, lasting)
+        self._resources = resources = resources or SharedResources(client, stream, notify)
+        self._admission = AdmissionControl(client, stream, manifest, shard, clock, resources)
         self._room_wait_s, self._should_stop = room_wait_s, should_stop
-        self._sent: Sent | None = None
+        self._sent: SentBlock | None = None
         self._wait: Wait | None = None
         """For room; lasts until a block is committed, also over blocks that the server refused."""
-        self._lane = open_lane(client, stream, manifest, shard)
-        self._sealing = Sealing(client, self._partition, manifest, self._lane)
-        self._kept: tuple[Block, Fields, str] | None = None
+        self._segment_writer = open_segment_writer(client, stream, manifest, shard)
+        self._sealer = SegmentSealer(client, self._partition, manifest, self._segment_writer)
+        self._stored_block: tuple[Block, Fields, str] | None = None
         """The block whose payload was put into a segment last, its entry's fields, and the segment."""
         self._durability = Durability.parse(stream.durability)
         self._safety = self._durability.commands()
@@ -147,7 +147,7 @@ class Committer:
 
     def place(self, count: int) -> NDArray[np.uint8] | None:
         """Memory of a segment for the columns of at most so many samples; None: make the block anywhere."""
-        return None if self._lane is None else place_block(self._lane, count)
+        return None if self._segment_writer is None else place_block(self._segment_writer, count)
 
     def reserve(self, spec: Spec, count: int) -> NDArray[np.uint8]:
         """Memory for the columns of so many samples, to be filled and committed as the next block; waits for room.
@@ -158,22 +158,24 @@ class Committer:
         is_full = False
         while True:
             # asked once: a folder's refusal is told by the next answer only
-            if is_full or not self._room.has_room(sum(sizes), self._progress.held_bytes):
+            if is_full or not self._admission.admit(sum(sizes), self._progress.held_bytes):
                 self.settle()  # a wait looks at the server, which owes no other answers then
-                self._wait_for_room(sum(sizes))
-            if self._lane is None:
+                self._wait_for_admission(sum(sizes))
+            if self._segment_writer is None:
                 return memory_for(spec, count)
             try:
-                return self._lane.reserve(meta_bytes(spec, count), sizes)
+                return self._segment_writer.reserve(meta_bytes(spec, count), sizes)
             except OSError as error:
-                self._bear_full(self._lane, error)
+                self._note_full_folder(self._segment_writer, error)
                 is_full = True
 
     def drop_reserved(self, block: Block) -> None:
         """What was reserved will not be committed: its place in the segment is taken for good, and in no index."""
-        if self._lane is not None:
+        if self._segment_writer is not None:
             epoch = self._manifest.epoch
-            self._lane.append(encode(block, stream=self._stream.id, epoch=epoch, shard=self._shard, checksum=False))
+            self._segment_writer.append(
+                encode(block, stream=self._stream.id, epoch=epoch, shard=self._shard, checksum=False)
+            )
 
     def commit(self, block: Block, bad: Mapping[int, str] | None = None) -> None:
         """Sends the block once what was sent before is committed; ``bad`` gives a reason for each of its holes.
@@ -187,12 +189,12 @@ class Committer:
         self._drain()
         self._send(block, bad or {})
 
-    def _may_follow(self, before: Sent, block: Block) -> bool:
+    def _may_follow(self, before: SentBlock, block: Block) -> bool:
         """Whether the block may be sent with the one before it unanswered: all is well, and there is room for both."""
         is_next = block.count > 0 and block.first == before.block.end and not self._lacking
-        return is_next and self._room.is_ample(block.nbytes, self._progress.held_bytes + before.block.nbytes)
+        return is_next and self._admission.admit_next(block.nbytes, self._progress.held_bytes + before.block.nbytes)
 
-    def _follow(self, before: Sent, block: Block, bad: Mapping[int, str]) -> bool:
+    def _follow(self, before: SentBlock, block: Block, bad: Mapping[int, str]) -> bool:
         """Sends the block; where the one before it was refused so is this one, since it does not come next.
 
         False where the long way has to be taken: the block before is then committed, or sent again.
@@ -218,7 +220,7 @@ class Committer:
     def settle(self) -> None:
         """Waits until everything sent is committed, mending what can be mended."""
         self._drain()
-        self._sealing.now(self.run_script)
+        self._sealer.now(self.run_script)
 
     def _drain(self) -> None:
         while self._sent is not None:
@@ -265,7 +267,7 @@ class Committer:
             records = list(index_records(self._client, *where))
             fault = first_fault(records, end, self._token)
         if not fault:
-            others = unknown(records, self._own)
+            others = others_records(records, self._own)
             forged = find_forged(self._client, self._stream, self._manifest, self._shard, others) if others else None
             fault = "" if forged is None else f"the record {forged.end}-0 names an entry that is not its own"
         if fault:
@@ -282,21 +284,21 @@ class Committer:
 
     def finish(self) -> None:
         """Ends, once all is settled; the connection is the next shard's."""
-        if self._lane is not None:
-            self._lane.close()
+        if self._segment_writer is not None:
+            self._segment_writer.close()
             with suppress(PenstockError):  # the janitor finds out
-                self._sealing.now(self.run_script)
-        self._lasting.give_channel(self._channel)
+                self._sealer.now(self.run_script)
+        self._resources.give_channel(self._channel)
         self.close()
 
     def close(self) -> None:
         """Closes the connection; what was sent and not settled may or may not be committed."""
         self._channel.close()
-        if self._lane is not None:
-            self._lane.close()
+        if self._segment_writer is not None:
+            self._segment_writer.close()
             if self._sent is None:  # else the janitor finds out
                 with suppress(PenstockError):
-                    self._sealing.now()
+                    self._sealer.now()
 
     def _send(self, block: Block, bad: Mapping[int, str]) -> None:
         """Sends what of the block is not committed yet, after waiting for room."""
@@ -306,7 +308,7 @@ class Committer:
                 self._sent = None
                 return
             try:
-                self._wait_for_room(rest.nbytes)
+                self._wait_for_admission(rest.nbytes)
                 rest = self._missing_part(block)  # another run may have gone on while this one waited
                 fields = [] if rest is None else self._stored(rest)
                 if fields is None:  # the disk is full: one more round of waiting
@@ -359,51 +361,51 @@ class Committer:
 
     def _stored(self, block: Block) -> Fields | None:
         """The entry's fields; with segments the payload is in one of them then. None where the disk is full."""
-        if self._kept is not None and self._kept[0] is block:  # it is sent again
-            return self._kept[1]
-        self._kept = None
+        if self._stored_block is not None and self._stored_block[0] is block:  # it is sent again
+            return self._stored_block[1]
+        self._stored_block = None
         if not block.count:
             return []
         epoch = self._manifest.epoch
         fields = encode(block, stream=self._stream.id, epoch=epoch, shard=self._shard, checksum=self._checksum)
-        if self._lane is None:
+        if self._segment_writer is None:
             return fields
         try:
-            fields, segment = self._lane.append(fields)
+            fields, segment = self._segment_writer.append(fields)
         except OSError as error:
-            self._bear_full(self._lane, error)
+            self._note_full_folder(self._segment_writer, error)
             return None
-        self._kept = block, fields, segment
+        self._stored_block = block, fields, segment
         return fields
 
-    def _bear_full(self, lane: SegmentWriter, error: OSError) -> None:
+    def _note_full_folder(self, segment_writer: SegmentWriter, error: OSError) -> None:
         """A disk that is full is waited for; anything else it says is raised."""
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             require_there(self._client, self._stream)  # deleted, it has no folder any more
-            raise SegmentsUnseen(f"{lane.folder.path} takes no more segments: {error}") from error
-        self._room.full_folder = str(lane.folder.path)
+            raise SegmentsUnseen(f"{segment_writer.folder.path} takes no more segments: {error}") from error
+        self._admission.full_folder = str(segment_writer.folder.path)
 
-    def _execute(self, block: Block, bad: Mapping[int, str], fields: Fields) -> Sent:
+    def _execute(self, block: Block, bad: Mapping[int, str], fields: Fields) -> SentBlock:
         """Sends the block's transaction."""
         said = {offset: json.dumps({"why": why[:500]}) for offset, why in bad.items()}
-        segment = self._kept[2] if self._kept is not None and self._kept[0] is block else ""
-        sealed, seal = self._sealing.behind(segment, "" if self._sent is None else self._sent.segment)
+        segment = self._stored_block[2] if self._stored_block is not None and self._stored_block[0] is block else ""
+        sealed, seal = self._sealer.behind(segment, "" if self._sent is None else self._sent.segment)
         where = self._partition, self._manifest, self._shard
         commands = commit_commands(*where, block, fields, bad=said, segment=segment, writer=self._token)
         self._channel.send([*commands, *seal, *self._safety])
-        return Sent(block, bad, len(commands), segment, sealed)
+        return SentBlock(block, bad, len(commands), segment, sealed)
 
-    def _collect(self, sent: Sent) -> bool:
+    def _collect(self, sent: SentBlock) -> bool:
         """Reads the answers; False where the block has to be sent again (someone else committed, or no memory)."""
         due, sent.replies = sent.replies, 0
         if not due:  # answered before, in vain, and sending it again was interrupted: no answers will come
             return False
         replies = [self._channel.read() for _ in range(due)]
         if sent.sealed:
-            self._sealing.answered(sent.sealed, self._channel.read())
+            self._sealer.answered(sent.sealed, self._channel.read())
         safety = [self._channel.read() for _ in self._safety]
         if any(is_out_of_memory(reply) for reply in replies):
-            self._room.server_is_full = True
+            self._admission.server_is_full = True
             return False
         outcome = replies[-1] if due > 1 else replies  # a block of holes only is sent without MULTI
         if isinstance(outcome, list):
@@ -417,18 +419,18 @@ class Committer:
             )
             if is_committed:
                 self._confirmed = self._progress.end
-                self._lasting.witness.committed(self._manifest, self._shard, self._progress.end, self._token)
+                self._resources.witness.committed(self._manifest, self._shard, self._progress.end, self._token)
                 self._own[sent.block.end] = sent.block.first
-                self._lacks(self._durability.shortfall(safety, self._client))
+                self._note_unsafe(self._durability.shortfall(safety, self._client))
             return is_committed
         raise_errors(replies, self._client, self._keys())
         raise PenstockError(f"EXEC answered {outcome!r:.80}, expected a list")
 
     def _leave_segment(self) -> None:
         """Somebody took this writer for dead: what it has not committed goes into another segment."""
-        self._kept = None
-        if self._lane is not None:
-            self._lane.close()
+        self._stored_block = None
+        if self._segment_writer is not None:
+            self._segment_writer.close()
 
     def _look(self) -> ShardProgress:
         self._channel.send(look_commands(self._partition, self._manifest.epoch, self._shard))
@@ -438,19 +440,19 @@ class Committer:
     def _keys(self) -> tuple[bytes, ...]:
         return commit_keys(self._partition, self._manifest.epoch, self._shard)
 
-    def _wait_for_room(self, nbytes: int) -> None:
+    def _wait_for_admission(self, nbytes: int) -> None:
         try:
-            while not self._room.has_room(nbytes, self._progress.held_bytes):
+            while not self._admission.admit(nbytes, self._progress.held_bytes):
                 self._wait = wait = self._wait or Wait(self._notify, clock=self._clock, server=address(self._client))
-                wait.because("room", self._room.why)
-                self._sealing.now(self.run_script)  # files that may be used again are room, too
+                wait.because("room", self._admission.why)
+                self._sealer.now(self.run_script)  # files that may be used again are room, too
                 is_over = self._room_wait_s is not None and wait.seconds > self._room_wait_s
                 if is_over or self._should_stop():
-                    raise BudgetFull(self._room.why())
-                time.sleep(self._room.pause_s())
+                    raise BudgetFull(self._admission.why())
+                time.sleep(self._admission.pause_s())
                 self._progress = self._look()
         finally:
-            self._room.end_wait()
+            self._admission.end_wait()
 
     def _reconnect(self, error: ServerUnavailable) -> None:
         self._channel.close()
@@ -458,7 +460,7 @@ class Committer:
 
     def _begin(self) -> None:
         """Looks at what is committed, on the connection of a shard before or a new one."""
-        spare = self._lasting.take_channel()
+        spare = self._resources.take_channel()
         if spare is not None:
             with suppress(ServerUnavailable):  # it may have been closed since: a new one will say
                 return self._begin_on(spare)
@@ -467,7 +469,8 @@ class Committer:
     def _begin_on(self, channel: Channel) -> None:
         self._channel = channel
         try:
-            self._lasting.witness.check()  # before the shard goes on: what it lacks is named while nobody has filled it
+            # before the shard goes on: what it lacks is named while nobody has filled it
+            self._resources.witness.check()
             self._progress = self._look()
         except BaseException:
             channel.close()
@@ -489,9 +492,9 @@ class Committer:
             except ServerUnavailable as again:
                 error = again
         if self._safety:  # this connection has written nothing: its WAIT would answer for nothing
-            self._lacks("the connection broke before the server said so")
+            self._note_unsafe("the connection broke before the server said so")
 
-    def _lacks(self, what: str) -> None:
+    def _note_unsafe(self, what: str) -> None:
         if not self._lacking:
             self._unsafe.over()
         self._lacking = what

@@ -110,6 +110,6 @@ def _is_trimmed(client: Client, stream: Stream, manifest: Manifest, shard: int, 
     return True
 
 
-def unknown(records: Iterable[Record], own: Mapping[int, int]) -> list[Record]:
+def others_records(records: Iterable[Record], own: Mapping[int, int]) -> list[Record]:
     """Return the records of blocks that this run did not commit; ``own`` has the first offset of its blocks by end."""
     return [record for record in records if own.get(record.end) != record.first]

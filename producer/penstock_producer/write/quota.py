@@ -32,7 +32,7 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class QuotaState:
     """What decides about one block of one shard."""
 
     held_bytes: int
@@ -92,8 +92,8 @@ def pause_s(waited_s: float, last_wait_s: float) -> float:
     return min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, waited_s / 2, last_wait_s / 4))
 
 
-def reason_to_wait(
-    stream: str, room: Room, blockers: list[str], has_groups: bool, unsettled: Mapping[str, int] | None = None,
+def explain_quota(
+    stream: str, state: QuotaState, blockers: list[str], has_groups: bool, unsettled: Mapping[str, int] | None = None,
     gone: str = "", is_kept: bool = True,
 ) -> str:  # fmt: skip
     """Why there is no room, and what helps. ``blockers`` names the groups that still owe what is held.
@@ -101,8 +101,8 @@ def reason_to_wait(
     ``unsettled``: payload bytes that groups were given and have not acknowledged, of those that wait for a batch.
     ``gone``: the members that such groups wait for, told. ``is_kept``: pinned, replayed.
     """
-    share = f"{readable_bytes(room.held_bytes)} of {readable_bytes(room.budget_bytes)}"
-    budget = room.told_budget(stream)
+    share = f"{readable_bytes(state.held_bytes)} of {readable_bytes(state.budget_bytes)}"
+    budget = state.told_budget(stream)
     if not has_groups:
         return (
             f"{budget} is full ({share}) and no group reads it yet: "
@@ -122,21 +122,21 @@ def reason_to_wait(
         )
     if blockers:
         return f"{budget} is full ({share}) because of group {', '.join(blockers)}: it has yet to read"
-    if not room.is_next:
+    if not state.is_next:
         return f"{budget} is full ({share}); its last quarter is kept for the oldest unfinished shard"
     if not is_kept:
         return f"{budget} is full ({share}) of what trainers were given and have not acknowledged"
     return f"{budget} is full ({share}) of epochs that a replay or a pin holds"
 
 
-def reason_of_memory(stream: str, room: Room, memory: ServerMemory) -> str:
+def explain_memory(stream: str, state: QuotaState, memory: ServerMemory) -> str:
     """Why there is no room though the budget is not used up: others fill the server."""
     used, limit = readable_bytes(memory.used_bytes), readable_bytes(memory.limit_bytes)
     kept = readable_bytes(memory.limit_bytes - memory.used_bytes - (memory.left_bytes or 0))
     return (
         f"the server uses {used} of its maxmemory {limit}, of which writers leave {kept} free; of "
-        f"{room.told_budget(stream)} only {readable_bytes(room.held_bytes)} of {readable_bytes(room.budget_bytes)} are "
-        "used: remove other keys, or raise maxmemory"
+        f"{state.told_budget(stream)} only {readable_bytes(state.held_bytes)} of {readable_bytes(state.budget_bytes)} "
+        "are used: remove other keys, or raise maxmemory"
     )
 
 
@@ -146,7 +146,7 @@ ASK_SHARE = 1 / 8
 """It is asked again once this part of what was left is written: several writers share it."""
 
 
-class Headroom:
+class ServerMemoryQuota:
     """What the server has left for one writer."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
@@ -200,7 +200,7 @@ def unfinished_shards(
             yield from ((manifest, s) for s in begun_shards(client, stream, manifest) if s not in manifest.done)
 
 
-class Turns:
+class AdmissionOrder:
     """As one writer sees them."""
 
     def __init__(self, client: Client, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:

@@ -15,17 +15,17 @@ from penstock_common.stream.losses import Witness
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify
-from penstock_producer.write.cleaner import Janitors
-from penstock_producer.write.quota import Headroom, Turns
+from penstock_producer.write.cleaner import Cleaners
+from penstock_producer.write.quota import AdmissionOrder, ServerMemoryQuota
 
 
-class Lasting:
+class SharedResources:
     """Of one writer; its shards may be open at once."""
 
     def __init__(self, client: Client, stream: Stream, notify: Notify) -> None:
-        self.janitors = Janitors(client, stream, notify)
-        self.headroom = Headroom(client)
-        self.turns = Turns(client, stream)
+        self.cleaners = Cleaners(client, stream, notify)
+        self.server_memory = ServerMemoryQuota(client)
+        self.order = AdmissionOrder(client, stream)
         self.witness = Witness(client, stream, f"writer {gethostname()}-{os.getpid()}", notify)
         self._maps = maps_of_stream(stream)
         self._spare: list[tuple[int, Channel]] = []

@@ -25,7 +25,7 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RetentionPolicy:
     """How much of what every group has settled is kept; the byte budget rules on top, and what is owed always stays."""
 
     text: str
@@ -38,18 +38,18 @@ class Policy:
     """The newest settled epochs, up to so many payload bytes."""
 
 
-def parse_policy(text: str) -> Policy:
+def parse_policy(text: str) -> RetentionPolicy:
     """The policy; raises BadRetention, which names the forms there are."""
     kind, _, amount = text.strip().lower().partition(":")
     if kind == "budget" and not amount:
-        return Policy("budget")
+        return RetentionPolicy("budget")
     if kind == "epochs" and re.fullmatch(r"\d{1,9}", amount):
-        return Policy(f"epochs:{int(amount)}", epochs=int(amount))
+        return RetentionPolicy(f"epochs:{int(amount)}", epochs=int(amount))
     if kind == "time" and (found := re.fullmatch(r"(\d{1,9})([smhd])", amount)):
-        return Policy(f"time:{amount}", age_ms=int(found[1]) * _SECONDS[found[2]] * 1000)
+        return RetentionPolicy(f"time:{amount}", age_ms=int(found[1]) * _SECONDS[found[2]] * 1000)
     if kind == "bytes" and (found := re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([kmgt]?)b?", amount)):
         size = int(float(found[1]) * 1024 ** _POWERS[found[2]])
-        return Policy(f"bytes:{size}", nbytes=size)
+        return RetentionPolicy(f"bytes:{size}", nbytes=size)
     raise BadRetention(f"retention {text!r} is not one of: {FORMS}")
 
 
@@ -68,7 +68,7 @@ class EpochFacts:
     """When it was produced, by the server's clock; matters to a policy of ages only."""
 
 
-def owing_groups(roster: Roster, epoch: int) -> list[str]:
+def pending_groups(roster: Roster, epoch: int) -> list[str]:
     """Groups for which the epoch is kept: they hold data, read it, and have not settled it."""
     return [
         name
@@ -77,9 +77,9 @@ def owing_groups(roster: Roster, epoch: int) -> list[str]:
     ]
 
 
-def is_settled(roster: Roster, epoch: int) -> bool:
+def is_acknowledged(roster: Roster, epoch: int) -> bool:
     """Settled by every group of the roster that holds data, and by one at least."""
-    return not owing_groups(roster, epoch) and any((name, epoch) in roster.closed for name in roster.groups)
+    return not pending_groups(roster, epoch) and any((name, epoch) in roster.closed for name in roster.groups)
 
 
 def is_replayed(roster: Roster, epoch: int, now_ms: int) -> bool:
@@ -94,10 +94,10 @@ def is_held(roster: Roster, epoch: int, now_ms: int) -> bool:
 
 def is_free(fact: EpochFacts, roster: Roster) -> bool:
     """Whether nobody is owed anything of it any more: all have settled it, or it will never be complete."""
-    return fact.state == "abandoned" or (fact.state == "produced" and is_settled(roster, fact.epoch))
+    return fact.state == "abandoned" or (fact.state == "produced" and is_acknowledged(roster, fact.epoch))
 
 
-def plan_policy(policy: Policy, facts: Iterable[EpochFacts], roster: Roster, now_ms: int) -> list[int]:
+def plan_policy(policy: RetentionPolicy, facts: Iterable[EpochFacts], roster: Roster, now_ms: int) -> list[int]:
     """Whole epochs that the policy keeps no longer, oldest first. Held ones stay, and count as kept."""
     most = MOST_KEPT if policy.epochs is None else min(policy.epochs, MOST_KEPT)
     plan: list[int] = []

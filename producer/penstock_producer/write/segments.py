@@ -74,7 +74,7 @@ def require_capacity(client: Client, name: str, payload: str | None, budget_byte
         )
 
 
-def open_lane(client: Client, stream: Stream, manifest: Manifest, shard: int) -> SegmentWriter | None:
+def open_segment_writer(client: Client, stream: Stream, manifest: Manifest, shard: int) -> SegmentWriter | None:
     """For the blocks of one shard; None where payloads travel in the entries. Raises SegmentsUnseen, StreamDeleted."""
     folder = segments_of(stream)
     if folder is None:
@@ -91,10 +91,12 @@ def open_lane(client: Client, stream: Stream, manifest: Manifest, shard: int) ->
     )  # fmt: skip
 
 
-def place_block(lane: SegmentWriter, count: int) -> NDArray[np.uint8] | None:
+def place_block(segment_writer: SegmentWriter, count: int) -> NDArray[np.uint8] | None:
     """Memory of a segment for the columns of at most so many samples; None where they are better made elsewhere."""
     try:
-        return lane.place(meta_bytes(lane.spec, count) + HOLES_BYTES, sizes_of(lane.spec, count))
+        return segment_writer.place(
+            meta_bytes(segment_writer.spec, count) + HOLES_BYTES, sizes_of(segment_writer.spec, count)
+        )
     except OSError:  # committing the block comes to the same, and says so
         return None
 
@@ -114,29 +116,38 @@ def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:
     return min(most, payload + entries * RECORD_BYTES + HEAD_BYTES)
 
 
-class Sealing:
+class SegmentSealer:
     """Of one shard. Only segments are named of whose entries none is under way: one that comes later would be lost."""
 
     def __init__(
-        self, client: Client, partition: PartitionKeys, manifest: Manifest, lane: SegmentWriter | None
+        self, client: Client, partition: PartitionKeys, manifest: Manifest, segment_writer: SegmentWriter | None
     ) -> None:
-        self._client, self._partition, self._manifest, self._lane = client, partition, manifest, lane
+        self._client, self._partition, self._manifest, self._segment_writer = (
+            client,
+            partition,
+            manifest,
+            segment_writer,
+        )
 
     def behind(self, *under_way: str) -> tuple[list[str], list[Command]]:
         """What to say behind a block, and how; its answer goes to `answered`.
 
         ``under_way``: segments in which blocks lie that are not known to be committed.
         """
-        names = [name for name in self._lane.full if name not in under_way] if self._lane is not None else []
+        names = (
+            [name for name in self._segment_writer.full if name not in under_way]
+            if self._segment_writer is not None
+            else []
+        )
         return names, [seal_command(self._partition, self._manifest, names)] if names else []
 
     def answered(self, names: list[str], reply: Reply) -> None:
         """A number, if it was heard; what the server refused is said again, as is what a broken connection took."""
-        if self._lane is not None and type(reply) is int:
-            self._lane.full = [name for name in self._lane.full if name not in names]
+        if self._segment_writer is not None and type(reply) is int:
+            self._segment_writer.full = [name for name in self._segment_writer.full if name not in names]
 
     def now(self, run: Run | None = None) -> None:
         """Says it of all of them, by ``run`` or else the client; no block may be under way."""
-        if self._lane is not None and self._lane.full:
-            seal_segments(self._client, self._partition, self._manifest, self._lane.full, run=run)
-            self._lane.full.clear()
+        if self._segment_writer is not None and self._segment_writer.full:
+            seal_segments(self._client, self._partition, self._manifest, self._segment_writer.full, run=run)
+            self._segment_writer.full.clear()

@@ -30,7 +30,7 @@ timer: who writes and then pauses calls `flush`."""
 MAX_BLOCK_SAMPLES = 1 << 16
 
 
-class Slot(NamedTuple):
+class ShardSlot(NamedTuple):
     """A shard that a writer took."""
 
     committer: Committer
@@ -53,7 +53,7 @@ class ShardWriter:
         most: int = MAX_SHARD_SAMPLES,
         finish: Callable[[int], None],
         clock: Callable[[], float] = time.monotonic,
-        take_another: Callable[[], Slot] | None = None,
+        take_another: Callable[[], ShardSlot] | None = None,
         lost: Callable[[int], None] = lambda _: None,
     ) -> None:
         """``most``: of samples, where no ``size`` is planned.

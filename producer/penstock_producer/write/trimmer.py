@@ -36,7 +36,7 @@ FAR_S = 1.0
 
 
 @dataclass(slots=True)
-class _Known:
+class _EpochMemory:
     """What is known of an epoch's shards: it is not asked for again."""
 
     manifest: Manifest
@@ -70,7 +70,7 @@ class _Known:
 
 
 @dataclass(slots=True)
-class _Settled:
+class _AcknowledgedRanges:
     """What the groups have settled of one shard."""
 
     bits: list[NDArray[np.bool_]]
@@ -89,14 +89,14 @@ class Trimmer:
         self, client: Client, stream: Stream, partition: PartitionKeys, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._client, self._stream, self._partition, self._clock = client, stream, partition, clock
-        self._known: dict[int, _Known] = {}
+        self._memories: dict[int, _EpochMemory] = {}
         self._lock = Lock()
         """Shards of one writer may be open at once, in threads."""
 
     def keep(self, epochs: Iterable[int]) -> None:
         """Forgets all other epochs."""
         with self._lock:
-            self._known = {epoch: self._known[epoch] for epoch in epochs if epoch in self._known}
+            self._memories = {epoch: self._memories[epoch] for epoch in epochs if epoch in self._memories}
 
     def trim(self, roster: Roster, epoch: int, need: int) -> int:
         """Removes entries of the epoch that every group has settled, until so many bytes are free; those freed."""
@@ -105,75 +105,77 @@ class Trimmer:
 
     def _trim(self, roster: Roster, epoch: int, need: int) -> int:
         groups = trimming_groups(roster, epoch)
-        known = self._renewed(epoch) if groups else None
-        if known is None:
+        memory = self._renewed(epoch) if groups else None
+        if memory is None:
             return 0
-        todo, freed = self._worth_asking(known), 0
+        todo, freed = self._worth_asking(memory), 0
         for start in range(0, len(todo), SHARDS_AT_ONCE):
             ends = index_ends(self._client, self._partition, epoch, todo[start : start + SHARDS_AT_ONCE])
-            known.begun = max([known.begun, *(shard for shard, end in ends.items() if end)])
-            left = [shard for shard, end in ends.items() if known.floors.get(shard, 0) < end]
+            memory.begun = max([memory.begun, *(shard for shard, end in ends.items() if end)])
+            left = [shard for shard, end in ends.items() if memory.floors.get(shard, 0) < end]
             for some in _portions(left):
                 if freed >= need:
                     return freed
-                freed += self._trim_shards(roster, groups, known, {shard: ends[shard] for shard in some}, need - freed)
+                freed += self._trim_shards(roster, groups, memory, {shard: ends[shard] for shard in some}, need - freed)
         return freed
 
-    def _renewed(self, epoch: int) -> _Known | None:
+    def _renewed(self, epoch: int) -> _EpochMemory | None:
         """What is known of the epoch, with its manifest as it is now; None where there is none any more."""
-        known = self._known.get(epoch)
+        memory = self._memories.get(epoch)
         try:
-            if known is None:
-                known = self._known[epoch] = _Known(load_manifest(self._client, self._stream, epoch))
+            if memory is None:
+                memory = self._memories[epoch] = _EpochMemory(load_manifest(self._client, self._stream, epoch))
             else:
-                known.manifest = renewed(self._client, self._stream, known.manifest)
+                memory.manifest = renewed(self._client, self._stream, memory.manifest)
         except EpochNotFound:
             return None
-        return known
+        return memory
 
-    def _worth_asking(self, known: _Known) -> list[int]:
+    def _worth_asking(self, memory: _EpochMemory) -> list[int]:
         """Shards of this partition that may have something to remove, rising: an epoch may have thousands."""
-        begun, every = begun_shards(self._client, self._stream, known.manifest), len(self._stream.partitions)
-        mine = [shard for shard in begun[self._partition.number :: every] if shard not in known.over]
-        if self._clock() - known.far_s >= FAR_S:
-            known.far_s = self._clock()
+        begun, every = begun_shards(self._client, self._stream, memory.manifest), len(self._stream.partitions)
+        mine = [shard for shard in begun[self._partition.number :: every] if shard not in memory.over]
+        if self._clock() - memory.far_s >= FAR_S:
+            memory.far_s = self._clock()
             return mine
-        return [shard for shard in mine if shard <= known.begun + SHARDS_AT_ONCE * every]
+        return [shard for shard in mine if shard <= memory.begun + SHARDS_AT_ONCE * every]
 
-    def _trim_shards(self, roster: Roster, groups: list[str], known: _Known, ends: Mapping[int, int], need: int) -> int:
+    def _trim_shards(
+        self, roster: Roster, groups: list[str], memory: _EpochMemory, ends: Mapping[int, int], need: int
+    ) -> int:
         """Removes settled entries of some shards, the lowest first, in pages as far as anything is settled."""
-        epoch, freed, size = known.manifest.epoch, 0, FIRST_PAGE
-        todo = self._settled(roster, groups, known, ends)
+        epoch, freed, size = memory.manifest.epoch, 0, FIRST_PAGE
+        todo = self._acknowledged(roster, groups, memory, ends)
         indexes = Indexes(self._client, self._stream, epoch)
         for shard in todo:
-            known.gone.setdefault(shard, set())
+            memory.gone.setdefault(shard, set())
         while todo and freed < need:
             found = indexes.read([Want(shard, one.read, size) for shard, one in todo.items()]).records
             pages = dict(zip(todo, found, strict=True))
-            while freed < need and (plan := _plan(pages, todo, known.gone, need - freed)):
+            while freed < need and (plan := _plan(pages, todo, memory.gone, need - freed)):
                 removed = [record for _, record in plan]
                 now = trim_entries(self._client, self._partition, roster.generation, epoch, removed)
                 if now is None:  # a group joined meanwhile: what was planned is not gone
                     return freed
                 freed += now  # less than planned where others removed some of it
                 for shard, record in plan:
-                    known.gone[shard].add(record.end)
+                    memory.gone[shard].add(record.end)
             for shard, page in pages.items():
-                known.note(shard, page)
+                memory.note(shard, page)
                 todo[shard].read = page[-1].end if page else todo[shard].upto
             for shard in [s for s, one in todo.items() if len(pages[s]) < size or one.read >= one.upto]:
-                known.end(shard)
+                memory.end(shard)
                 del todo[shard]
             size = min(2 * size, CHUNK)
         return freed
 
-    def _settled(
-        self, roster: Roster, groups: list[str], known: _Known, ends: Mapping[int, int]
-    ) -> dict[int, _Settled]:
+    def _acknowledged(
+        self, roster: Roster, groups: list[str], memory: _EpochMemory, ends: Mapping[int, int]
+    ) -> dict[int, _AcknowledgedRanges]:
         """Of these shards, those of which every group has settled something."""
-        spans = {shard: (known.floors.get(shard, 0), end) for shard, end in ends.items()}
+        spans = {shard: (memory.floors.get(shard, 0), end) for shard, end in ends.items()}
         told = [
-            bits_of_shards(self._client, self._stream, known.manifest, group, roster.groups[group], spans, may_go=True)
+            bits_of_shards(self._client, self._stream, memory.manifest, group, roster.groups[group], spans, may_go=True)
             for group in groups
         ]
         found = {}
@@ -182,7 +184,7 @@ class Trimmer:
             settled = np.flatnonzero(np.logical_and.reduce(bits))
             if len(settled):
                 # an entry that ends later is not settled, or ends in holes and waits for the next look
-                found[shard] = _Settled(bits, floor, floor + int(settled[-1]) + 1, floor)
+                found[shard] = _AcknowledgedRanges(bits, floor, floor + int(settled[-1]) + 1, floor)
         return found
 
 
@@ -195,7 +197,7 @@ def _portions(shards: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _plan(
-    pages: Mapping[int, list[Record]], todo: Mapping[int, _Settled], gone: Mapping[int, set[int]], need: int
+    pages: Mapping[int, list[Record]], todo: Mapping[int, _AcknowledgedRanges], gone: Mapping[int, set[int]], need: int
 ) -> list[tuple[int, Record]]:
     """(shard, record) of what may go of these pages and is not gone, until ``need`` bytes are free: for one script."""
     plan: list[tuple[int, Record]] = []

@@ -32,13 +32,13 @@ from penstock_common.stream.servers.suitability import admit_stream, largest_blo
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.spec import Spec, SpecLike, flattened
-from penstock_producer.write.cleaner import Tidying
+from penstock_producer.write.cleaner import CleanupTimer
 from penstock_producer.write.commit import Committer
 from penstock_producer.write.reserve import Reservation
-from penstock_producer.write.resources import Lasting
+from penstock_producer.write.resources import SharedResources
 from penstock_producer.write.retention import parse_policy
 from penstock_producer.write.segments import prepare_folder, require_capacity
-from penstock_producer.write.shard import ShardWriter, Slot, require_own
+from penstock_producer.write.shard import ShardSlot, ShardWriter, require_own
 
 SHARD_SAMPLES = 1 << 20
 """A shard's limit; with one partition an unplanned epoch needs no more shards than this."""
@@ -110,12 +110,12 @@ class Writer:
             info=info,
         )  # fmt: skip
         prepare_folder(self._client, self.stream)
-        self._tidying = Tidying(self._client.impatient(), self.stream, notify)  # who writes bears outages
-        self._tidying.start()
-        weakref.finalize(self, self._tidying.stopping.set)
+        self._cleanup_timer = CleanupTimer(self._client.impatient(), self.stream, notify)  # who writes bears outages
+        self._cleanup_timer.start()
+        weakref.finalize(self, self._cleanup_timer.stopping.set)
         self.should_stop: Callable[[], bool] = lambda: False
         """Asked while a shard opened from now on waits for room: true ends the wait with BudgetFull."""
-        self._lasting = Lasting(self._client, self.stream, notify)
+        self._resources = SharedResources(self._client, self.stream, notify)
         self._is_closed = False
         self._owner = os.getpid()
         self._begun: Callable[[], EpochWriter | None] = lambda: None
@@ -203,7 +203,7 @@ class Writer:
             self._stretch_bytes = self.stream.partition_budget * FEED_SHARE
         return self._feed
 
-    def _take_slot(self) -> Slot:
+    def _take_slot(self) -> ShardSlot:
         """The next shard of the feed."""
         manifest, shard, token = join_feed(self._client, self.stream)
         committer = self._committer(manifest, shard, token)
@@ -213,9 +213,9 @@ class Writer:
             finish_feed_shard(self._client, self.stream, manifest, shard, size)
             self.make_safe()
 
-        return Slot(committer, shard, finish)
+        return ShardSlot(committer, shard, finish)
 
-    def _take_another(self) -> Slot:
+    def _take_another(self) -> ShardSlot:
         """The same, for a writer whose shard the server gave to another one."""
         slot = self._take_slot()
         self._notify(
@@ -288,20 +288,20 @@ class Writer:
 
         def finish(size: int) -> None:
             finish_shard(self._client, self.stream, manifest, shard, size, committer.run_script)
-            self._lasting.turns.end(manifest.epoch, shard)
+            self._resources.order.end(manifest.epoch, shard)
             self.make_safe()
 
-        return self._shard_writer(Slot(committer, shard, finish), size, most)
+        return self._shard_writer(ShardSlot(committer, shard, finish), size, most)
 
     def _committer(self, manifest: Manifest, shard: int, token: str = "") -> Committer:
         return Committer(
             self._client, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
-            notify=self._notify, should_stop=self.should_stop, lasting=self._lasting,
+            notify=self._notify, should_stop=self.should_stop, resources=self._resources,
             token=token,
         )  # fmt: skip
 
     def _shard_writer(
-        self, slot: Slot, size: int | None, most: int, *, take_another: Callable[[], Slot] | None = None
+        self, slot: ShardSlot, size: int | None, most: int, *, take_another: Callable[[], ShardSlot] | None = None
     ) -> ShardWriter:
         assert self.stream.spec is not None
         block_bytes = min(self.stream.block_bytes, largest_block(self.stream.partition_budget))
@@ -326,9 +326,9 @@ class Writer:
         self._is_closed = True
         self._client.patience.seconds = 0  # nobody waits for tidying
         with suppress(ServerUnavailable):
-            self._lasting.witness.check()
-        self._tidying.stop()
-        self._lasting.close()
+            self._resources.witness.check()
+        self._cleanup_timer.stop()
+        self._resources.close()
         self._client.close()
 
     def __enter__(self) -> Writer:
