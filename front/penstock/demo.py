@@ -1,4 +1,4 @@
-"""What `penstock demo` runs: handwritten digits, a costly transform, worker processes, two models on one stream.
+"""The script of `penstock demo`: handwritten digits, a costly transform, worker processes, two models on one stream.
 
 It is a script on the public names of `penstock`, as a user would write it.
 `penstock.cli.demo` is the command around it. Run as a program, the module is the trainer process of one model.

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class WrongUsage(PenstockError):
-    """Options that contradict each other, or values that mean nothing: the command ends with 2, not with 1."""
+    """Options that contradict each other, or values that mean nothing. The command ends with 2, not with 1."""
 
 
 @contextmanager
 def of_usage() -> Iterator[None]:
-    """Turn an error about what the command line says, and nothing else, into WrongUsage."""
+    """Turn a PenstockError about the command line into WrongUsage."""
     try:
         yield
     except PenstockError as error:
@@ -38,7 +38,7 @@ def of_usage() -> Iterator[None]:
 
 
 class Entry(NamedTuple):
-    """One line of the table."""
+    """One command of the table."""
 
     module: str
     help: str
@@ -84,7 +84,7 @@ _CONFIG_SET = re.compile(r'redis-cli CONFIG SET (\S+) ("[^"]*"|\S+)')
 
 
 class HelpText(argparse.HelpFormatter):
-    """Paragraphs as wide as the terminal; examples and whatever else is indented as it stands."""
+    """A formatter of help: paragraphs are as wide as the terminal, and indented lines stay as they are."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog, **options)
@@ -99,7 +99,7 @@ class HelpText(argparse.HelpFormatter):
 
 
 class Choices(argparse._SubParsersAction):  # type: ignore[type-arg]
-    """Sub-commands that say more of an unknown word than argparse, which lists the known ones."""
+    """Sub-commands that explain an unknown word; argparse only lists the known ones."""
 
     def explain(self, prog: str, words: Sequence[str]) -> str:
         """Return what is wrong with the first word, and what to type; the others are the rest of the line."""
@@ -113,7 +113,7 @@ class Choices(argparse._SubParsersAction):  # type: ignore[type-arg]
 
 
 class Actions(Choices):
-    """What a command does with a stream. A stream in the place of an action is answered by the command to type."""
+    """The actions of a command on a stream. A stream in the place of an action is answered by the command to type."""
 
     def explain(self, prog: str, words: Sequence[str]) -> str:
         """See `Choices`."""
@@ -142,13 +142,13 @@ def _example(action: argparse.Action) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Wrong usage is one line, as every error is; an option that is not there gets the nearest one's name."""
+    """A parser that reports wrong usage in one line, and names the nearest option for an unknown one."""
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         super().__init__(*positional, **{"formatter_class": HelpText, **named})
 
     def format_help(self) -> str:
-        """Ends with exit codes, the ordinary ones where a command has no others."""
+        """Return the help, which ends with exit codes: the ordinary ones if the command has no others."""
         told, own = self.epilog, [] if "exit codes:" in (self.epilog or "") else [EXIT_CODES]
         self.epilog = "\n\n".join([*([told] if told else []), *own])
         try:
@@ -157,7 +157,7 @@ class Parser(argparse.ArgumentParser):
             self.epilog = told
 
     def error(self, message: str) -> NoReturn:
-        """Ends with 2; the pages of options are one --help away."""
+        """End with 2 and one line, which names --help."""
         if message.startswith("the following arguments are required: "):
             lacking = [action for action in self._actions if action.required]
             line = " ".join(w for a in lacking for w in [*a.option_strings[:1], _example(a)])
@@ -169,7 +169,7 @@ class Parser(argparse.ArgumentParser):
             super()._check_value(action, value)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Here and not in the outermost parser, which knows none of a sub-command's options."""
+        """Report unknown options here, because the outermost parser knows none of a sub-command's options."""
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             word = rest[0].partition("=")[0]
@@ -198,7 +198,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Command(Protocol):
-    """What a command's module offers."""
+    """A command's module."""
 
     NAME: str
     HELP: str
@@ -207,7 +207,7 @@ class Command(Protocol):
         """Add this command's options, and set ``parser.epilog`` to an example."""
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
-        """Do it; the exit code. A PenstockError becomes one line and exit code 1."""
+        """Run the command and return its exit code. A PenstockError becomes one line and exit code 1."""
 
 
 def load_command(name: str) -> Command:
@@ -216,7 +216,7 @@ def load_command(name: str) -> Command:
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
-    """``--url``: read it with ``url_of``."""
+    """Add ``--url``; read it with ``url_of``."""
     parser.add_argument(
         "--url",
         type=SERVER_URL,
@@ -225,12 +225,12 @@ def add_url(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """``--json``: print the result with ``console.json`` and nothing else on stdout."""
+    """Add ``--json``; print the result with ``console.json`` and nothing else on stdout."""
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
 
 
 def add_stream(parser: argparse.ArgumentParser) -> None:
-    """``stream``, with ``--url`` and ``--json``: what every command has that looks at one stream or steers it."""
+    """Add ``stream``, ``--url`` and ``--json``, which every command on one stream has."""
     parser.add_argument("stream", type=STREAM_NAME, help="its name; `penstock inspect` lists them")
     add_url(parser)
     add_json(parser)
@@ -239,21 +239,21 @@ def add_stream(parser: argparse.ArgumentParser) -> None:
 def add_action(
     actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
 ) -> argparse.ArgumentParser:
-    """One of several things that a command does with a stream, e.g. ``penstock groups list``."""
+    """Add one of several actions of a command on a stream, e.g. ``penstock groups list``."""
     parser = actions.add_parser(name, help=text, description=text)
     add_stream(parser)
     return parser
 
 
 def url_of(args: argparse.Namespace) -> str:
-    """The URL given with ``--url``, else the environment's, else the default."""
+    """Return the URL given with ``--url``, else the environment's, else the default."""
     from penstock_common.settings import Settings
 
     return args.url or Settings.from_environment().url
 
 
 def typed(command: str, args: argparse.Namespace, client: Client) -> str:
-    """A command that some rule proposes, as it has to be typed to reach the server that was looked at."""
+    """Return a proposed command as it has to be typed to reach the server that was looked at."""
     if "CONFIG SET" in command:
         from penstock_common.stream.servers.suitability import takes_config
 
@@ -281,7 +281,7 @@ def _url_in_shell(args: argparse.Namespace) -> str:
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
-    """An argparse type: a whole number within these bounds."""
+    """Return an argparse type: a whole number within these bounds."""
 
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
@@ -339,7 +339,7 @@ PORT = whole_number(0, 65535)
 
 
 def byte_size(text: str) -> int:
-    """An argparse type: ``2gb``, ``500mb``, ``64kb`` (powers of 1024, as in redis.conf) or plain bytes."""
+    """Parse ``2gb``, ``500mb``, ``64kb`` (powers of 1024, as in redis.conf) or plain bytes, as an argparse type."""
     number = text.strip().lower().removesuffix("b")
     power = "kmgt".find(number[-1:]) + 1 if number[-1:].isalpha() else 0
     try:

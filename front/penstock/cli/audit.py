@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """0 if clean, 1 if not."""
+    """Return 0 if the audit is clean, 1 if not."""
     from penstock_common.stream.audit import audit_stream
     from penstock_common.stream.client import connect
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _parse_source(words: list[str]) -> SourceConfig:
-    """What follows --repair, by the options that `penstock produce` has for sources."""
+    """Return the source that follows --repair, by the options of `penstock produce`."""
     from penstock.cli.sources import add_sources, source_of
 
     parser = Parser(prog="penstock audit STREAM --repair")
@@ -112,7 +112,7 @@ def _repair(client: Client, report: AuditReport, config: SourceConfig, console: 
 
 
 def as_json(report: AuditReport) -> dict[str, object]:
-    """Totals, findings and every epoch."""
+    """Return the totals, the findings and every epoch."""
     totals = {name: getattr(report, name) for name in ("produced", "bad", "delivered", "lost", "duplicate", "pending")}
     return {
         "stream": report.stream, "clean": report.is_clean, "verdict": report.verdict, **totals, "unread": report.unread,
@@ -122,7 +122,7 @@ def as_json(report: AuditReport) -> dict[str, object]:
 
 
 def print_report(report: AuditReport, console: Console) -> None:
-    """A table, the findings, and the verdict as the last line."""
+    """Print a table, the findings, and the verdict as the last line."""
     if report.epochs:
         head = (
             "epoch",
@@ -153,7 +153,7 @@ def print_report(report: AuditReport, console: Console) -> None:
 
 
 def _remarks(epoch: EpochAudit) -> Iterator[str]:
-    """Return what is no fault, and worth knowing."""
+    """Yield what is no fault and worth knowing."""
     if epoch.trimmed:
         yield f"{epoch.trimmed} entries were trimmed: every group that held data had settled them"
     for name, group in epoch.groups.items():

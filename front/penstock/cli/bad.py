@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Does one of the four and says what it did."""
+    """Do one of the four actions, and print what was done."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.streams import load_stream
 
@@ -166,7 +166,7 @@ def _ago(since_ms: int) -> str:
 
 
 def _shown(text: str) -> str:
-    """One line without control characters: a reason may quote what a forger wrote."""
+    """Return one line without control characters, because a reason may quote what a forger wrote."""
     return "".join(c if c.isprintable() else " " for c in text)[:200]
 
 

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Measures for so many seconds, and ends with a verdict for each number of trainers."""
+    """Measure for so many seconds, and print a verdict for each number of trainers."""
     from penstock.bench.turns import measure, rounds_in
     from penstock.bench.verdict import judge
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 @contextlib.contextmanager
 def _setup(args: argparse.Namespace, console: Console) -> Iterator[Setup]:
-    """The source, looked at, and a server of our own."""
+    """Yield the source, its sample facts, and a server of our own."""
     from penstock.bench.turns import Setup, repeated, rounds_in, taste
     from penstock_common.stream.servers.embedded import EmbeddedServer
     from penstock_producer.sources.open import open_source
@@ -118,7 +118,7 @@ def _setup(args: argparse.Namespace, console: Console) -> Iterator[Setup]:
 
 @contextlib.contextmanager
 def _shared_memory(budget_bytes: int, console: Console) -> Iterator[str]:
-    """A folder for segments; none, and a word about it, where there is no room."""
+    """Yield a folder for segments, or an empty text and a notice if there is no space."""
     room = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
     if room < 2 * budget_bytes:
         console.notice(f"no segments: {SHARED_MEMORY} has {room >> 20} MiB, and {budget_bytes >> 19} are needed")
@@ -129,7 +129,7 @@ def _shared_memory(budget_bytes: int, console: Console) -> Iterator[str]:
 
 
 def _sides(setup: Setup, console: Console) -> list[FeedMethod]:
-    """What is compared, the side without Penstock first."""
+    """Return the methods that are compared, the one without Penstock first."""
     from penstock.bench.feeds import from_dataloader, from_pool, has_torch
     from penstock.bench.turns import FeedMethod
 

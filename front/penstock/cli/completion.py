@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Prints the script."""
+    """Print the script."""
     console.lines({"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](places()).rstrip())
     return 0
 
@@ -48,7 +48,7 @@ class CompletionPoint:
 
 
 def places() -> dict[str, CompletionPoint]:
-    """Every place there is, by its words."""
+    """Return every completion point by its words."""
     from penstock.cli import COMMANDS, Parser, load_command
 
     start = CompletionPoint({name: entry.help for name, entry in COMMANDS.items()}, {"--help": "", "--version": ""})
@@ -84,7 +84,7 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def _deeper(found: dict[str, CompletionPoint]) -> str:
-    """Shell pattern of the words that lead from one place to the next."""
+    """Return the shell pattern of the words that lead from one point to the next."""
     return "|".join(f"'{at}'" for at in found if at != "penstock")
 
 
@@ -194,12 +194,12 @@ def _described(text: str) -> str:
 
 
 def _colons(text: str) -> str:
-    """What separates a word from its help in zsh's lists."""
+    """Escape what separates a word from its help in zsh's lists."""
     return text.replace(":", "\\:")
 
 
 def _quoted(text: str) -> str:
-    """As bash and zsh read it: nothing within single quotes means anything."""
+    """Quote a text for bash and zsh: nothing within single quotes has a meaning."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

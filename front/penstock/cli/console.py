@@ -31,7 +31,7 @@ _WIDEST, _NARROWEST = 30, 5
 
 
 class Console:
-    """Where a command prints. Thread-safe as far as one line goes; bars and lines never mix.
+    """The output of a command. Threads may print lines at once; bars and lines never mix.
 
     Names and reasons may be another program's: no character of theirs commands the terminal.
     """
@@ -45,32 +45,32 @@ class Console:
 
     @property
     def out(self) -> TextIO:
-        """For results."""
+        """Return the stream for results."""
         return self._out or sys.stdout
 
     @property
     def err(self) -> TextIO:
-        """For everything else."""
+        """Return the stream for everything else."""
         return self._err or sys.stderr
 
     def line(self, text: str = "") -> None:
-        """A line of the result, on stdout, at once."""
+        """Print a line of the result on stdout, at once."""
         self._print(printable(text, has_colours=self._shows_colours), self.out)
 
     def lines(self, text: str) -> None:
-        """Several lines of the result that nobody but the command wrote."""
+        """Print several lines of the result, all written by the command itself."""
         self._print(text, self.out)
 
     def notice(self, text: str) -> None:
-        """A line about what is going on, on stderr."""
+        """Print a line about what is going on, on stderr."""
         self._print(printable(text), self.err)
 
     def notices(self, text: str) -> None:
-        """Several such lines that nobody but the command wrote."""
+        """Print several such lines, all written by the command itself."""
         self._print(text, self.err)
 
     def json(self, value: object) -> None:
-        """The whole result for a program, indented, on stdout."""
+        """Print the whole result for a program, indented, on stdout."""
         text = json.dumps(value, indent=2, ensure_ascii=False)
         self.lines("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
@@ -107,7 +107,7 @@ class Console:
         return Style.parse(" ".join(names)).render(text)
 
     def share(self) -> None:
-        """From now on redraw nothing, and print each line on a row of its own: another program prints here, too.
+        """Redraw nothing from now on, and print each line on a row of its own: another program prints here, too.
 
         Nobody knows where its last line ended, so moving the cursor up would erase lines of that program.
         """
@@ -121,17 +121,17 @@ class Console:
         return " " * columns_of(stream) + "\r" if self.is_shared and stream.isatty() else ""
 
     def progress(self, every_s: float = 5.0, clock: Callable[[], float] | None = None) -> ProgressBars:
-        """Labelled bars on stderr, redrawn in place on a terminal of our own, else plain lines ``every_s`` seconds."""
+        """Return bars on stderr, redrawn in place on a terminal of our own, else lines every ``every_s`` seconds."""
         return ProgressBars(self, every_s, clock)
 
     @property
     def is_terminal(self) -> bool:
-        """Whether somebody looks at stdout."""
+        """Return True if stdout is a terminal."""
         return self.out.isatty()
 
     @functools.cached_property
     def colours(self) -> str:
-        """How a picture may be drawn on stdout: a word of ``penstock.views.pictures``."""
+        """Return how a picture may be drawn on stdout, by a constant of ``penstock.views.pictures``."""
         from penstock.views.pictures import COLOURS_256, NO_COLOUR, TRUE_COLOUR
         from penstock_common.settings import Settings
 
@@ -140,7 +140,7 @@ class Console:
         return TRUE_COLOUR if Settings.from_environment().colorterm in ("truecolor", "24bit") else COLOURS_256
 
     def clear(self) -> None:
-        """The screen, before it is drawn anew; only where `is_terminal`."""
+        """Clear the screen before it is drawn again; only if `is_terminal`."""
         print("\x1b[2J\x1b[H", end="", file=self.out)
 
     @functools.cached_property
@@ -188,7 +188,7 @@ def terminal_at(stream: TextIO) -> Terminal | None:
 
 
 class ProgressBar:
-    """One labelled count. ``total`` None: it counts without an end."""
+    """One labelled count. With ``total`` None it has no end."""
 
     def __init__(self, bars: ProgressBars, label: str, total: int | None, unit: str, *, is_last: bool = False) -> None:
         self._bars = bars
@@ -226,7 +226,7 @@ class ProgressBar:
 
 
 class ProgressBars:
-    """A context manager that shows its bars; ``add`` may be called at any time, from any thread."""
+    """The bars that a command shows, as a context manager. ``add`` may be called from any thread."""
 
     def __init__(self, console: Console, every_s: float, clock: Callable[[], float] | None = None) -> None:
         self._console = console
@@ -239,7 +239,7 @@ class ProgressBars:
         self._lock = threading.RLock()
 
     def add(self, label: str, total: int | None = None, unit: str = "", *, is_last: bool = False) -> ProgressBar:
-        """A new bar below the others, but for those that are last."""
+        """Add a bar below the others, but above those that are last."""
         bar = ProgressBar(self, label, total, unit, is_last=is_last)
         with self._lock:
             self._bars = sorted([*self._bars, bar], key=lambda each: each.is_last)

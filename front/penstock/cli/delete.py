@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Refuses while somebody is at work, asks, deletes, and says what is gone."""
+    """Refuse while somebody is at work, ask, delete, and print what was removed."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.removal.deletion import delete_stream
     from penstock_common.stream.servers.suitability import readable_bytes
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _delete_strays(args: argparse.Namespace, console: Console) -> int:
-    """Lists them, and with --yes removes those that nobody has in use."""
+    """List strays, and with --yes remove those that nobody uses."""
     from penstock_common.errors import PenstockError
     from penstock_common.stream.client import connect
     from penstock_common.stream.removal.strays import find_strays
@@ -117,7 +117,7 @@ def _refuse_busy(client: Client, args: argparse.Namespace) -> None:
 
 
 def _is_sure(client: Client, args: argparse.Namespace, console: Console) -> bool:
-    """Asks whoever sits there; without a terminal nobody can answer."""
+    """Ask the person at the terminal; without a terminal nobody can answer."""
     from penstock_common.errors import DamagedKey, PenstockError
     from penstock_common.stream.groups.roster import load_roster
     from penstock_common.stream.streams import find_stream

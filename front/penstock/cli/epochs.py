@@ -1,4 +1,4 @@
-"""``penstock epochs``: lists epochs, closes, abandons or pins one, and says what is kept of those that are settled."""
+"""``penstock epochs``: lists epochs, closes, abandons or pins one, and sets how many acknowledged ones are kept."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Does one of these and says what it did."""
+    """Do one of these actions, and print what was done."""
     from penstock_common.stream.client import connect
 
     actions = {"list": _list, "close": _close, "abandon": _abandon, "pin": _pin, "unpin": _pin, "retain": _retain}

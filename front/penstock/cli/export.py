@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Copies and says what is there."""
+    """Copy what is missing, and print what is there."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.servers.suitability import readable_bytes
     from penstock_consumer.replay.export import export_stream
@@ -61,12 +61,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def listed(epochs: tuple[int, ...]) -> str:
-    """``epochs 0, 1``."""
+    """Return numbers of epochs as text, such as ``epochs 0, 1``."""
     return f"epoch{'s' * (len(epochs) != 1)} {', '.join(map(str, epochs))}" if epochs else ""
 
 
 def shown(bars: ProgressBars, verb: str) -> Callable[[int, int, int], None]:
-    """Draws a bar for each epoch, in MB."""
+    """Return a function that draws a bar for each epoch, in MB."""
     there: dict[int, ProgressBar] = {}
 
     def show(epoch: int, done: int, total: int) -> None:

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Until Ctrl-C, SIGTERM or SIGHUP."""
+    """Serve metrics until Ctrl-C, SIGTERM or SIGHUP."""
     from penstock.watching.exposition import Streams
     from penstock_common.errors import PenstockError
     from penstock_common.extras import needed
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 class Jobs:
-    """The queue's server, which may be away while the streams' is there."""
+    """The connection to the queue's server, which may be away while the streams' server is there."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         from penstock_common.settings import Settings
@@ -144,7 +144,7 @@ def look(client: Client, wanted: Sequence[str], onlookers: dict[str, Onlooker], 
 
 
 def _tell(damaged: dict[str, str], told: dict[str, str], console: Console) -> dict[str, str]:
-    """Say what was not told at the round before; returns what is wrong now."""
+    """Print what was not printed in the round before, and return what is wrong now."""
     for name, why in damaged.items():
         if told.get(name) != why:
             console.notice(f"penstock: stream {name!r} cannot be read, and its metrics are left out: {why}")

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Does one of them and says what it did."""
+    """Do one of the actions, and print what was done."""
     from penstock_common.stream.client import connect
 
     with connect(url_of(args)) as client:

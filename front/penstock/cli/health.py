@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Says when the last sign came. Raises PenstockError where it is too long ago."""
+    """Print when the last heartbeat came. Raises PenstockError if it is too long ago."""
     from penstock_common.errors import PenstockError
 
     ages, what = (_worker_ages if args.action == "worker" else _member_ages)(args)

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Writes what is missing and says what is there."""
+    """Write what is missing, and print what is there."""
     from penstock_common.stream.servers.suitability import readable_bytes
     from penstock_producer.write.importer import import_stream
 

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Prints and ends; it changes nothing."""
+    """Print the streams, or one of them. It changes nothing."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.watching.inspection import inspect_stream, inspect_streams
 
@@ -132,7 +132,7 @@ def _plane(view: StreamView) -> str:
 
 
 def _print_reasons(view: StreamView, console: Console) -> None:
-    """Of the newest epoch that has bad samples; the others' are most often the same."""
+    """Print the reasons of the newest epoch that has bad samples; those of others are mostly the same."""
     for epoch in reversed(view.epochs):
         for kind in epoch.reasons:
             such_as = "".join(c if c.isprintable() else " " for c in kind["such_as"])[:200]
@@ -154,7 +154,7 @@ def _load(view: StreamView) -> StreamLoad:
 
 
 def _staffing(view: StreamView) -> dict[str, Any]:
-    """For programs: what the wish for workers is made of; rates in samples a second, None while they are not known."""
+    """Return the facts behind the wished number of workers. Rates are samples a second, or None while unknown."""
     from penstock_producer.jobs.autoscaler import shown
 
     load = _load(view)

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Until Ctrl-C, or once."""
+    """Show streams until Ctrl-C, or once."""
     from penstock_common.stream.client import connect
 
     with connect(url_of(args)) as client:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    """One record for each stream, every so many seconds. The first one has no rates; a damaged stream has `error`."""
+    """Yield a record for each stream, every so many seconds. The first has no rates; a damaged stream has `error`."""
     from penstock.watching.rates import seen
     from penstock_common.errors import DamagedKey, StreamNotFound
     from penstock_common.stream.streams import list_streams
@@ -127,7 +127,7 @@ def _show(looks: Iterator[list[dict[str, Any]]], args: argparse.Namespace, conso
 
 
 def _line(record: dict[str, Any]) -> str:
-    """For a log."""
+    """Return one line for a log."""
     from penstock_common.stream.servers.suitability import readable_bytes
 
     if "error" in record:

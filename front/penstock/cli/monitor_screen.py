@@ -1,4 +1,4 @@
-"""What ``penstock monitor`` draws: one panel for each stream, from the records of ``watching.rates``."""
+"""The screen of ``penstock monitor``: one panel for each stream, from the records of ``watching.rates``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Records = list[dict[str, Any]]
 
 
 class Screen:
-    """One terminal, or whatever stands in for it. NO_COLOR is obeyed."""
+    """A terminal, or a file in its place. It obeys NO_COLOR."""
 
     def __init__(self, out: TextIO) -> None:
         from penstock_common.settings import Settings
@@ -43,11 +43,11 @@ class Screen:
         )
 
     def print(self, records: Records) -> None:
-        """One screen."""
+        """Print one screen."""
         self._terminal.print(drawn(records, self._terminal.width))
 
     def follow(self, looks: Iterator[Records]) -> None:
-        """Each look in place of the one before. While the server is away it says so, and the last look stays."""
+        """Draw each look in place of the one before. If the server goes away, it says so below the last look."""
         with (
             quit_key(self._out) as has_key,
             Live(console=self._terminal, auto_refresh=False, screen=False) as live,
@@ -68,7 +68,7 @@ class Screen:
 
 
 def drawn(records: Records, width: int) -> RenderableType:
-    """All of it, for so many columns."""
+    """Return panels of all streams for a terminal of this width."""
     if not records:
         return Text("no streams yet: start a producer (`penstock produce`, or penstock.Writer)")
     return Group(*[_panel(record, width) for record in printable_values(records)])
@@ -136,7 +136,7 @@ def _table(
 
 
 def _epochs(record: dict[str, Any], bar: int, is_slim: bool) -> RenderableType:
-    """The newest ones; a bar for what is made, and one for each group that has not read all of it."""
+    """Return a table of the newest epochs, with a bar for what is made."""
     heads = ("epoch", "state", "made", "", "samples", "bad", "read by")
     rows: list[list[RenderableType]] = []
     epochs = record["epochs"]
@@ -206,10 +206,10 @@ def _workers(hosts: list[dict[str, Any]], silent: list[dict[str, Any]]) -> Rende
 
 
 def rate(value: float | None) -> str:
-    """Samples a second."""
+    """Return samples a second as text."""
     return "?" if value is None else f"{value:,.0f}/s" if value >= 10 or not value else f"{value:.1f}/s"
 
 
 def size_rate(value: float | None) -> str:
-    """Bytes a second."""
+    """Return bytes a second as text."""
     return "?" if value is None else f"{value / 1e6:,.1f} MB/s"

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Until all is produced. Ctrl-C, SIGTERM and SIGHUP stop it; the same command started again goes on."""
+    """Produce all epochs. Ctrl-C, SIGTERM and SIGHUP stop it; the same command started again continues."""
     from penstock.cli.production import ProductionView, tell
     from penstock_producer.jobs.production import SplitProduction
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _watch(args: argparse.Namespace, console: Console, plans: dict[str, ProductionPlan]) -> int:
-    """Until Ctrl-C, SIGTERM, SIGHUP, or so many epochs as --epochs says."""
+    """Watch until Ctrl-C, SIGTERM, SIGHUP, or until there are as many epochs as --epochs says."""
     from penstock.cli.production import ProductionView
     from penstock_producer.jobs.watched_folder import FolderWatch
     from penstock_producer.sources.config import ImagesConfig

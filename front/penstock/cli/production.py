@@ -27,7 +27,7 @@ MOST_TOLD = 16
 
 
 class _Pace:
-    """How fast a count grows, as of late."""
+    """The rate at which a count grew in the last seconds."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int, int]] = deque()
@@ -39,7 +39,7 @@ class _Pace:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Samples and bytes a second; 0 before anything is known."""
+        """Return samples and bytes a second, or 0 before anything is known."""
         (first_s, first, first_bytes), (last_s, last, last_bytes) = self._seen[0], self._seen[-1]
         seconds = last_s - first_s
         if seconds < 0.5:
@@ -47,13 +47,15 @@ class _Pace:
         return max(0, last - first) / seconds, max(0, last_bytes - first_bytes) / seconds
 
     def left_s(self, planned: int | None) -> float | None:
-        """Until all are done; None where that is not known, or nothing moves."""
+        """Return the seconds until all are done, or None if that is unknown, or nothing moves."""
         rate, done = self.rates[0], self._seen[-1][1]
         return None if planned is None or not rate else max(0, planned - done) / rate
 
 
 class ProductionView:
-    """Draws what `Production.run` yields. ``shown`` is the console's open progress, ``part`` of a split.
+    """The view of a production: it draws each state that `Production.run` yields.
+
+    ``shown`` is the console's open progress, ``part`` the name of a part of a split.
 
     With ``as_json`` there are no bars, but a line of JSON on stderr every five seconds.
     """
@@ -77,7 +79,7 @@ class ProductionView:
         self._told, self._told_s = "", clock()
 
     def update(self, look: Look) -> None:
-        """The newest state."""
+        """Draw the newest state."""
         now = self._clock()
         self._whole.add(now, look.done, sum(epoch.nbytes for epoch in look.epochs))
         if self._as_json:
@@ -158,7 +160,7 @@ def _note(epoch: EpochProgress, pace: _Pace) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0:07``, ``12:05``, ``3:00:00``."""
+    """Return a duration as text, such as ``0:07``, ``12:05`` or ``3:00:00``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -169,7 +171,7 @@ def _called(epoch: int) -> str:
 
 
 def tell(console: Console, summary: ProductionSummary, as_json: bool) -> None:
-    """The last word."""
+    """Print the result."""
     rate, flow = (total / summary.seconds if summary.seconds else 0.0 for total in (summary.samples, summary.nbytes))
     if as_json:
         console.json(dataclasses.asdict(summary) | {"samples_per_s": round(rate, 1), "bytes_per_s": round(flow)})
@@ -183,7 +185,7 @@ def tell(console: Console, summary: ProductionSummary, as_json: bool) -> None:
 
 
 def size(nbytes: int) -> str:
-    """Bytes for people."""
+    """Return a number of bytes for people."""
     value, unit = float(nbytes), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

@@ -35,7 +35,7 @@ class _Parser(Parser):
     """A source's parser that leaves what follows ``--`` to the command."""
 
     def format_help(self) -> str:
-        """The usage ends with the command, which argparse does not know of."""
+        """Return the help with the training command in its usage, which argparse does not know of."""
         whole = super().format_help()
         usage = self.format_usage()
         return whole.replace(usage, f"{usage.rstrip()} -- COMMAND ...\n", 1)
@@ -161,7 +161,7 @@ def _server(args: argparse.Namespace, console: Console, checking: int) -> Iterat
 
 
 def _remove_segments(url: str) -> None:
-    """Of a server that ends with this run: nobody else knows of them."""
+    """Remove the segments of a server that ends with this run, because nobody else knows of them."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.payloads import segments_of
     from penstock_common.stream.removal.deletion import delete_stream
@@ -199,12 +199,12 @@ class _Trainer:
             raise PenstockError(f"cannot start {self._name!r}: {why}") from None
 
     def wait(self) -> int:
-        """Return its exit code as a shell has it."""
+        """Wait for its end, and return its exit code as a shell has it."""
         code = self._process.wait()
         return code if code >= 0 else 128 - code
 
     def end(self) -> None:
-        """End it, also if it does not listen. Harmless twice."""
+        """End it, also if it ignores signals. A second call does nothing."""
         self._process.terminate()
         try:
             self._process.wait(_END_S)
@@ -237,7 +237,7 @@ class _Session:
         self._stopping = threading.Event()
 
     def run(self, production: Any) -> int:
-        """Ends when the trainer does, or when the production fails."""
+        """Run until the trainer ends, or the production fails."""
         producer = threading.Thread(target=self._produce, args=(production,), daemon=True)
         producer.start()
         try:
@@ -270,7 +270,7 @@ class _Session:
 
 
 class _OnStderr:
-    """Stdout belongs to the command that runs beside us."""
+    """A console that prints results on stderr, because stdout belongs to the training command."""
 
     def __init__(self, console: Console) -> None:
         self.line = console.notice

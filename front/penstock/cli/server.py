@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _memory_size(text: str) -> int:
-    """An argparse type: 0, or memory that holds a stream beside what is kept free."""
+    """Parse 0, or memory that holds a stream beside what is kept free, as an argparse type."""
     from penstock_common.stream.servers.suitability import LEAST_BUDGET_BYTES, usable_bytes
 
     size = byte_size(text)

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """0; 130 where Ctrl-C ends --live."""
+    """Show the samples and return 0; Ctrl-C ends --live with 130."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.streams import load_stream
 
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _chosen(client: Client, stream: Stream, args: argparse.Namespace) -> tuple[list[Sample], str]:
-    """The samples, and what they are."""
+    """Return the samples, and a description of them."""
     from penstock_consumer.replaying.looking import Viewer
 
     if args.id:
@@ -105,7 +105,7 @@ def _named(client: Client, stream: Stream, wanted: Sequence[Identity]) -> list[S
 
 
 def _found(viewer: Viewer, stream: Stream, args: argparse.Namespace) -> list[Sample]:
-    """In canonical order, the first or a draw; of one class if that is asked for."""
+    """Return the first samples in canonical order or a draw, of one class if that is asked for."""
     import numpy as np
 
     from penstock.views.show import class_names, class_of, is_of
@@ -173,7 +173,7 @@ def _print(shown: Sequence[ShownSample], title: str, console: Console) -> None:
 
 
 def _decoder() -> Any:
-    """Encoded images are decoded where Pillow is there, else told as bytes."""
+    """Return the decoder of encoded images, or None without Pillow: they are told as bytes then."""
     from penstock_common.errors import PenstockError
 
     try:
@@ -184,7 +184,7 @@ def _decoder() -> Any:
 
 
 def _tile(one: ShownSample, colours: str, decode: Any) -> list[str]:
-    """Lines of equal width: the picture on a dark ground, then three captions."""
+    """Return lines of equal width: the picture on a dark ground, then three captions."""
     import numpy as np
 
     from penstock.views.pictures import fitted, lines_of
@@ -207,7 +207,7 @@ def _tile(one: ShownSample, colours: str, decode: Any) -> list[str]:
 
 
 def _follow(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
-    """Whenever there is something new: the newest samples, the newest first."""
+    """Show the newest samples whenever there are new ones, the newest first."""
     from penstock_common.stream.streams import require_there
     from penstock_consumer.replaying.looking import Viewer, newest_epoch
 

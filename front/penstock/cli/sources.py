@@ -56,7 +56,7 @@ _EXAMPLES = {
 def add_sources(
     parser: argparse.ArgumentParser, kind: type[Parser], tail: str = "", *, production: bool = True
 ) -> None:
-    """One sub-command per kind of source; `tail` is what an example of the command ends with.
+    """Add one sub-command per kind of source; `tail` is what an example of the command ends with.
 
     Without ``production`` there are only the options that say which source it is.
     """
@@ -175,7 +175,7 @@ def add_spec(add: Callable[..., argparse.Action]) -> None:
 
 
 def add_queue(parser: argparse.ArgumentParser) -> None:
-    """Where jobs are, and what their workers may hold."""
+    """Add the options of where jobs are, and what their workers may hold."""
     parser.add_argument(
         "--queue-url",
         type=SERVER_URL,
@@ -191,7 +191,7 @@ def add_queue(parser: argparse.ArgumentParser) -> None:
 
 
 def plans_of(args: argparse.Namespace) -> dict[str, ProductionPlan]:
-    """What the options ask for, by the part of a split; one without a name where nothing is split."""
+    """Return the plan of each part of a split; one without a name if nothing is split."""
     with of_usage():
         return {part: _plan(args, part, source) for part, source in chosen(args, _source(args)).items()}
 
@@ -211,7 +211,7 @@ def _stream(args: argparse.Namespace, part: str) -> str:
 
 
 def workers_of(args: argparse.Namespace) -> dict[str, int]:
-    """Local workers asked for, by the part of a split: each has its share of them, and at least one."""
+    """Return the local workers of each part of a split: each has its share, and at least one."""
     split = getattr(args, "split", None)
     if split is None:
         return {"": worker_count(args)}
@@ -247,7 +247,7 @@ def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> Producti
 
 
 def options_of(args: argparse.Namespace) -> WorkerOptions:
-    """Where streams and jobs are."""
+    """Return where streams and jobs are."""
     from penstock_common.settings import Settings
     from penstock_producer.jobs.worker import WorkerOptions
 
@@ -258,12 +258,12 @@ def options_of(args: argparse.Namespace) -> WorkerOptions:
 
 
 def worker_count(args: argparse.Namespace) -> int:
-    """Local workers asked for."""
+    """Return the number of local workers asked for."""
     return args.workers if args.workers is not None else os.cpu_count() or 1
 
 
 def source_of(args: argparse.Namespace) -> SourceConfig:
-    """The one source that the options name."""
+    """Return the one source that the options name."""
     with of_usage():
         sources = chosen(args, _source(args))
     if len(sources) > 1:
@@ -272,14 +272,14 @@ def source_of(args: argparse.Namespace) -> SourceConfig:
 
 
 def _part_of(words: list[str]) -> SourceConfig:
-    """A source within an option of another."""
+    """Return a source within an option of another one."""
     parser = Parser(prog="--part WEIGHT")
     add_sources(parser, Parser, production=False)
     return source_of(parser.parse_args(words))
 
 
 def _source(args: argparse.Namespace) -> SourceConfig:
-    """Before anything is chosen of it."""
+    """Return the source before any samples of it are chosen."""
     from penstock_producer.sources.config import parse_config
 
     config: dict[str, Any] = {"kind": args.kind}
@@ -402,7 +402,7 @@ def import_name(parser: argparse.ArgumentParser) -> Callable[[str], str]:
 
 
 def add_kinds(add: Add, name_help: str, count: Callable[[str], int]) -> list[argparse.ArgumentParser]:
-    """The sub-commands, each without the options that all have; the images' options for pixels come later."""
+    """Add the sub-commands, each without the options that all have. The images' options for pixels come later."""
     tar = add("tar", help="tars in webdataset's layout: a folder, a pattern, or one")
     tar.add_argument(
         "path", metavar="DIR", help="folder, file ending in .tar, or a quoted pattern: 'train-{0000..0099}.tar'"
@@ -441,14 +441,14 @@ def add_kinds(add: Add, name_help: str, count: Callable[[str], int]) -> list[arg
 
 
 def add_endless(parser: argparse.ArgumentParser) -> None:
-    """For iterables."""
+    """Add the option for iterables."""
     parser.add_argument(
         "--endless", action="store_true", help="feed the stream as it comes, without epochs, until Ctrl-C or SIGTERM"
     )
 
 
 def add_choice(parser: argparse.ArgumentParser, count: Callable[[str], int], *, is_mix: bool) -> None:
-    """Which of a source's samples."""
+    """Add the options that choose some of a source's samples."""
     add = parser.add_argument_group("choice of samples").add_argument
     if not is_mix:
         add(
@@ -463,7 +463,7 @@ def add_choice(parser: argparse.ArgumentParser, count: Callable[[str], int], *, 
 
 
 def config_of(args: argparse.Namespace, parse: Callable[[list[str]], SourceConfig]) -> dict[str, Any] | None:
-    """The config of one of these kinds; None: it is another one. ``parse`` reads the source of a part."""
+    """Return the config of one of these kinds, or None for another one. ``parse`` reads the source of a part."""
     match args.kind:
         case "tar":
             pixels = {name: getattr(args, name) for name in ("mode", "resize", "crop", "random_crop", "flip")}
@@ -485,7 +485,7 @@ def config_of(args: argparse.Namespace, parse: Callable[[list[str]], SourceConfi
 
 
 def chosen(args: argparse.Namespace, config: SourceConfig) -> dict[str, SourceConfig]:
-    """Part -> its source; one without a name where nothing is split."""
+    """Return the source of each part; one without a name if nothing is split."""
     from penstock_producer.sources.config import parse_config, part_of
 
     if by := getattr(args, "balance", None):

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """0, also where there is something to warn of."""
+    """Return 0, also if there is something to warn of."""
     from penstock.views.show import class_names
     from penstock_common.stream.client import connect
     from penstock_common.stream.streams import load_stream
@@ -168,7 +168,7 @@ def _short(value: float | None) -> str:
 
 
 def _plotted(folder: Path, told: dict[str, Any], names: dict[str, list[str]]) -> list[str]:
-    """A histogram of each tensor, and the counts of classes where they are few enough to be told apart."""
+    """Draw a histogram of each tensor, and the counts of classes if they are few enough to be told apart."""
     from penstock.views.png import bars, save
 
     paths: list[str] = []

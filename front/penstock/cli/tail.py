@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Until Ctrl-C."""
+    """Print entries until Ctrl-C."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.watching.tailing import Tail
 

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """One pass, what it did, and what it had to leave."""
+    """Run one pass, and print what it did and what it had to leave."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.servers.suitability import readable_bytes
     from penstock_common.stream.streams import load_stream
@@ -79,7 +79,7 @@ def _policy(args: argparse.Namespace) -> RetentionPolicy | None:
 
 
 def _stays(client: Client, stream: Stream) -> dict[int, list[str]]:
-    """Epoch -> why it may not go, of those that are there."""
+    """Return why each epoch may not go, of those that are there."""
     from penstock_common.stream.groups.ledger import owed_samples
     from penstock_common.stream.groups.roster import load_roster, server_ms
     from penstock_common.stream.manifest import ABANDONED, find_manifest

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Until Ctrl-C, SIGTERM or SIGHUP; each lets each worker end its sample and give its shard back."""
+    """Work until Ctrl-C, SIGTERM or SIGHUP; then each worker ends its sample and gives its shard back."""
     from penstock_common.errors import ServerUnavailable
     from penstock_producer.jobs.autoscaler import Autoscaler
     from penstock_producer.jobs.dispatch import Dispatcher
@@ -138,7 +138,7 @@ def _allowlist(args: argparse.Namespace, queue_url: str) -> Allowlist:
 
 
 def _is_own(queue_url: str) -> bool:
-    """Whether this user started the server, and a password keeps all others out."""
+    """Return True if this user started the server, and a password keeps all others out."""
     from penstock_common.local_servers import find_servers_of_user
     from penstock_common.settings import Settings
 

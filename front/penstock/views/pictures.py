@@ -25,14 +25,14 @@ HEAT = np.array([(24, 15, 62), (59, 82, 139), (33, 145, 140), (94, 201, 98), (25
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What to draw of one sample."""
+    """The picture of one sample, and what was done to its values."""
 
     rgb: Rgb
     note: str = ""
 
 
 def picture_of(value: NDArray[Any], side: int = 128) -> Picture | None:
-    """None for what has nothing to draw: a single number, an empty array. Lines are drawn ``side`` pixels wide."""
+    """Return a picture, or None for a single number or an empty array. Lines are drawn ``side`` pixels wide."""
     if value.ndim == 0 or value.size == 0:
         return None
     array, note = _middle(value)
@@ -46,7 +46,7 @@ def picture_of(value: NDArray[Any], side: int = 128) -> Picture | None:
 
 
 def _middle(array: NDArray[Any]) -> tuple[NDArray[Any], str]:
-    """Leading axes are gone through at their middle (a film's frame) until an image, a table or a series is left."""
+    """Take the middle of leading axes, such as a film's frame, until an image, a table or a series is left."""
     at: list[int] = []
     while array.ndim > 3 or (array.ndim == 3 and not _is_image(array.shape)):
         at.append(len(array) // 2)
@@ -80,7 +80,7 @@ def _image(array: NDArray[Any], note: str) -> Picture:
 
 
 def _bounds(numbers: NDArray[np.float64]) -> tuple[float, float]:
-    """What black and white stand for: 0 to 1 or -1 to 1 where all lies within, else the least and the greatest."""
+    """Return the values of black and white: 0 to 1 or -1 to 1 if all lies within, else the least and the greatest."""
     finite = numbers[np.isfinite(numbers)]
     if not len(finite):
         return 0.0, 1.0
@@ -106,7 +106,7 @@ def _heat(array: NDArray[Any], note: str) -> Picture:
 
 
 def _lines(series: NDArray[Any], side: int, note: str) -> Picture:
-    """Points ``[n, k]``: k lines from left to right; where there is no finite number there is no line."""
+    """Draw points ``[n, k]`` as k lines from left to right. Where there is no finite number, there is no line."""
     numbers = real(series)
     finite = numbers[np.isfinite(numbers)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
@@ -136,7 +136,7 @@ def _draw_line(rgb: Rgb, share: NDArray[np.float64], colour: tuple[int, int, int
 
 
 def resized(rgb: Rgb, height: int, width: int) -> Rgb:
-    """Means of what falls together where it gets smaller, repeated pixels where it gets larger."""
+    """Return the picture in another size: means of pixels where it becomes smaller, repeated ones where larger."""
     return _along(_along(rgb, height, 0), width, 1)
 
 
@@ -153,7 +153,7 @@ def _along(rgb: Rgb, size: int, axis: int) -> Rgb:
 
 
 def fitted(rgb: Rgb, height: int, width: int) -> Rgb:
-    """The whole picture within so many pixels, its proportions kept."""
+    """Return the whole picture within so many pixels, with its proportions."""
     scale = min(height / rgb.shape[0], width / rgb.shape[1])
     return resized(rgb, max(1, round(rgb.shape[0] * scale)), max(1, round(rgb.shape[1] * scale)))
 
@@ -191,7 +191,7 @@ def _true_colour(pixel: NDArray[np.uint8]) -> str:
 
 
 def _of_256(pixel: NDArray[np.uint8]) -> str:
-    """The nearest of the cube of 6 x 6 x 6 colours, or of the 24 greys where it is grey."""
+    """Return the nearest of the 6 x 6 x 6 colours, or of the 24 greys."""
     red, green, blue = pixel.tolist()
     if max(red, green, blue) - min(red, green, blue) < 10 and 8 <= red < 248:
         return f"5;{232 + min(23, (red - 8) // 10)}"
@@ -203,7 +203,7 @@ def _of_6(value: int) -> int:
 
 
 def spark(counts: list[float], width: int = 40) -> str:
-    """A histogram in one line; a bin that is not empty is always seen."""
+    """Return a histogram in one line. A bin that is not empty is always seen."""
     bars = " ▁▂▃▄▅▆▇█"
     top = max(counts, default=0)
     if not top:

@@ -1,4 +1,4 @@
-"""PNG files by Pillow: contact sheets and bar charts. The only file of the command that knows Pillow.
+"""PNG files by Pillow: contact sheets and bar charts. No other file of the command knows Pillow.
 
 It is imported when a file is asked for: a trainer's host need not have it, and the terminal does without.
 """
@@ -32,7 +32,7 @@ MOST_PIXELS = 64_000_000
 
 @dataclass(frozen=True, slots=True)
 class SheetTile:
-    """One place of a contact sheet."""
+    """One picture of a contact sheet, with its captions."""
 
     rgb: Rgb | None
     text: Sequence[str]
@@ -41,7 +41,7 @@ class SheetTile:
 
 
 def decode(data: bytes) -> Rgb | None:
-    """The picture of an encoded image (JPEG, PNG, WebP, ...); None of other bytes, or a too large or broken one."""
+    """Return the pixels of an encoded image (JPEG, PNG, WebP, ...), or None if it is none, too large or broken."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -56,7 +56,7 @@ def decode(data: bytes) -> Rgb | None:
 def contact_sheet(
     tiles: Sequence[SheetTile], title: str, *, side: int = 128, columns: int | None = None
 ) -> Image.Image:
-    """Rows of tiles under a title, each with its captions below."""
+    """Draw rows of tiles under a title, each with its captions below."""
     columns = columns or max(1, min(len(tiles), round(math.sqrt(len(tiles) * 1.5))))
     lines = max((len(tile.captions) for tile in tiles), default=0)
     high = side + 4 + lines * LINE + GAP
@@ -84,7 +84,7 @@ def contact_sheet(
 def bars(
     title: str, counts: Sequence[float], labels: Sequence[str], *, width: int = 640, height: int = 320
 ) -> Image.Image:
-    """A bar for each count; ``labels`` are spread below, one for each bar or only those of the ends."""
+    """Draw a bar for each count. The labels are spread below: one for each bar, or fewer."""
     chart = Image.new("RGB", (width, height), GROUND)
     pen = ImageDraw.Draw(chart)
     pen.text((MARGIN, MARGIN), _cut(title, width - 2 * MARGIN), fill=INK, font=_font())
@@ -105,7 +105,7 @@ def bars(
 
 
 def save(image: Image.Image, path: Path) -> None:
-    """As PNG, whole or not at all: whoever shows the file never meets half of one. Raises PenstockError."""
+    """Write a PNG whole or not at all, so that nobody shows half of one. Raises PenstockError."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def _scales() -> bool:
-    """Whether Pillow was built with FreeType; without it there is one small font, of Latin letters."""
+    """Return True if Pillow was built with FreeType. Without it there is one small font, of Latin letters."""
     from PIL import features
 
     return bool(features.check("freetype2"))
@@ -133,7 +133,7 @@ def _plain(text: str) -> str:
 
 
 def _cut(text: str, width: float) -> str:
-    """As much of it as fits into so many pixels."""
+    """Return as much of a text as fits into so many pixels."""
     text, font = _plain(text), _font()
     if font.getlength(text) <= width:
         return text

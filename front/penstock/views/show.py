@@ -26,7 +26,7 @@ LONGEST = 24
 
 
 def class_names(stream: Stream) -> dict[str, list[str]]:
-    """Tensor -> names of its classes by number, as the stream's producer gave them; nothing that is no name."""
+    """Return the class names of each tensor by number, as the stream's producer gave them."""
     given = stream.info.get("classes")
     if not isinstance(given, dict):
         return {}
@@ -36,7 +36,7 @@ def class_names(stream: Stream) -> dict[str, list[str]]:
 
 
 def picture_tensor(spec: Spec, wanted: str | None = None) -> TensorSpec:
-    """The tensor to draw: the one named, else the first with dimensions or of bytes, else the first."""
+    """Return the tensor to draw: the named one, else the first with dimensions or of bytes, else the first."""
     if wanted is not None:
         if wanted not in spec.names:
             raise PenstockError(f"no tensor {wanted!r}; the stream has {', '.join(spec.names)}")
@@ -45,12 +45,12 @@ def picture_tensor(spec: Spec, wanted: str | None = None) -> TensorSpec:
 
 
 def label_tensors(spec: Spec, picture: TensorSpec) -> list[TensorSpec]:
-    """Those told beside it: one number, or one byte string, for each sample."""
+    """Return the tensors told beside the picture: those of one number or one byte string a sample."""
     return [tensor for tensor in spec if tensor.shape == () and tensor != picture][:MOST_LABELS]
 
 
 def class_of(names: dict[str, list[str]], spec: Spec, wanted: str) -> tuple[str, int]:
-    """Tensor and number of a class given by name or number; raises PenstockError naming what there is."""
+    """Return the tensor and the number of a class. Raises PenstockError, which names the classes."""
     whole = [t.name for t in spec if t.shape == () and t.dtype.startswith(("int", "uint", "bool"))]
     for tensor, known in names.items():
         is_label = tensor in whole or (tensor in spec.names and spec[tensor].shape == (len(known),))
@@ -71,13 +71,13 @@ def class_of(names: dict[str, list[str]], spec: Spec, wanted: str) -> tuple[str,
 
 
 def is_of(values: NDArray[Any], number: int) -> NDArray[np.bool_]:
-    """Which of these labels ``[n]`` are the class, or of rows ``[n, classes]`` have it."""
+    """Return a mask of the labels ``[n]`` that are the class, or of the rows ``[n, classes]`` that have it."""
     found: NDArray[np.bool_] = values == number if values.ndim == 1 else values[:, number] > 0
     return found
 
 
 def label_text(tensor: TensorSpec, value: Any, names: Sequence[str] = ()) -> str:
-    """``y=cat``, ``score=0.25``, ``text=hello``."""
+    """Return a label as text, such as ``y=cat``, ``score=0.25`` or ``text=hello``."""
     if isinstance(value, bytes):
         return f"{tensor.name}={text_of(value)[:LONGEST]}"
     number = np.asarray(value).item() if tensor.dtype != "bfloat16" else float(value)
@@ -87,7 +87,7 @@ def label_text(tensor: TensorSpec, value: Any, names: Sequence[str] = ()) -> str
 
 
 def text_of(data: bytes) -> str:
-    """UTF-8 where it is that, else hex; printable in any case."""
+    """Return bytes as printable text: decoded if they are UTF-8, else in hex."""
     try:
         text = data[:1000].decode("utf-8", errors="strict" if len(data) <= 1000 else "ignore")
     except UnicodeDecodeError:
@@ -96,18 +96,18 @@ def text_of(data: bytes) -> str:
 
 
 def printable(text: str) -> str:
-    """Without a terminal's commands: data may hold anything."""
+    """Return a text without commands to a terminal, because data may hold anything."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def shape_text(tensor: TensorSpec) -> str:
-    """``uint8 [224, 224, 3]``; ? where it differs between samples."""
+    """Return the dtype and shape, such as ``uint8 [224, 224, 3]``, with ? for a size that differs between samples."""
     return str(tensor).partition(": ")[2]
 
 
 @dataclass(slots=True)
 class ShownSample:
-    """A sample as it is shown."""
+    """A sample with the tensor that is drawn and its labels."""
 
     sample: Sample
     tensor: TensorSpec
@@ -117,7 +117,7 @@ class ShownSample:
     """What was done to the values to draw them; known once it is drawn."""
 
     def picture(self, decode: Callable[[bytes], Any] | None) -> Any:
-        """``uint8 [h, w, 3]`` or None; ``decode`` makes one of an encoded image."""
+        """Return ``uint8 [h, w, 3]`` or None; ``decode`` makes one of an encoded image."""
         from penstock.views.pictures import picture_of
 
         value = self.sample.tensors[self.tensor.name]
@@ -130,7 +130,7 @@ class ShownSample:
         return None if picture is None else picture.rgb
 
     def words(self) -> list[str]:
-        """What stands in a picture's place: the value itself, or the text of a byte string."""
+        """Return the lines in place of a picture: the value itself, or the text of a byte string."""
         value = self.sample.tensors[self.tensor.name]
         if isinstance(value, bytes):
             return textwrap.wrap(text_of(value), LONGEST) or ["(empty)"]
@@ -139,7 +139,7 @@ class ShownSample:
         return [f"{self.tensor.name}: {list(value.shape)}"]
 
     def captions(self) -> list[str]:
-        """Identity, then labels, then the range of what is drawn."""
+        """Return the identity, then the labels, then the range of what is drawn."""
         return [
             str(self.sample.identity),
             *([" ".join(self.labels)] if self.labels else []),
@@ -147,7 +147,7 @@ class ShownSample:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Identity, labels, and of each tensor what is short enough to be told."""
+        """Return the identity, the labels, and each tensor in short."""
         identity = self.sample.identity
         tensors = {name: _told(value) for name, value in self.sample.tensors.items()}
         return {"id": str(identity), **identity._asdict(), "labels": self.labels, "tensors": tensors}
@@ -168,12 +168,12 @@ def _told(value: Any) -> dict[str, Any]:
 
 
 def _is_finite(number: Any) -> bool:
-    """JSON has neither NaN nor complex numbers."""
+    """Return True for a number that JSON has: it has neither NaN nor complex numbers."""
     return isinstance(number, float) and math.isfinite(number)
 
 
 def shown_of(stream: Stream, samples: Sequence[Sample], wanted: str | None) -> list[ShownSample]:
-    """Each with its labels, by name where the stream has class names."""
+    """Return each sample with its labels, by name where the stream has class names."""
     if stream.spec is None or not samples:
         return []
     names, tensor = class_names(stream), picture_tensor(stream.spec, wanted)

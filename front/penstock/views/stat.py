@@ -61,23 +61,23 @@ class TensorSummary:
 
     @property
     def of(self) -> str:
-        """What the numbers are: the ``value`` s, the ``length`` of byte strings, the ``magnitude`` of complex ones."""
+        """Return what the numbers are: ``value``, ``length`` of byte strings, or ``magnitude`` of complex numbers."""
         if self.spec.dtype == BYTES:
             return "length"
         return "magnitude" if self.spec.dtype.startswith("complex") else "value"
 
     @property
     def moments(self) -> Moments:
-        """Of each channel, or of all."""
+        """Return the moments of each channel, or of all numbers."""
         return self._moments if self._bytes is None else self._bytes.moments()
 
     @property
     def distinct(self) -> dict[int, int] | None:
-        """Integer -> how often; None where they are not integers, or too many different ones."""
+        """Return how often each integer occurs, or None if they are no integers, or too many different ones."""
         return self._distinct if self._bytes is None else self._bytes.distinct()
 
     def add(self, column: Column, rows: NDArray[np.int64], identity_of: IdentityOf) -> None:
-        """Some samples of an entry; ``rows`` rise."""
+        """Add some samples of an entry; ``rows`` rise."""
         if not len(rows):
             return
         self.samples += len(rows)
@@ -134,11 +134,11 @@ class TensorSummary:
     # --- what is told ---
 
     def whole(self) -> Moments:
-        """Of all channels together."""
+        """Return the moments of all channels together."""
         return self.moments.pooled()
 
     def bounds(self) -> tuple[float, float] | None:
-        """Least and greatest number, exact integers where integers are counted; None of no finite number."""
+        """Return the least and the greatest number, or None without a finite number. Counted integers are exact."""
         if distinct := self.distinct:
             return min(distinct), max(distinct)
         whole = self.whole()
@@ -146,11 +146,11 @@ class TensorSummary:
 
     @property
     def is_exact(self) -> bool:
-        """Whether quantiles and histogram are of every number seen."""
+        """Return True if quantiles and histogram are of every number seen."""
         return self.distinct is not None or self.draw.is_whole
 
     def quantiles(self, at: tuple[float, ...]) -> list[float]:
-        """By counts where there are some (the least value that so many are at or below), else by the draw."""
+        """Return quantiles: by counts, the least value that so many are at or below; else by the sample of numbers."""
         distinct = self.distinct
         if not distinct:
             return self.draw.quantiles(at)
@@ -160,7 +160,7 @@ class TensorSummary:
         return [float(values[min(rank, len(values) - 1)]) for rank in ranks]
 
     def histogram(self, bins: int = BINS) -> tuple[list[float], list[float]]:
-        """Edges (one more) and how many numbers lie between them; both empty of no finite number."""
+        """Return the edges of the bins and the count of each bin. Both are empty without a finite number."""
         bounds, distinct = self.bounds(), self.distinct
         if bounds is None or not math.isfinite(float(bounds[1]) - float(bounds[0])):
             return [], []  # numpy refuses a range wider than a float64
@@ -182,7 +182,7 @@ class TensorSummary:
         return edges.tolist(), counts.tolist()
 
     def classes(self) -> dict[int, int] | None:
-        """Class -> samples, of a tensor that is one integer for each sample."""
+        """Return the samples of each class, if the tensor is one integer a sample."""
         distinct = self.distinct
         if not distinct or self.spec.shape != () or self.of != "value":
             return None
@@ -277,7 +277,7 @@ PIXEL = 255.0
 
 
 def as_json(summary: TensorSummary, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Everything, with null where there is no number (JSON has neither NaN nor infinities)."""
+    """Return all facts, with None where there is no number, because JSON has neither NaN nor infinities."""
     whole, bounds, spec = summary.whole(), summary.bounds(), summary.spec
     low, high = bounds if bounds is not None else (None, None)
     edges, counts = summary.histogram()
@@ -313,7 +313,7 @@ def as_json(summary: TensorSummary, names: Sequence[str] = ()) -> dict[str, Any]
 
 
 def paste_lines(summary: TensorSummary) -> dict[str, str]:
-    """Framework -> one line of Python that normalises the tensor to mean 0 and deviation 1; empty where none would."""
+    """Return a line of Python for each framework that normalises the tensor to mean 0 and deviation 1, if one would."""
     spec, moments = summary.spec, summary.moments if summary.axis is not None else summary.whole()
     if spec.shape == () or summary.of != "value" or spec.dtype == "bool":
         return {}

@@ -25,7 +25,7 @@ LEAST_SIDE = 4
 
 
 def channel_axis(spec: TensorSpec) -> int | None:
-    """Which axis of a sample is an image's channels: -1, 0, or None where it does not look like an image."""
+    """Return the axis of an image's channels, -1 or 0, or None if the samples do not look like images."""
     shape = spec.shape
     if spec.dtype == BYTES or len(shape) not in (3, 4):
         return None
@@ -39,7 +39,7 @@ def _is_side(dim: int | None) -> bool:
 
 
 def pieces_of(column: Column, rows: NDArray[np.int64], axis: int | None) -> Iterator[NDArray[Any]]:
-    """The numbers of these samples, in the tensor's dtype; a column per channel, else one. bytes: their lengths."""
+    """Yield numbers of samples in their dtype, a column per channel, else one. Byte strings give their lengths."""
     spec = column.spec
     if spec.dtype == BYTES:
         assert column.shapes is not None
@@ -54,7 +54,7 @@ def pieces_of(column: Column, rows: NDArray[np.int64], axis: int | None) -> Iter
 
 
 def split(column: Column, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
-    """The numbers of each of these samples, 1-D."""
+    """Yield the numbers of each of these samples, 1-D."""
     if column.shapes is None:
         yield from (column.values[row].reshape(-1) for row in rows.tolist())
         return
@@ -76,7 +76,7 @@ def _cut(numbers: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 def real(numbers: NDArray[Any]) -> NDArray[np.float64]:
-    """As float64: a complex number's magnitude, 0 and 1 of a bool."""
+    """Return numbers as float64: a complex number's magnitude, 0 and 1 for a bool."""
     with np.errstate(over="ignore", invalid="ignore"):
         return (np.abs(numbers) if numbers.dtype.kind == "c" else numbers).astype(np.float64)
 
@@ -106,13 +106,13 @@ class Moments:
 
     @classmethod
     def none(cls, columns: int = 1) -> Moments:
-        """Of no numbers yet."""
+        """Return the moments of no numbers."""
         zeros = [np.zeros(columns) for _ in range(5)]
         return cls(zeros[0], zeros[1], zeros[2], np.full(columns, np.inf), np.full(columns, -np.inf), *zeros[3:])
 
     @classmethod
     def of(cls, rows: F64) -> Moments:
-        """Of one piece, ``[n, C]``."""
+        """Return the moments of one piece, ``[n, C]``."""
         if not len(rows):
             return cls.none(rows.shape[1])
         columns = np.ascontiguousarray(rows.T)  # numpy sums along short rows many times slower
@@ -133,7 +133,7 @@ class Moments:
         return cls(count, mean, m2, low, high, nan, size - count - nan)
 
     def merge(self, other: Moments) -> Moments:
-        """Of the numbers of both."""
+        """Return the moments of the numbers of both."""
         count = self.count + other.count
         share = other.count / np.maximum(count, 1)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -146,7 +146,7 @@ class Moments:
         )  # fmt: skip
 
     def pooled(self) -> Moments:
-        """Of the numbers of all columns together: C = 1."""
+        """Return the moments of all columns together, with C = 1."""
         whole = Moments.none()
         for column in range(len(self.count)):
             part = slice(column, column + 1)
@@ -160,7 +160,7 @@ class Moments:
 
     @property
     def std(self) -> F64:
-        """Standard deviation of what was seen (divided by n, as numpy does and normalisation wants); NaN of nothing."""
+        """Return the standard deviation, divided by n as numpy does. It is NaN without numbers."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.sqrt(self.m2 / self.count)
 
@@ -180,12 +180,12 @@ class ByteCounts:
         self._values: NDArray[np.int64] = (every.view(np.int8) if dtype == "int8" else every).astype(np.int64)
 
     def add(self, piece: NDArray[Any]) -> None:
-        """One piece, ``[n, C]`` of the dtype."""
+        """Add one piece, ``[n, C]`` of the dtype."""
         for column in range(len(self._counts)):
             self._counts[column] += np.bincount(piece[:, column].view(np.uint8), minlength=256)
 
     def moments(self) -> Moments:
-        """Of each column; sums are of integers, so nothing is rounded before the end."""
+        """Return the moments of each column. Sums are of integers, so nothing is rounded before the end."""
         count = self._counts.sum(axis=1).astype(np.float64)
         mean = (self._counts * self._values).sum(axis=1) / np.maximum(count, 1)
         m2 = (self._counts * np.square(self._values - mean[:, None])).sum(axis=1)
@@ -194,7 +194,7 @@ class ByteCounts:
         return Moments(count, mean, m2, low, high, np.zeros_like(count), np.zeros_like(count))
 
     def distinct(self) -> dict[int, int]:
-        """Value -> how often, of those that occur at all."""
+        """Return how often each value occurs that occurs at all."""
         whole = self._counts.sum(axis=0)
         return {value: count for value, count in zip(self._values.tolist(), whole.tolist(), strict=True) if count}
 
@@ -224,7 +224,7 @@ class UniformSample:
         self._values: NDArray[np.float64] = np.empty(0)
 
     def add(self, values: NDArray[np.float64]) -> None:
-        """One piece, 1-D."""
+        """Add one piece, 1-D."""
         self.seen += len(values)
         # of n uniform keys, Binomial(n, t) lie below t, anywhere, and each is uniform below t
         count = int(self._rng.binomial(len(values), self._threshold))
@@ -233,7 +233,7 @@ class UniformSample:
         self._keep(self._rng.random(count) * self._threshold, values)
 
     def merge(self, other: UniformSample) -> None:
-        """Takes over what another has drawn from other numbers."""
+        """Add what another one has drawn from other numbers."""
         self.seen += other.seen
         self._threshold = min(self._threshold, other._threshold)
         self._keep(other._keys, other._values)
@@ -248,16 +248,16 @@ class UniformSample:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every number was kept."""
+        """Return True if every number was kept."""
         return len(self._values) == self.seen
 
     @property
     def values(self) -> NDArray[np.float64]:
-        """What is kept, in no order."""
+        """Return the numbers that are kept, in no order."""
         return self._values
 
     def quantiles(self, at: tuple[float, ...]) -> list[float]:
-        """By linear interpolation, as numpy's; NaN of nothing."""
+        """Return quantiles by linear interpolation, as numpy does. They are NaN without numbers."""
         if not len(self._values):
             return [float("nan")] * len(at)
         with np.errstate(over="ignore", invalid="ignore"):  # between the ends of float64 lies more than one
