@@ -1,4 +1,4 @@
-"""``penstock audit``: proves that nothing was lost and nothing is there twice, or names what is."""
+"""``penstock audit``: proves that nothing was lost and nothing is duplicated, or names what is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock_producer.sources.config import SourceConfig
 
 NAME = "audit"
-HELP = "compare planned, written and trained on; name what is lost or twice"
+HELP = "compare planned, written and trained on; name what is lost or duplicated"
 
 SHOWN = 50
 """Findings printed; --json has them all."""
@@ -34,10 +34,10 @@ given up by an operator; lost = nobody will ever deliver them. Not offered: the 
 duplicate: an identity that stands in two entries.
 
 It ends with 0 only if nothing is lost, nothing is duplicate and nothing is unexplained: every finding is one line.
-Pending and unread samples are no fault, also when no member is left: they are handed out when the group comes back.
+Pending and unread samples are no fault, also when no member is left: they are given out when the group comes back.
 Dead letters, deleted entries and entries that no producer committed are. So are samples that a server confirmed and
 then lost in a crash: writers and trainers that lived through it note them. Entries that retention removed after every
-group had settled them are not. Of an abandoned epoch nothing is owed to anyone.
+group had acknowledged them are not. Of an abandoned epoch nothing is owed to anyone.
 
 By default payloads stay in the server: ids and headers are compared. --deep fetches them and verifies checksums.
 It may run while the stream is written and read.
@@ -45,9 +45,9 @@ It may run while the stream is written and read.
 --repair SOURCE... makes again what of a complete epoch is missing, and nothing else: entries that were deleted, the end
 of an index that a server lost. Everything after it names the source, as `penstock produce` was given it; seed and cut
 come from the epoch itself, and a source that is not the same is refused. An entry that is there and only lost its index
-record gets it back. Groups that had settled the samples are not given them again.
+record gets it back. Groups that had acknowledged the samples are not given them again.
 
-exit codes: 0 nothing is lost, twice or unexplained, 1 something is, or an error, 2 wrong usage"""
+exit codes: 0 nothing is lost, duplicated or unexplained, 1 something is, or an error, 2 wrong usage"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -155,7 +155,7 @@ def print_report(report: AuditReport, console: Console) -> None:
 def _remarks(epoch: EpochAudit) -> Iterator[str]:
     """Yield what is no fault and worth knowing."""
     if epoch.trimmed:
-        yield f"{epoch.trimmed} entries were trimmed: every group that held data had settled them"
+        yield f"{epoch.trimmed} entries were trimmed: every group that held data had acknowledged them"
     for name, group in epoch.groups.items():
         if group.given_up:
             yield f"group {name}: of the dead, {group.given_up} were given up by an operator"

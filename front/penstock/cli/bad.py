@@ -27,8 +27,8 @@ example:
 
 Two kinds of bad things are kept, by identity (epoch, shard, offset) and reason, until their epoch is released:
 
-quarantined: a sample that its source could not make. It is a hole in the epoch, settled for every group and for ever:
-mend the source, and the next epoch has the sample. It cannot be retried.
+quarantined: a sample that its source could not make. It is a hole in the epoch, done for every group and for ever:
+fix the source, and the next epoch has the sample. It cannot be retried.
 
 dead letter: an entry that one group could not read (damaged, forged, of a newer version). That group's epoch closes
 without it; other groups are not concerned. `retry` gives it to the group again, e.g. after an update.

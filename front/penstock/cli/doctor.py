@@ -1,4 +1,4 @@
-"""``penstock doctor``: checks server and streams as an expert would, with the command that mends each finding."""
+"""``penstock doctor``: checks server and streams as an expert would, with the command that fixes each finding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock_common.stream.servers.checkup import ServerFacts
 
 NAME = "doctor"
-HELP = "check server and streams as an expert would, and say what mends it"
+HELP = "check server and streams as an expert would, and say what fixes it"
 
 BAD = 3
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "ok": "green"}

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     end_by_signals()
     streams, registry = Streams(), CollectorRegistry()
-    with connect(url_of(args)) as client, Jobs(args) as jobs:
+    with connect(url_of(args)) as client, QueueMetrics(args) as jobs:
         onlookers: dict[str, Onlooker] = {}
         damaged = _tell(look(client, args.stream, onlookers, streams), {}, console)
         streams.queues = jobs.look(streams.glances)
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             server.server_close()
 
 
-class Jobs:
+class QueueMetrics:
     """The connection to the queue's server, which may be away while the streams' server is there."""
 
     def __init__(self, args: argparse.Namespace) -> None:

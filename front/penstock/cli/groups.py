@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     declare = add_action(actions, "declare", "make a group: data is kept for it from now on, until it is dropped")
     drop = add_action(actions, "drop", "forget a group, what it has read, and its claim on data")
-    reset = add_action(actions, "reset", "have a group read again from an epoch; it forgets what it has settled since")
+    reset = add_action(
+        actions, "reset", "have a group read again from an epoch, as if it had acknowledged nothing since"
+    )
     for parser_of_one in (declare, drop, reset):
         parser_of_one.add_argument("name", type=GROUP_NAME, help="the group")
     declare.add_argument(

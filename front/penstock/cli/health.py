@@ -1,4 +1,4 @@
-"""``penstock health``: whether a worker or a trainer of this host gave a sign of life lately; for containers."""
+"""``penstock health``: whether a worker or a trainer of this host gave a heartbeat lately; for containers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.cli.console import Console
 
 NAME = "health"
-HELP = "say whether a worker or a trainer of this host gave a sign of life lately"
+HELP = "say whether a worker or a trainer of this host gave a heartbeat lately"
 
 WITHIN_S = 15.0
 """Workers give a sign every 3 s, and members every 2 s. A worker's job goes to another after so long."""

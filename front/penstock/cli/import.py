@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", type=byte_size, metavar="SIZE", help="payload bytes the stream may hold (new: all of it fits)"
     )
     parser.add_argument(
-        "--retention", type=POLICY, metavar="POLICY", help="what is kept of settled epochs, e.g. epochs:1"
+        "--retention", type=POLICY, metavar="POLICY", help="what is kept of acknowledged epochs, e.g. epochs:1"
     )
     add_url(parser)
     add_json(parser)

@@ -104,9 +104,9 @@ def _show_once(records: list[dict[str, Any]], args: argparse.Namespace, console:
     elif not records:
         console.line("no streams yet: start a producer (`penstock produce`, or penstock.Writer)")
     else:
-        from penstock.cli.monitor_screen import Screen
+        from penstock.cli.monitor_screen import MonitorScreen
 
-        Screen(console.out).print([record for record in records if "error" not in record])
+        MonitorScreen(console.out).print([record for record in records if "error" not in record])
     for record in damaged:
         console.notice(f"penstock: {_line(record)}")
     return 1 if damaged else 0
@@ -121,9 +121,9 @@ def _show(looks: Iterator[list[dict[str, Any]]], args: argparse.Namespace, conso
             for record in records:
                 console.line(_line(record))
     else:
-        from penstock.cli.monitor_screen import Screen
+        from penstock.cli.monitor_screen import MonitorScreen
 
-        Screen(console.out).follow(looks)
+        MonitorScreen(console.out).follow(looks)
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ BAD = ("memory", "folder", "dead member", "absent group", "unacknowledged")
 Records = list[dict[str, Any]]
 
 
-class Screen:
+class MonitorScreen:
     """A terminal, or a file in its place. It obeys NO_COLOR."""
 
     def __init__(self, out: TextIO) -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console, ProgressBar, ProgressBars
-    from penstock_producer.jobs.progress import EpochProgress, ProductionSummary
-    from penstock_producer.jobs.progress import ProductionProgress as Look
+    from penstock_producer.jobs.progress import EpochProgress, ProductionProgress, ProductionSummary
 
 
 WINDOW_S = 15.0
@@ -26,7 +25,7 @@ MOST_TOLD = 16
 """Epochs in one such line, the newest."""
 
 
-class _Pace:
+class _CountRate:
     """The rate at which a count grew in the last seconds."""
 
     def __init__(self) -> None:
@@ -72,13 +71,13 @@ class ProductionView:
         self._console, self._shown, self._as_json, self._clock = console, shown, as_json, clock
         self._part = part
         self._bars: dict[int, ProgressBar] = {}
-        self._paces: dict[int, _Pace] = {}
-        self._whole = _Pace()
+        self._paces: dict[int, _CountRate] = {}
+        self._whole = _CountRate()
         self._ended: set[int] = set()
         self._fleet: ProgressBar | None = None
         self._told, self._told_s = "", clock()
 
-    def update(self, look: Look) -> None:
+    def update(self, look: ProductionProgress) -> None:
         """Draw the newest state."""
         now = self._clock()
         self._whole.add(now, look.done, sum(epoch.nbytes for epoch in look.epochs))
@@ -100,7 +99,7 @@ class ProductionView:
         if bar is None:
             label = f"{self._part} {_called(epoch.epoch)}".strip()
             bar = self._bars[epoch.epoch] = self._shown.add(label, epoch.samples, "samples")
-            self._paces[epoch.epoch] = _Pace()
+            self._paces[epoch.epoch] = _CountRate()
         pace = self._paces[epoch.epoch]
         pace.add(now, epoch.done, epoch.nbytes)
         if epoch.state != "produced":
@@ -110,7 +109,7 @@ class ProductionView:
         bar.finish(epoch.done, _note(epoch, pace), epoch.samples)
         del self._bars[epoch.epoch], self._paces[epoch.epoch]
 
-    def _draw_fleet(self, look: Look) -> None:
+    def _draw_fleet(self, look: ProductionProgress) -> None:
         if self._fleet is None:
             self._fleet = self._shown.add(f"{self._part} workers".strip(), is_last=True)
         nbytes = self._whole.rates[1]
@@ -124,7 +123,7 @@ class ProductionView:
         )
         self._fleet.update(look.workers, "  ".join(part for part in parts if part))
 
-    def _tell_json(self, look: Look, now: float) -> None:
+    def _tell_json(self, look: ProductionProgress, now: float) -> None:
         if now - self._told_s < JSON_S:
             return
         self._told_s = now
@@ -148,7 +147,7 @@ def _record(epoch: EpochProgress) -> dict[str, object]:
     return {name: getattr(epoch, name) for name in names}
 
 
-def _note(epoch: EpochProgress, pace: _Pace) -> str:
+def _note(epoch: EpochProgress, pace: _CountRate) -> str:
     left_s = pace.left_s(epoch.samples)
     parts = (
         f"{pace.rates[0]:,.0f}/s" if pace.rates[0] else "",

@@ -31,7 +31,7 @@ _PROGRESS_S = 10.0
 """How often progress is told among the lines of the trainer."""
 
 
-class _Parser(Parser):
+class _RunParser(Parser):
     """A source's parser that leaves what follows ``--`` to the command."""
 
     def format_help(self) -> str:
@@ -63,7 +63,7 @@ class _Parser(Parser):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    add_sources(parser, _Parser, " -- python train.py")
+    add_sources(parser, _RunParser, " -- python train.py")
     parser.epilog = (
         "example:\n  penstock run images photos/ --resize 224x224 --epochs 3 -- python train.py\n\n"
         "exit codes: the training command's own (128 + n where signal n ended it), 1 the production failed and the\n"
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 names = " and ".join(map(repr, streams))
                 each = f" of {amount:,} samples" if amount is not None else ""
                 console.notice(f"{_making(args)}{each} for stream {names}")
-                return _Session(console, trainer).run(production)
+                return _RunSession(console, trainer).run(production)
     except KeyboardInterrupt:
         console.notice("ended")
         return 130
@@ -228,7 +228,7 @@ class _Trainer:
             self.end()
 
 
-class _Session:
+class _RunSession:
     """The production beside the trainer."""
 
     def __init__(self, console: Console, trainer: _Trainer) -> None:

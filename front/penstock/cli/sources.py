@@ -150,7 +150,7 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
         "--retention",
         type=POLICY,
         metavar="POLICY",
-        help="of settled epochs: budget (default), epochs:3, time:24h, bytes:500mb",
+        help="of acknowledged epochs: budget (default), epochs:3, time:24h, bytes:500mb",
     )
     add(
         "--durability",

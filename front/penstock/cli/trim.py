@@ -27,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         type=whole_number(0),
         metavar="EPOCHS",
-        help="this once: only the newest so many settled epochs (0: none)",
+        help="this once: only the newest so many acknowledged epochs (0: none)",
     )
     less.add_argument(
-        "--bytes", type=byte_size, metavar="SIZE", help="this once: settled epochs up to so many bytes, as 500mb"
+        "--bytes", type=byte_size, metavar="SIZE", help="this once: acknowledged epochs up to so many bytes, as 500mb"
     )
     parser.epilog = (
         "example:\n  penstock trim train\n  penstock trim train --keep 2\n  penstock trim train --bytes 500mb\n\n"

@@ -16,7 +16,7 @@ import pytest
 
 import penstock
 from penstock.__main__ import main
-from penstock.cli.monitor_screen import Screen
+from penstock.cli.monitor_screen import MonitorScreen
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watching.waiters import note_wait
 from penstock_producer.write.writer import EpochWriter
@@ -122,7 +122,7 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
 
     def drawn() -> str:
         out = Terminal()
-        Screen(out).print([])
+        MonitorScreen(out).print([])
         return out.getvalue()
 
     monkeypatch.setenv("TERM", "xterm")
