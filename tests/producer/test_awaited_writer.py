@@ -12,12 +12,12 @@ from penstock_producer.write.resources import SharedResources
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, writer_of
 
 
-@pytest.mark.parametrize(("refused", "why"), [("server_is_full", "memory"), ("full_folder", "folder")])
+@pytest.mark.parametrize(("refused", "why"), [("note_full_server", "memory"), ("note_full_folder", "folder")])
 def test_of_writers_that_server_or_folder_refused_the_one_that_is_waited_for_is_known(
     any_url: str, any_client: Client, refused: str, why: str
 ) -> None:
     """Their budget has room, so the rule never asks whose turn it is; trainers were told to look for a producer."""
-    now_s = 0.0
+    now_s, args = 0.0, ["/full"] if why == "folder" else []
     with writer_of(any_url, spec=SPEC) as writer:
         epoch = writer.epoch(0, sizes=[10, 10])
         resources = SharedResources(any_client, writer.stream, print)
@@ -27,7 +27,7 @@ def test_of_writers_that_server_or_folder_refused_the_one_that_is_waited_for_is_
         ]
         for _ in range(2):  # refused, and a while later still
             for room in rooms:
-                setattr(room, refused, "/full")
+                getattr(room, refused)(*args)
                 assert not room.admit(100, 0)
             now_s += NOTE_AFTER_S + LOOK_EVERY_S
         waiting = load_roster(any_client, writer.stream.partitions[0]).waiting
@@ -52,9 +52,9 @@ def test_nothing_is_sent_ahead_while_a_writer_waits(any_url: str, any_client: Cl
         if hindered == "by the rule":
             assert not room.admit(SAMPLE_BYTES, 100 * SAMPLE_BYTES)
         elif hindered == "by the server":
-            room.server_is_full = True
+            room.note_full_server()
         else:
-            room.full_folder = "/full"
+            room.note_full_folder("/full")
         assert not room.admit_next(SAMPLE_BYTES, 0)
         assert room.admit(SAMPLE_BYTES, 0) == (hindered == "by the rule"), "a refusal costs one more round"
         resources.close()

@@ -234,7 +234,7 @@ def test_what_a_full_server_refused_waits_a_round_though_room_was_made(any_url: 
         assert acknowledge(any_client, writer.stream.partitions[0], manifest, "g", [], {0: [(0, 1)]})
         resources = SharedResources(any_client, writer.stream, lambda _: None)
         keeper = AdmissionControl(any_client, writer.stream, manifest, 1, lambda: 0.0, resources)
-        keeper.server_is_full = True
+        keeper.note_full_server()
         assert not keeper.admit(SAMPLE_BYTES, SAMPLE_BYTES)
         assert stored(any_client, "t", 0) == Counter()  # room was made
         assert keeper.admit(SAMPLE_BYTES, 0)

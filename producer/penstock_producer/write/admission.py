@@ -1,10 +1,14 @@
-"""Room for one shard: asks the pure rule, lets the janitor free what may go, and knows the sentence for a wait."""
+"""Admission control for one shard: ask the rule, have the cleaner free bytes, explain a wait.
+
+The rule itself, and the values it needs, are in ``quota``.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from penstock_common.errors import PenstockError, TooLarge
 from penstock_common.segments.plane import INLINE
@@ -15,10 +19,21 @@ from penstock_common.stream.groups.roster import Roster, load_roster, server_ms
 from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.servers.suitability import largest_block, readable_bytes
 from penstock_common.stream.streams import Stream
-from penstock_common.stream.watching.waiters import RENEW_S, Why, end_wait, note_wait
+from penstock_common.stream.watching.waiters import RENEW_S, end_wait, note_wait
 from penstock_producer.write.alarm import explain_holds, idle_groups
 from penstock_producer.write.cleaner import SILENT_MS
-from penstock_producer.write.quota import LOOK_EVERY_S, QuotaState, explain_memory, explain_quota, pause_s
+from penstock_producer.write.quota import (
+    LACKING,
+    LOOK_EVERY_S,
+    Admission,
+    AdmissionWait,
+    QuotaState,
+    decide_admission,
+    explain_memory,
+    explain_quota,
+    find_refusal,
+    pause_s,
+)
 from penstock_producer.write.resources import SharedResources
 from penstock_producer.write.retention import pending_groups
 
@@ -27,7 +42,11 @@ NOTE_AFTER_S = 0.5
 
 
 class AdmissionControl:
-    """Decides for one shard whether its next block may be written."""
+    """Decides for one shard whether its next block may be written.
+
+    The decision is `quota.decide_admission`, and the wait is a `quota.AdmissionWait`. This class asks the server for
+    what they need, has the cleaner free bytes, and notes a long wait on the roster.
+    """
 
     def __init__(
         self,
@@ -44,25 +63,37 @@ class AdmissionControl:
         self._order, self._clock = resources.order, clock
         self._share_of = self._partition.number if len(stream.partitions) > 1 else None
         self._state = QuotaState(0, 0, stream.partition_budget, False, partition=self._share_of)
-        self.server_is_full = False
-        """Set when the server refused a write at its maxmemory: then one more round of waiting comes first."""
-        self.full_folder = ""
-        """Set when a folder of segments had no room: the same."""
-        self._was_refused = False
-        self._refused_s: float | None = None
-        """Since when server or folder have refused one try after another: each try looks like an end of the wait."""
-        self._tries = False
-        self._closed_s: float | None = None
-        """Since when there is no room; until the low mark is reached, or the rule gives way."""
-        self._last_wait_s = 0.0
-        self._lacking_folder = ""
+        self._decision = Admission.ADMITTED
+        self._wait = AdmissionWait()
+        self._is_server_full = False
+        """The server refused a write at its maxmemory, and no block was admitted or refused since."""
+        self._full_folder = ""
+        """The folder of segments that had no space, until the next block is admitted or refused."""
+        self._named_folder = ""
+        """The folder that the last refusal was about."""
         self._noted_s: float | None = None
         self._is_next_now, self._looked_s = False, -LOOK_EVERY_S
         self._freed = 0
-        """For the block that went last: the writer learns of it with that block's answer."""
+        """Bytes freed for the last block: the writer learns of them with that block's answer."""
+
+    def note_full_server(self) -> None:
+        """Record that the server refused a write at its maxmemory: the next block waits one round."""
+        self._is_server_full = True
+
+    def note_full_folder(self, path: str) -> None:
+        """Record that a folder of segments had no space: the next block waits one round."""
+        self._full_folder = path
 
     def admit(self, block_bytes: int, held_bytes: int) -> bool:
-        """Whether the block may go; frees what may be freed before it says no."""
+        """Return True if the block may be written now; free what may be freed before returning False.
+
+        Args:
+            block_bytes: Payload bytes of the block.
+            held_bytes: Payload bytes that the partition holds, as last read.
+
+        Raises:
+            TooLarge: The block is larger than a quarter of the partition's budget, so it might wait for ever.
+        """
         if block_bytes > largest_block(self._stream.partition_budget):
             raise TooLarge(
                 f"a block of {readable_bytes(block_bytes)} does not fit a quarter of the budget of "
@@ -70,121 +101,108 @@ class AdmissionControl:
                 "raise budget_bytes, or write smaller samples"
             )
         self._freed = 0
-        was_tried = self.server_is_full or self._refused_s is not None
-        is_out = was_tried and self._server_memory.is_used_up()  # it would refuse the next try as well
-        is_refused, self.server_is_full = is_out or self.server_is_full or bool(self.full_folder), False
-        self._lacking_folder, self.full_folder = self.full_folder, ""
-        self._was_refused = is_refused
-        if is_refused and self._refused_s is None:
-            self._refused_s = self._clock()
-        elif self._tries and not is_refused:
-            self._refused_s = None  # the last try went well
-        self._tries = False
-        if self._is_enough(block_bytes, held_bytes) and not is_refused:
+        refusal = self._take_refusal()
+        self._wait = self._wait.begun(self._clock(), is_refused=refusal is not None)
+        if self._decide(block_bytes, held_bytes, refusal):
             return self._go_on(block_bytes)
-        self._closed_s = self._clock() if self._closed_s is None else self._closed_s
+        self._wait = self._wait.closed(self._clock())
         self._freed = freed = self._cleaner.free_bytes(max(self._state.missing_bytes, block_bytes))
-        if not is_refused and freed and self._is_enough(block_bytes, held_bytes - freed):
+        if refusal is None and freed and self._decide(block_bytes, held_bytes - freed):
             return self._go_on(block_bytes)
         self._note()
         return False
 
     def admit_next(self, block_bytes: int, held_bytes: int) -> bool:
-        """Whether the block may go at once, by what is known: nothing is waited for, and nothing has to be freed.
+        """Return True if the block may be sent before the one ahead of it is answered.
 
-        ``held_bytes``: as known before the one before it went, and that one.
+        That needs no wait in progress, no refusal, and enough quota without freeing anything.
+
+        Args:
+            block_bytes: Payload bytes of the block.
+            held_bytes: Payload bytes that the partition held before the block ahead, and that block's.
         """
-        is_hindered = self._waited_s is not None or self.server_is_full or bool(self.full_folder)
+        if self._wait.is_waiting or self._is_server_full or self._full_folder:
+            return False
         is_fitting = block_bytes <= largest_block(self._stream.partition_budget)
-        if is_hindered or not is_fitting or not self._is_enough(block_bytes, held_bytes - self._freed):
+        if not is_fitting or not self._decide(block_bytes, held_bytes - self._freed):
             return False
         self._freed = 0
         return self._go_on(block_bytes)
 
     def pause_s(self) -> float:
-        """How long to wait before it is worth asking again."""
-        return pause_s(self._waited_s or 0.0, self._last_wait_s)
+        """Return the seconds to wait before asking again."""
+        return pause_s(self._wait.waited_s(self._clock()) or 0.0, self._wait.last_wait_s)
 
     def end_wait(self) -> None:
-        """The wait is over, whether it led to anything or not."""
+        """Remove the note of the wait from the roster, whether the block was admitted or not."""
         if self._noted_s is not None:
             self._noted_s = None
             with suppress(PenstockError):  # a note that stays is soon stale
                 end_wait(self._client, self._partition, self._manifest.epoch, self._shard)
 
-    @property
-    def _waited_s(self) -> float | None:
-        began = [at for at in (self._closed_s, self._refused_s) if at is not None]
-        return self._clock() - min(began) if began else None
+    def _take_refusal(self) -> Admission | None:
+        """Return what refused the last try, and forget it; None if nothing did."""
+        was_tried = self._is_server_full or self._wait.refused_s is not None
+        is_used_up = was_tried and self._server_memory.is_used_up()  # it would refuse the next try as well
+        refusal = find_refusal(self._full_folder, is_server_full=self._is_server_full or is_used_up)
+        self._named_folder, self._full_folder, self._is_server_full = self._full_folder, "", False
+        return refusal
 
-    def _is_enough(self, block_bytes: int, held_bytes: int) -> bool:
-        """Asks the rule; whether the shard is next only if it matters."""
-        waited_s = self._waited_s
-        is_inline = self._stream.payload == INLINE  # payloads in segments take no memory of the server's
+    def _decide(self, block_bytes: int, held_bytes: int, refusal: Admission | None = None) -> bool:
+        """Apply the rule. Ask whether the shard is next only if the answer matters."""
+        waited_s = self._wait.waited_s(self._clock())
+        is_inline = self._stream.payload == INLINE  # payloads in segments take no memory of the server
         left = self._server_memory.left_bytes(block_bytes, anew=waited_s is not None) if is_inline else None
-        for is_next in (self._is_next_now, True):
-            if is_next and not self._is_next():
-                break
-            self._state = QuotaState(
-                held_bytes,
-                block_bytes,
-                self._stream.partition_budget,
-                is_next,
-                waited_s=waited_s,
-                left_bytes=left,
-                partition=self._share_of,
-            )
-            if self._state.is_enough:
-                return True
-        return False
+        self._state = QuotaState(
+            held_bytes,
+            block_bytes,
+            self._stream.partition_budget,
+            self._is_next_now,
+            waited_s=waited_s,
+            left_bytes=left,
+            partition=self._share_of,
+        )
+        if not self._state.is_enough and not self._is_next_now and self._is_next():
+            self._state = replace(self._state, is_next=True)
+        self._decision = decide_admission(self._state, refusal)
+        return self._decision is Admission.ADMITTED
 
     def _go_on(self, block_bytes: int) -> bool:
-        if (waited := self._waited_s) is not None:
-            self._closed_s, self._last_wait_s = None, waited
-        self._tries = True
+        self._wait = self._wait.admitted(self._clock())
         self._server_memory.spend(block_bytes)
         return True
 
     def _note(self) -> None:
-        """Says on the roster that this writer waits: at first after a moment, then every second."""
-        waited, now = self._waited_s or 0.0, self._clock()
+        """Note the wait on the roster: for the first time after a moment, then every second."""
+        now = self._clock()
+        waited = self._wait.waited_s(now) or 0.0
         if waited < NOTE_AFTER_S or (self._noted_s is not None and now - self._noted_s < RENEW_S):
             return
         self._noted_s = now
         note_wait(
             self._client, self._partition, self._manifest.epoch, self._shard, waited_s=waited,
             need_bytes=self._state.block_bytes, held_bytes=self._state.held_bytes,
-            why=self._lacking, is_next=self._is_next(),  # server or folder may have refused before the rule asked that
+            why=LACKING[self._decision], is_next=self._is_next(),  # after a refusal the rule may not have asked that
         )  # fmt: skip
 
     def _is_next(self) -> bool:
-        """Whether this shard is the one the reserve is for: asked now and then, since every block wants to know.
+        """Return True if the reserve is for this shard; ask the server every `LOOK_EVERY_S` at most.
 
-        Once it is, it stays so until it is done: epochs and shards only rise.
+        A shard that is next stays next until it is complete, because epochs and shards only rise.
         """
         now = self._clock()
         if not self._is_next_now and now - self._looked_s >= LOOK_EVERY_S:
             self._is_next_now, self._looked_s = self._order.is_next(self._manifest.epoch, self._shard), now
         return self._is_next_now
 
-    @property
-    def _lacking(self) -> Why:
-        if self._lacking_folder:
-            return "folder"
-        return "memory" if self._is_memory_short else "budget"
-
-    @property
-    def _is_memory_short(self) -> bool:
-        return self._was_refused or self._state.is_memory_short
-
     def why(self) -> str:
-        """For what the shard waits, and what helps."""
-        if self._lacking_folder:
+        """Return the sentence that says what the shard waits for, and what helps."""
+        if self._decision is Admission.FOLDER_FULL:
             return (
-                f"there is no space left in {self._lacking_folder} for segments of {self._stream.name!r}: free some, "
+                f"there is no space left in {self._named_folder} for segments of {self._stream.name!r}: free some, "
                 "or give the stream a smaller budget_bytes"
             )
-        if self._is_memory_short:
+        if LACKING[self._decision] == "memory":
             return explain_memory(self._stream.name, self._state, self._server_memory.memory)
         roster = load_roster(self._client, self._partition)
         now_ms = server_ms(self._client)

@@ -383,7 +383,7 @@ class Committer:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             require_there(self._client, self._stream)  # deleted, it has no folder any more
             raise SegmentsUnseen(f"{segment_writer.folder.path} takes no more segments: {error}") from error
-        self._admission.full_folder = str(segment_writer.folder.path)
+        self._admission.note_full_folder(str(segment_writer.folder.path))
 
     def _execute(self, block: Block, bad: Mapping[int, str], fields: Fields) -> SentBlock:
         """Sends the block's transaction."""
@@ -405,7 +405,7 @@ class Committer:
             self._sealer.answered(sent.sealed, self._channel.read())
         safety = [self._channel.read() for _ in self._safety]
         if any(is_out_of_memory(reply) for reply in replies):
-            self._admission.server_is_full = True
+            self._admission.note_full_server()
             return False
         outcome = replies[-1] if due > 1 else replies  # a block of holes only is sent without MULTI
         if isinstance(outcome, list):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
 
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import (
@@ -21,6 +23,7 @@ from penstock_common.stream.manifest import (
 )
 from penstock_common.stream.servers.suitability import ORDINARY_SHARE, ServerMemory, read_memory, readable_bytes
 from penstock_common.stream.streams import Stream
+from penstock_common.stream.watching.waiters import Why
 
 LOW_SHARE = 0.1
 """A writer that had to wait goes on when this part of the budget below its mark is free again: so it writes, and room
@@ -85,6 +88,96 @@ class QuotaState:
     def missing_bytes(self) -> int:
         """How much has to go before the block may be written."""
         return max(0, self.held_bytes + self.block_bytes - self.mark_bytes)
+
+
+class Admission(Enum):
+    """The decision about one block: it is admitted, or why it has to wait."""
+
+    ADMITTED = "admitted"
+    FOLDER_FULL = "the folder of segments has no space"
+    SERVER_FULL = "the server refused a write at its maxmemory"
+    MEMORY_SHORT = "the block fits the budget, and not what the server's memory leaves to writers"
+    RESERVED = "what is free is reserved for an earlier shard"
+    BUDGET_FULL = "the partition's budget is full"
+
+
+LACKING: Final[Mapping[Admission, Why]] = {
+    Admission.FOLDER_FULL: "folder",
+    Admission.SERVER_FULL: "memory",
+    Admission.MEMORY_SHORT: "memory",
+    Admission.RESERVED: "budget",
+    Admission.BUDGET_FULL: "budget",
+}
+"""The word for each reason to wait in a note on the roster."""
+
+
+def find_refusal(full_folder: str, *, is_server_full: bool) -> Admission | None:
+    """Return why the last try was refused, whatever the budget says; None if it was not. A folder comes first."""
+    if full_folder:
+        return Admission.FOLDER_FULL
+    return Admission.SERVER_FULL if is_server_full else None
+
+
+def decide_admission(state: QuotaState, refusal: Admission | None = None) -> Admission:
+    """Decide about one block.
+
+    Args:
+        state: Budget, bytes held, the server's memory, whose turn it is, and how long the shard has waited.
+        refusal: What refused the last try. A refused block waits one round, even if the quota would admit it.
+
+    Returns:
+        ``Admission.ADMITTED``, or the reason to wait.
+    """
+    if refusal is not None:
+        return refusal
+    if state.is_enough:
+        return Admission.ADMITTED
+    if state.is_memory_short:
+        return Admission.MEMORY_SHORT
+    return Admission.RESERVED if replace(state, is_next=True).is_enough else Admission.BUDGET_FULL
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionWait:
+    """How long a shard has waited. Each method returns the value after one step."""
+
+    closed_s: float | None = None
+    """When the shard began to wait; None once a block was admitted."""
+    refused_s: float | None = None
+    """When server or folder began to refuse one try after another. Each try looks like the end of a wait."""
+    last_wait_s: float = 0.0
+    """Length of the wait before, in seconds."""
+    is_tried: bool = False
+    """Whether a block was admitted since the last decision that took its time."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the shard waits, or its tries are refused."""
+        return self.closed_s is not None or self.refused_s is not None
+
+    def waited_s(self, now_s: float) -> float | None:
+        """Return the seconds since the wait, or a series of refused tries, began; None if there is neither."""
+        began = [at for at in (self.closed_s, self.refused_s) if at is not None]
+        return now_s - min(began) if began else None
+
+    def begun(self, now_s: float, *, is_refused: bool) -> AdmissionWait:
+        """Return the value as a decision begins; a try that was not refused ends a series of refused ones."""
+        if is_refused:
+            refused_s = now_s if self.refused_s is None else self.refused_s
+        else:
+            refused_s = None if self.is_tried else self.refused_s
+        return replace(self, refused_s=refused_s, is_tried=False)
+
+    def closed(self, now_s: float) -> AdmissionWait:
+        """Return the value after a block was not admitted."""
+        return self if self.closed_s is not None else replace(self, closed_s=now_s)
+
+    def admitted(self, now_s: float) -> AdmissionWait:
+        """Return the value after a block was admitted."""
+        waited = self.waited_s(now_s)
+        if waited is None:
+            return self if self.is_tried else replace(self, is_tried=True)
+        return replace(self, closed_s=None, last_wait_s=waited, is_tried=True)
 
 
 def pause_s(waited_s: float, last_wait_s: float) -> float:
