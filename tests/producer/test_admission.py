@@ -1,21 +1,20 @@
-"""The rule of admission: recorded and generated waits are decided as they always were."""
+"""The rule of admission: recorded waits are decided as they were, and no quota is exceeded."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_producer.write import admission
 from penstock_producer.write.admission import AdmissionControl
-from tests.producer import old_admission
-from tests.producer.old_admission import OldAdmissionControl
+from penstock_producer.write.quota import LACKING, Admission, QuotaState, decide_admission, find_refusal
 
 RECORDED = json.loads((Path(__file__).parent / "admission_cases.json").read_text())
 """Decisions of real runs with full budgets, full servers and full folders, one list for each shard that was written."""
@@ -43,7 +42,6 @@ class Answers:
     def __init__(self) -> None:
         self.step = Step("", 0.0, 0, 0, False, False, [None], False, 0, False)
         self.left: list[int | None] = []
-        self.notes: list[tuple[str, bool]] = []
 
     def take(self, step: Step) -> None:
         """Answer as this step says from now on."""
@@ -72,60 +70,37 @@ class Answers:
         """Return whether the shard is next."""
         return self.step.is_next
 
-    def note_wait(self, *_: Any, why: str, is_next: bool, **__: Any) -> None:
-        """Keep a note of the roster."""
-        self.notes.append((why, is_next))
 
-
-def decided(control: Any, answers: Answers, steps: list[Step], lacking: Callable[[Any], str]) -> list[list[Any]]:
-    """Return each step's outcome: the answer, what is lacking after a refusal, the pause, and the notes so far."""
+def decided(control: AdmissionControl, answers: Answers, steps: list[Step]) -> list[list[Any]]:
+    """Return each step's outcome: the answer, what is lacking after a refusal, and the pause."""
     found = []
     for step in steps:
         answers.take(step)
-        for is_full, note, name, args in (
-            (step.is_server_full, "note_full_server", "server_is_full", []),
-            (step.is_folder_full, "note_full_folder", "full_folder", ["/full"]),
-        ):
-            if is_full and hasattr(control, note):
-                getattr(control, note)(*args)
-            elif is_full:
-                setattr(control, name, args[0] if args else True)
+        if step.is_server_full:
+            control.note_full_server()
+        if step.is_folder_full:
+            control.note_full_folder("/full")
         is_admitted = getattr(control, step.op)(step.block, step.held)
-        why = "" if is_admitted or step.op == "admit_next" else lacking(control)
-        found.append([is_admitted, why, round(control.pause_s(), 6), len(answers.notes)])
+        why = "" if is_admitted or step.op == "admit_next" else LACKING[control._decision]
+        found.append([is_admitted, why, control.pause_s()])
     return found
 
 
 @pytest.fixture(autouse=True)
 def no_roster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have notes go to the answers."""
-    for module in (admission, old_admission):
-        monkeypatch.setattr(module, "note_wait", lambda answers, *args, **kwargs: answers.note_wait(*args, **kwargs))
+    """Write no notes: there is no server."""
+    monkeypatch.setattr(admission, "note_wait", lambda *_, **__: None)
 
 
-def control_of(kind: Any, budget: int, payload: str, answers: Answers) -> Any:
-    """Return a shard's control whose client, cleaner, server and clock are the answers."""
+def control_of(budget: int, payload: str, answers: Any) -> AdmissionControl:
+    """Return a shard's control whose cleaner, server and clock are the answers."""
     partition = SimpleNamespace(number=0)
-    stream = SimpleNamespace(
+    stream: Any = SimpleNamespace(
         name="t", partition_of=lambda _: partition, partitions=[partition], partition_budget=budget, payload=payload
     )
-    resources = SimpleNamespace(cleaners=answers, server_memory=answers, order=answers)
-    manifest = SimpleNamespace(epoch=0)
-    return kind(answers, stream, manifest, 0, lambda: answers.step.now_s, resources)
-
-
-def new(budget: int, payload: str, steps: list[Step]) -> list[list[Any]]:
-    """Return what the control decides in these steps."""
-    answers = Answers()
-    control = control_of(AdmissionControl, budget, payload, answers)
-    return decided(control, answers, steps, lambda it: admission.LACKING[it._decision])
-
-
-def old(budget: int, payload: str, steps: list[Step]) -> list[list[Any]]:
-    """Return what the old control decided."""
-    answers = Answers()
-    control = control_of(OldAdmissionControl, budget, payload, answers)
-    return decided(control, answers, steps, lambda it: str(it._lacking))
+    resources: Any = SimpleNamespace(cleaners=answers, server_memory=answers, order=answers)
+    manifest: Any = SimpleNamespace(epoch=0)
+    return AdmissionControl(answers, stream, manifest, 0, lambda: answers.step.now_s, resources)
 
 
 @pytest.mark.parametrize("case", range(len(RECORDED)))
@@ -133,37 +108,50 @@ def test_recorded_waits_are_decided_as_they_were(case: int) -> None:
     """They come from runs whose budget, server or folder was full: a decision that differs stalls or overfills one."""
     one = RECORDED[case]
     steps = [Step(*step) for step in one["steps"]]
-    found = new(one["budget"], one["payload"], steps)
-    for step, (is_admitted, why, pause_s, _) in zip(steps, found, strict=True):
+    answers = Answers()
+    found = decided(control_of(one["budget"], one["payload"], answers), answers, steps)
+    for step, (is_admitted, why, pause_s) in zip(steps, found, strict=True):
         assert step.outcome is not None
         assert [is_admitted, why, pytest.approx(pause_s, abs=1e-4)] == step.outcome, step
 
 
-STEPS = st.lists(
-    st.builds(
-        Step,
-        op=st.sampled_from(["admit", "admit", "admit_next"]),
-        now_s=st.sampled_from([0.0, 0.02, 0.2, 0.6, 1.5]),
-        block=st.integers(0, 250),
-        held=st.integers(0, 1100),
-        is_server_full=st.sampled_from([False, False, False, True]),
-        is_folder_full=st.sampled_from([False, False, False, True]),
-        left=st.lists(st.one_of(st.none(), st.integers(-50, 1200)), min_size=1, max_size=2),
-        is_used_up=st.booleans(),
-        freed=st.sampled_from([0, 0, 50, 400]),
-        is_next=st.booleans(),
-        outcome=st.none(),
-    ),
-    max_size=25,
+STATES = st.builds(
+    QuotaState,
+    held_bytes=st.integers(0, 1100),
+    block_bytes=st.integers(0, 250),
+    budget_bytes=st.just(1000),
+    is_next=st.booleans(),
+    waited_s=st.one_of(st.none(), st.floats(0, 3)),
+    left_bytes=st.one_of(st.none(), st.integers(-50, 1200)),
 )
 
 
-@settings(max_examples=2000, deadline=None)
-@given(STEPS, st.sampled_from(["inline", "segments:/dev/shm"]))
-def test_old_and_new_agree(steps: list[Step], payload: str) -> None:
-    """Times add up, so that waits have lengths."""
-    now, timed = 0.0, []
-    for step in steps:
-        now += step.now_s
-        timed.append(step._replace(now_s=now))
-    assert new(1000, payload, timed) == old(1000, payload, timed)
+@given(STATES)
+def test_no_block_is_admitted_beyond_the_budget_or_the_memory(state: QuotaState) -> None:
+    """A full server loses what it cannot hold, and shards that are ahead must not take the last quarter."""
+    decision = decide_admission(state)
+    if decision is Admission.ADMITTED:
+        after = state.held_bytes + state.block_bytes
+        assert after <= (1000 if state.is_next else 750)
+        assert state.left_bytes is None or state.block_bytes <= state.left_bytes or not state.block_bytes
+    if decision is Admission.RESERVED:
+        assert decide_admission(replace(state, is_next=True)) is Admission.ADMITTED
+    if decision is Admission.MEMORY_SHORT:
+        assert decide_admission(replace(state, left_bytes=None)) is Admission.ADMITTED
+
+
+@given(STATES, st.integers(0, 1100))
+def test_freeing_bytes_never_refuses_a_block_that_was_admitted(state: QuotaState, freed: int) -> None:
+    """Otherwise a writer could wait for ever while readers acknowledge."""
+    less = replace(state, held_bytes=max(0, state.held_bytes - freed), left_bytes=None)
+    if decide_admission(replace(state, left_bytes=None)) is Admission.ADMITTED:
+        assert decide_admission(less) is Admission.ADMITTED
+
+
+@given(STATES)
+def test_a_refused_block_waits_whatever_the_quota_says(state: QuotaState) -> None:
+    """It would be refused again and again; of two refusals the folder is named, since freeing memory helps it not."""
+    folder, server = find_refusal("/full", is_server_full=True), find_refusal("", is_server_full=True)
+    assert decide_admission(state, folder) is Admission.FOLDER_FULL
+    assert decide_admission(state, server) is Admission.SERVER_FULL
+    assert find_refusal("", is_server_full=False) is None

@@ -162,10 +162,9 @@ class AdmissionWait:
 
     def begun(self, now_s: float, *, is_refused: bool) -> AdmissionWait:
         """Return the value as a decision begins; a try that was not refused ends a series of refused ones."""
-        if is_refused:
-            refused_s = now_s if self.refused_s is None else self.refused_s
-        else:
-            refused_s = None if self.is_tried else self.refused_s
+        refused_s = None if self.is_tried and not is_refused else self.refused_s
+        if is_refused and refused_s is None:
+            refused_s = now_s
         return replace(self, refused_s=refused_s, is_tried=False)
 
     def closed(self, now_s: float) -> AdmissionWait:
