@@ -139,7 +139,7 @@ def decide_admission(state: QuotaState, refusal: Admission | None = None) -> Adm
 
 @dataclass(frozen=True, slots=True)
 class AdmissionWait:
-    """How long a shard has waited. Each method returns the value after one step."""
+    """The time that a shard has waited. Each method returns the value after one step."""
 
     closed_s: float | None = None
     """When the shard began to wait; None once a block was admitted."""
@@ -152,7 +152,7 @@ class AdmissionWait:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the shard waits, or its tries are refused."""
+        """Return True if the shard waits, or its tries are refused."""
         return self.closed_s is not None or self.refused_s is not None
 
     def waited_s(self, now_s: float) -> float | None:
