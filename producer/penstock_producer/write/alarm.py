@@ -1,7 +1,4 @@
-"""What keeps room from being made that nobody works off: groups whose trainers are gone, pinned epochs. Pure.
-
-Said to whoever waits; who waits, and for how much, is ``room``'s.
-"""
+"""Explanations of a wait: groups without trainers and pinned epochs that keep bytes from being freed."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ ALIVE_MS = 30_000
 
 
 def absent_groups(roster: Roster, groups: Iterable[str], now_ms: int) -> dict[str, int]:
-    """Of these groups, those without a living member, with the time since they were last seen, ms."""
+    """Return those of the groups that have no live member, with the milliseconds since they were last seen."""
     living = {group for (group, _), seen in roster.members.items() if now_ms - seen < ALIVE_MS}
     return {
         name: now_ms - roster.groups[name].seen_ms for name in groups if name in roster.groups and name not in living
@@ -23,7 +20,7 @@ def absent_groups(roster: Roster, groups: Iterable[str], now_ms: int) -> dict[st
 
 
 def idle_groups(roster: Roster, now_ms: int) -> dict[str, int]:
-    """Groups whose living members all wait for a batch, with the payload bytes they were given and have not settled."""
+    """Return groups whose live members all wait for a batch, with the bytes they have not acknowledged."""
     living = [who for who, seen in roster.members.items() if now_ms - seen < ALIVE_MS]
     busy = {who[0] for who in living if who not in roster.idle}
     found: dict[str, int] = {}
@@ -34,10 +31,14 @@ def idle_groups(roster: Roster, now_ms: int) -> dict[str, int]:
 
 
 def explain_holds(stream: str, roster: Roster, blockers: Iterable[str], now_ms: int, silent_ms: int) -> str:
-    """What an operator can do about a wait, in a few words; '' where only time helps. ``blockers`` are groups.
+    """Return what an operator can do about a wait; '' if only time helps.
 
-    An undeclared group whose trainers vanished lets go by itself ``silent_ms`` after it was last seen; a declared one
-    never does.
+    Args:
+        stream: Name of the stream.
+        roster: Roster of the partition.
+        blockers: Groups that keep the bytes.
+        now_ms: The server's clock.
+        silent_ms: Silence after which data is no longer kept for an undeclared group. For a declared one it always is.
     """
     parts = [
         _absent(stream, name, ms, None if roster.groups[name].declared else silent_ms)

@@ -1,6 +1,6 @@
 """The timer of retention: a light thread beside whoever writes, so that a stream is tidied while nobody waits for room.
 
-What a pass does is the janitor's. Nothing here refers to the writer, so that one nobody uses any more can be collected.
+What a pass does is the cleaner's. Nothing here refers to the writer, so that one nobody uses any more can be collected.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ a whole leaves as many files as the next one needs."""
 
 @dataclass(frozen=True, slots=True)
 class RecycleResult:
-    """What one pass did."""
+    """The result of one look for segments that nothing refers to."""
 
     kept: int = 0
     """Files made ready to be used again."""
@@ -173,7 +173,7 @@ RECYCLE_SHARE = 1 / 8
 
 @dataclass(frozen=True, slots=True)
 class CleanupResult:
-    """What one pass did."""
+    """The result of one pass over a stream."""
 
     released: list[int]
     """Epochs."""
@@ -186,10 +186,17 @@ class CleanupResult:
 def clean_up(
     client: Client, stream: Stream, notify: Notify, silent_ms: int | None = None, policy: RetentionPolicy | None = None
 ) -> CleanupResult:
-    """One pass over a stream: expires who vanished, ends releases that were begun, releases what its policy gives up.
+    """Pass over a stream once: expire vanished groups, end begun releases, and release what the policy gives up.
 
-    The policy is read anew, since it may be changed at any time; ``policy`` takes its place this once. Raises
-    StreamDeleted.
+    Args:
+        client: Control connection.
+        stream: Stream to clean up.
+        notify: Told of groups that data is no longer kept for.
+        silent_ms: Silence after which an undeclared group is expired; None takes `SILENT_MS`.
+        policy: Policy for this pass; None reads the stream's, which may change at any time.
+
+    Raises:
+        StreamDeleted: The stream is gone.
     """
     found = find_stream(client, stream.name)
     if found is None or found.id != stream.id:
@@ -224,9 +231,9 @@ def _facts(client: Client, stream: Stream, rosters: list[Roster], policy: Retent
 
 
 def _expire_vanished(client: Client, stream: Stream, silent_ms: int, notify: Notify) -> list[str]:
-    """Lets go what vanished trainers held, and what Redis remembers of them.
+    """Drop what vanished trainers held, and what Redis remembers of them.
 
-    Looks twice: a server's clock that jumps makes everybody look silent, until he renews a second later.
+    It looks twice. After a jump of the server's clock every member looks silent until it renews a second later.
     """
     expired: set[str] = set()
     now_ms, told = look_at_rosters(client, stream)
@@ -248,7 +255,7 @@ def _expire_vanished(client: Client, stream: Stream, silent_ms: int, notify: Not
 
 
 def shrink_to_budget(client: Client, stream: Stream, notify: Notify) -> int:
-    """Brings each partition below its part of the budget, where what is there may go; returns the bytes freed."""
+    """Bring each partition below its part of the budget where that is allowed; return the bytes freed."""
     freed, cleaners = 0, Cleaners(client, stream, notify)
     for partition in stream.partitions:
         over = load_roster(client, partition).bytes - stream.partition_budget
@@ -258,7 +265,7 @@ def shrink_to_budget(client: Client, stream: Stream, notify: Notify) -> int:
 
 
 class StreamCleanup:
-    """What is done for a whole stream, now and then, by whoever makes room: once, however many partitions it has."""
+    """The part of cleaning that concerns a whole stream, once for all of its partitions."""
 
     def __init__(self, client: Client, stream: Stream, notify: Notify, clock: Callable[[], float]) -> None:
         self._client, self._stream, self._notify, self._clock = client, stream, notify, clock
@@ -267,13 +274,13 @@ class StreamCleanup:
         """Bytes freed since the segments were looked at."""
 
     def clean_up(self) -> None:
-        """Passes over the stream, if that is due."""
+        """Pass over the stream if that is due."""
         if self._clock() - self._cleaned_s >= CLEAN_UP_EVERY_S:
             self._cleaned_s = self._clock()
             clean_up(self._client, self._stream, self._notify)
 
     def recycle(self, freed: int) -> None:
-        """Has segments used again, now and then: listing a folder costs more than looking for room."""
+        """Look for segments to use again, now and then: listing a folder costs more than looking for quota."""
         self._not_recycled += freed
         is_much = self._not_recycled >= RECYCLE_SHARE * self._stream.budget_bytes
         if is_much or self._clock() - self._recycled_s >= RECYCLE_EVERY_S:
@@ -282,7 +289,10 @@ class StreamCleanup:
 
 
 class Cleaner:
-    """Frees bytes of one partition of a stream. It remembers what is gone: make one, not one a shard."""
+    """Frees bytes of one partition of a stream.
+
+    It remembers what is gone, so a writer makes one for a partition, not one for a shard.
+    """
 
     def __init__(
         self,
@@ -293,13 +303,13 @@ class Cleaner:
         clock: Callable[[], float] = time.monotonic,
         stream_cleanup: StreamCleanup | None = None,
     ) -> None:
-        """Several partitions' janitors share their stream's ``upkeep``."""
+        """Take the ``stream_cleanup`` that the cleaners of a stream's partitions share."""
         self._client, self._stream, self._partition = client, stream, partition
         self._stream_cleanup = stream_cleanup or StreamCleanup(client, stream, notify, clock)
         self._trimmer = Trimmer(client, stream, partition, clock)
 
     def free_bytes(self, need_bytes: int) -> int:
-        """Tries to free that many payload bytes and a little more; returns what was freed."""
+        """Try to free that many payload bytes and a little more; return the bytes freed."""
         self._stream_cleanup.clean_up()
         seen = look_around(self._client, self._stream, self._partition)
         roster, first, states = seen.roster, seen.first, seen.states
@@ -322,7 +332,7 @@ class Cleaner:
 
 
 class Cleaners:
-    """One a partition for all the shards of one writer: what is gone of them is not looked at again."""
+    """The cleaners of one writer, one for each partition. They remember what is gone from shard to shard."""
 
     def __init__(self, client: Client, stream: Stream, notify: Notify) -> None:
         self._client, self._stream, self._notify = client, stream, notify
@@ -330,7 +340,7 @@ class Cleaners:
         self._of: dict[int, Cleaner] = {}
 
     def of(self, shard: int) -> Cleaner:
-        """The janitor of a shard's partition."""
+        """Return the cleaner of a shard's partition."""
         partition = self._stream.partition_of(shard)
         if partition.number not in self._of:
             self._of[partition.number] = Cleaner(

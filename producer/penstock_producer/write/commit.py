@@ -84,9 +84,20 @@ class Committer:
         clock: Callable[[], float] = time.monotonic, should_stop: Callable[[], bool] = lambda: False,
         resources: SharedResources | None = None, token: str = "",
     ) -> None:  # fmt: skip
-        """Whoever writes many shards gives all of them the same ``lasting``.
+        """Begin to append to one shard, after what is committed of it.
 
-        ``token`` is a feed writer's own; runs of one planned shard have none, so that each goes on where another ended.
+        Args:
+            client: Control connection of the writer.
+            stream: Stream to write to.
+            manifest: Manifest of the epoch.
+            shard: Number of the shard.
+            checksum: Whether entries carry a checksum.
+            room_wait_s: Longest wait for quota, in seconds; None waits as long as it takes.
+            notify: Told what a long wait is for.
+            clock: Monotonic clock.
+            should_stop: Asked during a wait for quota; True ends it with BudgetFull.
+            resources: Resources that the shards of one writer share; None makes its own.
+            token: Name of a feed's writer. Runs of a planned shard have none, so each continues where another ended.
         """
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition, self._token = stream.partition_of(shard), token
@@ -146,7 +157,7 @@ class Committer:
         return [] if self._sent is None else [(self._sent.block, self._sent.bad)]
 
     def place(self, count: int) -> NDArray[np.uint8] | None:
-        """Memory of a segment for the columns of at most so many samples; None: make the block anywhere."""
+        """Return memory of a segment for at most so many samples; None if the block may be made anywhere."""
         return None if self._segment_writer is None else place_block(self._segment_writer, count)
 
     def reserve(self, spec: Spec, count: int) -> NDArray[np.uint8]:
@@ -170,7 +181,7 @@ class Committer:
                 is_full = True
 
     def drop_reserved(self, block: Block) -> None:
-        """What was reserved will not be committed: its place in the segment is taken for good, and in no index."""
+        """Drop a reserved block. Its place in the segment stays taken, and no index names it."""
         if self._segment_writer is not None:
             epoch = self._manifest.epoch
             self._segment_writer.append(
@@ -190,7 +201,7 @@ class Committer:
         self._send(block, bad or {})
 
     def _may_follow(self, before: SentBlock, block: Block) -> bool:
-        """Whether the block may be sent with the one before it unanswered: all is well, and there is room for both."""
+        """Return True if the block may be sent before the one ahead of it is answered."""
         is_next = block.count > 0 and block.first == before.block.end and not self._lacking
         return is_next and self._admission.admit_next(block.nbytes, self._progress.held_bytes + before.block.nbytes)
 
@@ -218,7 +229,7 @@ class Committer:
         return False
 
     def settle(self) -> None:
-        """Waits until everything sent is committed, mending what can be mended."""
+        """Wait until everything sent is committed, and send again what has to be."""
         self._drain()
         self._sealer.now(self.run_script)
 
@@ -239,7 +250,7 @@ class Committer:
         self._outage.over()
 
     def run_script(self, script: str, keys: Sequence[Key], args: Iterable[Arg]) -> Any:
-        """Runs a script that may run twice, once all is settled, on this connection."""
+        """Run a script that may run twice, once everything is committed, on this connection."""
         return run_script_on(self._channel, self._client, script, keys, args)
 
     def require_whole(self, end: int) -> None:
@@ -283,20 +294,20 @@ class Committer:
         )
 
     def finish(self) -> None:
-        """Ends, once all is settled; the connection is the next shard's."""
+        """End the shard once everything is committed; the connection goes to the next shard."""
         if self._segment_writer is not None:
             self._segment_writer.close()
-            with suppress(PenstockError):  # the janitor finds out
+            with suppress(PenstockError):  # the cleaner finds out
                 self._sealer.now(self.run_script)
         self._resources.give_channel(self._channel)
         self.close()
 
     def close(self) -> None:
-        """Closes the connection; what was sent and not settled may or may not be committed."""
+        """Close the connection. What was sent and not answered may or may not be committed."""
         self._channel.close()
         if self._segment_writer is not None:
             self._segment_writer.close()
-            if self._sent is None:  # else the janitor finds out
+            if self._sent is None:  # else the cleaner finds out
                 with suppress(PenstockError):
                     self._sealer.now()
 
@@ -354,7 +365,7 @@ class Committer:
         raise error(f"{name} is gone: the server came back from before it was opened{is_new}; start again")
 
     def _is_epoch_lost(self) -> bool:
-        """Whether the epoch is neither there nor released; a release takes the manifest last."""
+        """Return True if the epoch is neither there nor released; a release takes the manifest last."""
         found = find_manifest(self._client, self._stream, self._manifest.epoch)
         is_there = found is not None and found.id == self._manifest.id
         return not is_there and not is_released(self._client, self._stream, self._manifest.epoch)
@@ -427,7 +438,7 @@ class Committer:
         raise PenstockError(f"EXEC answered {outcome!r:.80}, expected a list")
 
     def _leave_segment(self) -> None:
-        """Somebody took this writer for dead: what it has not committed goes into another segment."""
+        """Put what is not committed into another segment, because somebody took this writer for dead."""
         self._stored_block = None
         if self._segment_writer is not None:
             self._segment_writer.close()

@@ -82,7 +82,7 @@ def find_forged(
 
 
 def _is_of(meta: bytes, stream: Stream, epoch: int, shard: int, record: Record) -> bool:
-    """Whether an entry says of itself what the record says of it."""
+    """Return True if an entry says of itself what the record says of it."""
     assert stream.spec is not None
     try:
         header = parse_header(meta, stream.spec, takes_refs=True)
@@ -93,7 +93,7 @@ def _is_of(meta: bytes, stream: Stream, epoch: int, shard: int, record: Record) 
 
 
 def _is_trimmed(client: Client, stream: Stream, manifest: Manifest, shard: int, record: Record) -> bool:
-    """Whether retention may have removed the entry: it marks the epoch first."""
+    """Return True if retention may have removed the entry: it marks the epoch first."""
     partition = stream.partition_of(shard)
     roster = load_roster(client, partition)
     if manifest.epoch not in roster.trimmed:

@@ -1,6 +1,6 @@
-"""Who may write now: a pure rule from bytes held to yes or no, and the sentence that explains a no.
+"""Quotas: the values and the pure rules that decide whether a block may be written now.
 
-Waiting is the committer's, making room the janitor's.
+``admission`` asks them for one shard, and waits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock_common.stream.watching.waiters import Why
 
 LOW_SHARE = 0.1
 """A writer that had to wait goes on when this part of the budget below its mark is free again: so it writes, and room
-is planned for, in stretches and not block by block. As much as the janitor frees beyond what is needed."""
+is planned for, in stretches and not block by block. As much as the cleaner frees beyond what is needed."""
 GIVE_WAY_S = 1.0
 """After so long it goes on at the mark itself: what readers have to hold may well lie between the two marks."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.5
@@ -36,7 +36,7 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.5
 
 @dataclass(frozen=True, slots=True)
 class QuotaState:
-    """What decides about one block of one shard."""
+    """The plain values that decide about one block of one shard."""
 
     held_bytes: int
     block_bytes: int
@@ -57,36 +57,39 @@ class QuotaState:
 
     @property
     def is_memory_short(self) -> bool:
-        """Whether the block would fit the budget, and only the server's memory is in the way."""
+        """Return True if the block fits the budget, and only the server's memory is in the way."""
         return not self.is_enough and replace(self, left_bytes=None).is_enough
 
     @property
     def effective_bytes(self) -> int:
-        """The budget, or as much of it as the server's memory allows for."""
+        """Return the budget, or as much of it as the server's memory allows."""
         if self.left_bytes is None:
             return self.budget_bytes
         return max(0, min(self.budget_bytes, self.held_bytes + self.left_bytes))
 
     @property
     def high_bytes(self) -> int:
-        """Up to which this shard may fill the budget."""
+        """Return up to how many bytes this shard may fill the budget."""
         return self.effective_bytes if self.is_next else int(self.effective_bytes * ORDINARY_SHARE)
 
     @property
     def mark_bytes(self) -> int:
-        """Up to which it may go now: the high mark, or for a while after having met it the low one."""
+        """Return up to how many bytes this shard may fill the budget now.
+
+        That is the high mark. For a while after a shard met it, it is the low mark.
+        """
         if self.waited_s is None or self.waited_s >= GIVE_WAY_S:
             return self.high_bytes
         return self.high_bytes - int(self.effective_bytes * LOW_SHARE)
 
     @property
     def is_enough(self) -> bool:
-        """Whether the block may be written."""
+        """Return True if the block may be written."""
         return self.held_bytes + self.block_bytes <= self.mark_bytes
 
     @property
     def missing_bytes(self) -> int:
-        """How much has to go before the block may be written."""
+        """Return how many bytes have to be freed before the block may be written."""
         return max(0, self.held_bytes + self.block_bytes - self.mark_bytes)
 
 
@@ -180,7 +183,10 @@ class AdmissionWait:
 
 
 def pause_s(waited_s: float, last_wait_s: float) -> float:
-    """How long to wait before the next look: a few looks in a wait, however long it gets, and as many as last time."""
+    """Return the seconds to wait before the next look.
+
+    A wait takes few looks, however long it gets, and the next wait takes no more of them.
+    """
     return min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, waited_s / 2, last_wait_s / 4))
 
 
@@ -188,10 +194,16 @@ def explain_quota(
     stream: str, state: QuotaState, blockers: list[str], has_groups: bool, unsettled: Mapping[str, int] | None = None,
     gone: str = "", is_kept: bool = True,
 ) -> str:  # fmt: skip
-    """Why there is no room, and what helps. ``blockers`` names the groups that still owe what is held.
+    """Return the sentence that says why the quota does not admit a block, and what helps.
 
-    ``unsettled``: payload bytes that groups were given and have not acknowledged, of those that wait for a batch.
-    ``gone``: the members that such groups wait for, told. ``is_kept``: pinned, replayed.
+    Args:
+        stream: Name of the stream.
+        state: Values that decided.
+        blockers: Groups that have not acknowledged most of what is held.
+        has_groups: Whether any group reads the stream.
+        unsettled: Payload bytes that waiting groups were given and have not acknowledged, by group.
+        gone: Members that such groups wait for, in words.
+        is_kept: Whether an epoch is pinned or replayed.
     """
     share = f"{readable_bytes(state.held_bytes)} of {readable_bytes(state.budget_bytes)}"
     budget = state.told_budget(stream)
@@ -222,7 +234,7 @@ def explain_quota(
 
 
 def explain_memory(stream: str, state: QuotaState, memory: ServerMemory) -> str:
-    """Why there is no room though the budget is not used up: others fill the server."""
+    """Return the sentence for a wait on the server's memory, which others fill."""
     used, limit = readable_bytes(memory.used_bytes), readable_bytes(memory.limit_bytes)
     kept = readable_bytes(memory.limit_bytes - memory.used_bytes - (memory.left_bytes or 0))
     return (
@@ -239,7 +251,10 @@ ASK_SHARE = 1 / 8
 
 
 class ServerMemoryQuota:
-    """What the server has left for one writer."""
+    """What the server's memory leaves to one writer.
+
+    It asks the server now and then, so that no write meets the maxmemory.
+    """
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._clock = client, clock
@@ -249,7 +264,15 @@ class ServerMemoryQuota:
         """As last told."""
 
     def left_bytes(self, wanted_bytes: int, *, anew: bool) -> int | None:
-        """How much more writers may write; ``anew`` asks in any case. Below 0 if too much is there already."""
+        """Return how many more bytes writers may write; below 0 if too much is there already.
+
+        Args:
+            wanted_bytes: Bytes that the writer is about to write.
+            anew: Ask the server in any case.
+
+        Returns:
+            None if the server has no limit.
+        """
         left = self.memory.left_bytes
         is_old = self._clock() - self._asked_s >= ASK_EVERY_S
         is_near = left is not None and self._spent + wanted_bytes > left * ASK_SHARE
@@ -267,7 +290,7 @@ class ServerMemoryQuota:
         self.memory, self._asked_s, self._spent = read_memory(self._client), self._clock(), 0
 
     def spend(self, nbytes: int) -> None:
-        """So much is written since it was asked."""
+        """Count bytes that were written since the server was asked."""
         self._spent += nbytes
 
 
@@ -280,9 +303,13 @@ EPOCHS_KNOWN = 1000
 def unfinished_shards(
     client: Client, stream: Stream, upto: int, states: dict[int, str] | None = None
 ) -> Iterator[tuple[Manifest, int]]:
-    """The begun or planned shards of the epochs up to that one that are not complete, in the order room is given.
+    """Yield begun or planned shards that are not complete, in the order of admission.
 
-    ``states`` are the epochs' as they were a moment ago; None asks.
+    Args:
+        client: Control connection.
+        stream: Stream to look at.
+        upto: Last epoch to look at.
+        states: States of the epochs as they were a moment ago; None asks the server.
     """
     for epoch, state in (retained_epochs(client, stream) if states is None else states).items():
         if epoch > upto:
@@ -293,7 +320,11 @@ def unfinished_shards(
 
 
 class AdmissionOrder:
-    """As one writer sees them."""
+    """The order of admission as one writer knows it.
+
+    The last quarter of a budget is for the lowest unfinished shard of the oldest unfinished epoch. What is known to be
+    complete is remembered, because each of many small shards asks.
+    """
 
     def __init__(self, client: Client, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._stream, self._clock = client, stream, clock
@@ -304,7 +335,7 @@ class AdmissionOrder:
         self._asked_s = -LOOK_EVERY_S
 
     def is_next(self, epoch: int, shard: int) -> bool:
-        """Whether no earlier shard of its partition, in this or an older epoch, is unfinished."""
+        """Return True if no earlier shard of its partition, in this or an older epoch, is unfinished."""
         partition = self._stream.partition_of(shard)
         if any(self._stream.partition_of(older) == partition for older in self._older(epoch)):
             return False
@@ -314,7 +345,7 @@ class AdmissionOrder:
         return first is None
 
     def end(self, epoch: int, shard: int) -> None:
-        """The shard was completed by this writer."""
+        """Record that this writer completed the shard."""
         if self._first_open(epoch, shard) == shard:
             self._note(epoch, shard + len(self._stream.partitions))
 
@@ -324,7 +355,7 @@ class AdmissionOrder:
         return (shard for _, shard in unfinished_shards(self._client, self._stream, epoch - 1, self._states))
 
     def _first_open(self, epoch: int, shard: int) -> int:
-        """Of the shard's partition: those before it are known to be complete."""
+        """Return a shard of the same partition before which all are known to be complete."""
         number = self._stream.partition_of(shard).number
         return self._complete.get((epoch, number), number)
 

@@ -19,7 +19,7 @@ from penstock_common.wire.spec import Spec
 
 
 def require_fixed(spec: Spec) -> None:
-    """Raises PenstockError where samples differ in size, so that their places are not known before them."""
+    """Raise PenstockError if samples differ in size, because their places are then not known in advance."""
     ragged = [tensor.name for tensor in spec if tensor.is_ragged]
     if ragged:
         raise PenstockError(
@@ -28,16 +28,19 @@ def require_fixed(spec: Spec) -> None:
 
 
 def memory_for(spec: Spec, count: int) -> NDArray[np.uint8]:
-    """For the columns of so many samples, where they lie in no segment."""
+    """Return memory for the columns of so many samples outside any segment."""
     memory = np.empty(SegmentRef("", 0, sizes_of(spec, count)).end + ALIGN, dtype=np.uint8)
     return memory[-memory.ctypes.data % ALIGN :]
 
 
 class Reservation(Mapping[str, NDArray[Any]]):
-    """n samples to be filled in: ``with epoch.reserve(n) as rows: rows["x"][...] = ...``; undefined at first.
+    """Arrays for n samples to be filled in place; their contents are undefined at first.
 
-    Leaving the ``with`` block well, or `commit`, adds them to the shard as one block; an error in it, or `drop`,
+    Leaving the ``with`` block without an error, or `commit`, adds them to the shard as one block. An error, or `drop`,
     forgets them. Afterwards the arrays belong to the stream: they are read-only, and may change.
+
+    Example:
+        ``with epoch.reserve(n) as rows: rows["x"][...] = ...``
     """
 
     def __init__(
@@ -57,7 +60,11 @@ class Reservation(Mapping[str, NDArray[Any]]):
         return len(self._arrays)
 
     def commit(self) -> None:
-        """Adds all n samples. Raises what `ShardWriter.write` may."""
+        """Add all n samples.
+
+        Raises:
+            PenstockError: They were committed or dropped already, or an error of `ShardWriter.write`.
+        """
         block = self._over()
         for column in block.columns:
             if column.spec.dtype == BOOL:  # the wire has 0 and 1 only
@@ -66,7 +73,7 @@ class Reservation(Mapping[str, NDArray[Any]]):
         self._end(block, True)
 
     def drop(self) -> None:
-        """Forgets them: the shard stands where it stood."""
+        """Forget the samples: the shard stands where it stood."""
         self._end(self._over(), False)
 
     def _over(self) -> Block:

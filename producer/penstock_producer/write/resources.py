@@ -1,7 +1,7 @@
-"""What lasts from shard to shard of one writer, since making it anew for each costs more than a small shard.
+"""The resources that a writer keeps from shard to shard, because new ones cost more than a small shard.
 
-A connection that nobody uses just now, what the server said of its memory, which shards are known to be complete, how
-far each is committed, what the janitors know to be gone, and the segments that are kept mapped.
+They are a spare connection, what the server said of its memory, which shards are complete, how far each is committed,
+what the cleaners know to be gone, and the segments that are mapped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock_producer.write.quota import AdmissionOrder, ServerMemoryQuota
 
 
 class SharedResources:
-    """Of one writer; its shards may be open at once."""
+    """The resources of one writer, whose shards may be open at once."""
 
     def __init__(self, client: Client, stream: Stream, notify: Notify) -> None:
         self.cleaners = Cleaners(client, stream, notify)
@@ -32,7 +32,7 @@ class SharedResources:
         """At most one, with the process whose it is: a forked child must not speak on its parent's."""
 
     def take_channel(self) -> Channel | None:
-        """A connection that an earlier shard gave back, if there is one; the server may have closed it meanwhile."""
+        """Return a connection that an earlier shard gave back, or None. The server may have closed it meanwhile."""
         try:
             pid, channel = self._spare.pop()
         except IndexError:
@@ -40,14 +40,14 @@ class SharedResources:
         return channel if pid == os.getpid() else None
 
     def give_channel(self, channel: Channel) -> None:
-        """For the next shard; ``channel`` itself is closed from now on. It must not be in the middle of anything."""
+        """Keep a connection for the next shard. ``channel`` must have nothing under way, and is closed from now on."""
         if self._spare or channel.broken:
             channel.close()
         else:
             self._spare.append((os.getpid(), channel.hand_over()))
 
     def close(self) -> None:
-        """Closes the connection, and gives up what is mapped; what shards hold they close."""
+        """Close the connection and drop the mapped segments. Shards close what they hold."""
         self._maps = None
         channel = self.take_channel()
         if channel is not None:

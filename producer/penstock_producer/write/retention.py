@@ -1,6 +1,6 @@
-"""What a stream keeps of epochs that are settled: a policy as text, as a value, and the errors that name its forms.
+"""Retention: a policy as text and as a value, and the pure plans that say what may be removed.
 
-Which epochs go by it is ``retention``'s plan; the text lies in the stream's meta.
+``cleaner`` and ``trimmer`` carry the plans out. The text of a policy is part of the stream's meta.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """How much of what every group has settled is kept; the byte budget rules on top, and what is owed always stays."""
+    """How much is kept of what every group has acknowledged.
+
+    The byte budget comes first, and what a group has not acknowledged always stays.
+    """
 
     text: str
     """As it is stored: `parse_policy` of it is this value."""
@@ -39,7 +42,18 @@ class RetentionPolicy:
 
 
 def parse_policy(text: str) -> RetentionPolicy:
-    """The policy; raises BadRetention, which names the forms there are."""
+    """Return the policy that a text describes.
+
+    Args:
+        text: ``budget``, ``epochs:N``, ``time:DURATION`` or ``bytes:SIZE``.
+
+    Raises:
+        BadRetention: The text has none of these forms.
+
+    Example:
+        >>> parse_policy("epochs:3").epochs
+        3
+    """
     kind, _, amount = text.strip().lower().partition(":")
     if kind == "budget" and not amount:
         return RetentionPolicy("budget")
@@ -59,7 +73,7 @@ MOST_KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class EpochFacts:
-    """What a partition's roster and a manifest say of one epoch."""
+    """One epoch, as a partition's roster and its manifest describe it."""
 
     epoch: int
     state: str
@@ -69,7 +83,7 @@ class EpochFacts:
 
 
 def pending_groups(roster: Roster, epoch: int) -> list[str]:
-    """Groups for which the epoch is kept: they hold data, read it, and have not settled it."""
+    """Return the groups that hold data, read the epoch, and have not acknowledged all of it."""
     return [
         name
         for name, group in roster.groups.items()
@@ -78,27 +92,27 @@ def pending_groups(roster: Roster, epoch: int) -> list[str]:
 
 
 def is_acknowledged(roster: Roster, epoch: int) -> bool:
-    """Settled by every group of the roster that holds data, and by one at least."""
+    """Return True if every group that holds data has acknowledged the epoch, and at least one has."""
     return not pending_groups(roster, epoch) and any((name, epoch) in roster.closed for name in roster.groups)
 
 
 def is_replayed(roster: Roster, epoch: int, now_ms: int) -> bool:
-    """Whether a replay's lease holds the epoch."""
+    """Return True if a replay's lease holds the epoch."""
     return any(held == epoch and till > now_ms for held, till in roster.replays.values())
 
 
 def is_held(roster: Roster, epoch: int, now_ms: int) -> bool:
-    """Whether an operator's pin or a replay's lease keeps the epoch, settled or not."""
+    """Return True if a pin or a replay's lease keeps the epoch, acknowledged or not."""
     return epoch in roster.pinned or is_replayed(roster, epoch, now_ms)
 
 
 def is_free(fact: EpochFacts, roster: Roster) -> bool:
-    """Whether nobody is owed anything of it any more: all have settled it, or it will never be complete."""
+    """Return True if no group needs the epoch: all have acknowledged it, or it will never be complete."""
     return fact.state == "abandoned" or (fact.state == "produced" and is_acknowledged(roster, fact.epoch))
 
 
 def plan_policy(policy: RetentionPolicy, facts: Iterable[EpochFacts], roster: Roster, now_ms: int) -> list[int]:
-    """Whole epochs that the policy keeps no longer, oldest first. Held ones stay, and count as kept."""
+    """Return the epochs that the policy no longer keeps, oldest first. Held epochs stay, and count as kept."""
     most = MOST_KEPT if policy.epochs is None else min(policy.epochs, MOST_KEPT)
     plan: list[int] = []
     kept_bytes = 0
@@ -113,7 +127,7 @@ def plan_policy(policy: RetentionPolicy, facts: Iterable[EpochFacts], roster: Ro
 
 
 def plan_release(facts: Iterable[EpochFacts], roster: Roster, now_ms: int, need_bytes: int) -> list[int]:
-    """Whole epochs to release, oldest first, until ``need_bytes`` are free; abandoned ones owe nothing to anyone."""
+    """Return the epochs to release, oldest first, until ``need_bytes`` are free. Abandoned epochs come first."""
     plan: list[int] = []
     freed = 0
     for fact in sorted(facts, key=lambda fact: (fact.state != "abandoned", fact.epoch)):
@@ -126,7 +140,7 @@ def plan_release(facts: Iterable[EpochFacts], roster: Roster, now_ms: int, need_
 
 
 def trimming_groups(roster: Roster, epoch: int) -> list[str]:
-    """Groups whose ledgers decide which entries of a running epoch may go; empty = none may."""
+    """Return the groups whose ledgers decide which entries of a running epoch may go; if empty, none may."""
     holding = [name for name, group in roster.groups.items() if group.holds and group.first <= epoch]
     return [name for name in holding if (name, epoch) not in roster.closed] or holding
 
@@ -134,9 +148,13 @@ def trimming_groups(roster: Roster, epoch: int) -> list[str]:
 def plan_trim(
     records: Iterable[Record], settled: Sequence[NDArray[np.bool_]], need_bytes: int, base: int = 0
 ) -> list[Record]:
-    """Entries that every group has settled, in order, until ``need_bytes`` are free.
+    """Return entries that every group has acknowledged, in order, until ``need_bytes`` are free.
 
-    ``settled`` has one array of bits per group, for the offsets from ``base`` on. Holes count as settled.
+    Args:
+        records: Index records of one shard, in order.
+        settled: One array of bits per group, for the offsets from ``base`` on. Holes count as acknowledged.
+        need_bytes: Payload bytes to free.
+        base: Offset of the first bit.
     """
     plan: list[Record] = []
     freed = 0

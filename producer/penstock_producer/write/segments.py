@@ -41,9 +41,9 @@ BUDGET_SHARE = 1 / 16
 
 
 def prepare_folder(client: Client, stream: Stream) -> None:
-    """Before a stream's first epoch its folder is made; then whoever writes must see that one. Raises SegmentsUnseen.
+    """Make a stream's folder before its first epoch; later, require that this host sees it.
 
-    Made again by whoever does not see it, on another host, say, it would take payloads that no reader finds.
+    A host that does not see the folder would make another one, whose payloads no reader finds. Raises SegmentsUnseen.
     """
     folder = segments_of(stream)
     if folder is not None and read_counters(client, stream)[0]:
@@ -75,7 +75,12 @@ def require_capacity(client: Client, name: str, payload: str | None, budget_byte
 
 
 def open_segment_writer(client: Client, stream: Stream, manifest: Manifest, shard: int) -> SegmentWriter | None:
-    """For the blocks of one shard; None where payloads travel in the entries. Raises SegmentsUnseen, StreamDeleted."""
+    """Return a segment writer for the blocks of one shard; None if payloads are inline.
+
+    Raises:
+        SegmentsUnseen: This host does not see the stream's folder.
+        StreamDeleted: The stream is gone.
+    """
     folder = segments_of(stream)
     if folder is None:
         return None
@@ -92,7 +97,7 @@ def open_segment_writer(client: Client, stream: Stream, manifest: Manifest, shar
 
 
 def place_block(segment_writer: SegmentWriter, count: int) -> NDArray[np.uint8] | None:
-    """Memory of a segment for the columns of at most so many samples; None where they are better made elsewhere."""
+    """Return memory of a segment for at most so many samples; None if the block is better made elsewhere."""
     try:
         return segment_writer.place(
             meta_bytes(segment_writer.spec, count) + HOLES_BYTES, sizes_of(segment_writer.spec, count)
@@ -102,7 +107,10 @@ def place_block(segment_writer: SegmentWriter, count: int) -> NDArray[np.uint8] 
 
 
 def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:
-    """So large that a small shard takes no more than it needs, and a large one turns over within the budget."""
+    """Return the size of a new segment.
+
+    A small shard takes no more than it needs, and a large one turns over within the budget.
+    """
     known = [tensor.sample_bytes for tensor in stream.spec or () if not tensor.is_ragged]
     record = max(stream.block_bytes, sum(known)) + RECORD_BYTES
     # whole blocks: the end of a file that no block fits into is room lost
@@ -117,7 +125,10 @@ def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:
 
 
 class SegmentSealer:
-    """Of one shard. Only segments are named of whose entries none is under way: one that comes later would be lost."""
+    """Tells the server which segments of one shard are full.
+
+    It names only segments without an entry under way, because a later entry would be lost.
+    """
 
     def __init__(
         self, client: Client, partition: PartitionKeys, manifest: Manifest, segment_writer: SegmentWriter | None
@@ -130,9 +141,9 @@ class SegmentSealer:
         )
 
     def behind(self, *under_way: str) -> tuple[list[str], list[Command]]:
-        """What to say behind a block, and how; its answer goes to `answered`.
+        """Return the names of full segments, and the command to send behind a block.
 
-        ``under_way``: segments in which blocks lie that are not known to be committed.
+        ``under_way`` names segments of blocks that are not known to be committed. The answer goes to `answered`.
         """
         names = (
             [name for name in self._segment_writer.full if name not in under_way]
@@ -142,12 +153,12 @@ class SegmentSealer:
         return names, [seal_command(self._partition, self._manifest, names)] if names else []
 
     def answered(self, names: list[str], reply: Reply) -> None:
-        """A number, if it was heard; what the server refused is said again, as is what a broken connection took."""
+        """Take the answer. The sealer repeats what the server refused, and what a broken connection took."""
         if self._segment_writer is not None and type(reply) is int:
             self._segment_writer.full = [name for name in self._segment_writer.full if name not in names]
 
     def now(self, run: Run | None = None) -> None:
-        """Says it of all of them, by ``run`` or else the client; no block may be under way."""
+        """Seal all full segments, by ``run`` or else the client; no block may be under way."""
         if self._segment_writer is not None and self._segment_writer.full:
             seal_segments(self._client, self._partition, self._manifest, self._segment_writer.full, run=run)
             self._segment_writer.full.clear()

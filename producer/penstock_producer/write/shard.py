@@ -191,9 +191,9 @@ class ShardWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what is gathered; trainers can have it from now on.
+        """Send the samples gathered so far, so that trainers can read them.
 
-        What it raises takes nothing away: the samples are sent again by the next flush.
+        An error loses nothing: the next flush sends the samples again.
         """
         require_own(self._owner)
         if self.position > self._first:
@@ -214,7 +214,7 @@ class ShardWriter:
         self._due = self._clock() + self._linger_s
 
     def settle(self) -> None:
-        """Flushes, and returns once everything is committed."""
+        """Flush, and return once everything is committed."""
         while True:
             self.flush()
             try:
@@ -274,12 +274,12 @@ class ShardWriter:
         self._committer.finish()
 
     def abort(self) -> None:
-        """Gives the connection back without completing the shard; what was committed stands."""
+        """Give up the connection without completing the shard; what was committed stands."""
         self._is_ended = True
         self._committer.close()
 
     def _make_way(self, count: int) -> None:
-        """What a flush could not send goes first: a block's arrays are used again two blocks later."""
+        """Send first what a flush could not send, because the builder uses a block's arrays again two blocks later."""
         require_own(self._owner)
         if self.position + count > self._limit or self._reserved:
             self._refuse_more()
@@ -302,7 +302,7 @@ class ShardWriter:
             self.abort()
 
     def tell_lost(self) -> None:
-        """Says once what was written to a shard that nobody will close any more."""
+        """Report once how many samples were written to a shard that nobody will close."""
         if not self._is_ended and self._owner == os.getpid():
             self._is_ended = True
             if (count := self.position - self.committed) > 0:

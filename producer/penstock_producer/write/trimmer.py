@@ -1,6 +1,6 @@
-"""Trims epochs that still run: removes the entries that every group has settled, of many shards at a time.
+"""Trimmer: removes the entries of a running epoch that every group has acknowledged, from many shards at once.
 
-Which entries may go is ``retention``'s plan. When room is needed, and what goes as whole epochs, is ``janitor``'s.
+The plan is ``retention``'s. ``cleaner`` says when bytes are needed, and releases whole epochs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FAR_S = 1.0
 
 @dataclass(slots=True)
 class _EpochMemory:
-    """What is known of an epoch's shards: it is not asked for again."""
+    """What is known of an epoch's shards, so that the server is not asked again."""
 
     manifest: Manifest
     floors: dict[int, int] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class _EpochMemory:
 
 @dataclass(slots=True)
 class _AcknowledgedRanges:
-    """What the groups have settled of one shard."""
+    """The ranges of one shard that the groups have acknowledged."""
 
     bits: list[NDArray[np.bool_]]
     """Of each group, for the offsets from ``base`` on."""
@@ -83,7 +83,10 @@ class _AcknowledgedRanges:
 
 
 class Trimmer:
-    """Of one partition. It remembers what is gone: make one, not one a shard."""
+    """Trims epochs of one partition.
+
+    It remembers what is gone, so a writer makes one for a partition, not one for a shard.
+    """
 
     def __init__(
         self, client: Client, stream: Stream, partition: PartitionKeys, clock: Callable[[], float] = time.monotonic
@@ -94,12 +97,12 @@ class Trimmer:
         """Shards of one writer may be open at once, in threads."""
 
     def keep(self, epochs: Iterable[int]) -> None:
-        """Forgets all other epochs."""
+        """Forget all other epochs."""
         with self._lock:
             self._memories = {epoch: self._memories[epoch] for epoch in epochs if epoch in self._memories}
 
     def trim(self, roster: Roster, epoch: int, need: int) -> int:
-        """Removes entries of the epoch that every group has settled, until so many bytes are free; those freed."""
+        """Remove acknowledged entries of the epoch until so many bytes are free; return the bytes freed."""
         with self._lock:
             return self._trim(roster, epoch, need)
 
@@ -120,7 +123,7 @@ class Trimmer:
         return freed
 
     def _renewed(self, epoch: int) -> _EpochMemory | None:
-        """What is known of the epoch, with its manifest as it is now; None where there is none any more."""
+        """Return what is known of the epoch, with its manifest as it is now; None if it is gone."""
         memory = self._memories.get(epoch)
         try:
             if memory is None:
@@ -132,7 +135,7 @@ class Trimmer:
         return memory
 
     def _worth_asking(self, memory: _EpochMemory) -> list[int]:
-        """Shards of this partition that may have something to remove, rising: an epoch may have thousands."""
+        """Return the shards of this partition that may have something to remove, in order."""
         begun, every = begun_shards(self._client, self._stream, memory.manifest), len(self._stream.partitions)
         mine = [shard for shard in begun[self._partition.number :: every] if shard not in memory.over]
         if self._clock() - memory.far_s >= FAR_S:
@@ -143,7 +146,7 @@ class Trimmer:
     def _trim_shards(
         self, roster: Roster, groups: list[str], memory: _EpochMemory, ends: Mapping[int, int], need: int
     ) -> int:
-        """Removes settled entries of some shards, the lowest first, in pages as far as anything is settled."""
+        """Remove acknowledged entries of some shards, the lowest first, a page at a time."""
         epoch, freed, size = memory.manifest.epoch, 0, FIRST_PAGE
         todo = self._acknowledged(roster, groups, memory, ends)
         indexes = Indexes(self._client, self._stream, epoch)
@@ -172,7 +175,7 @@ class Trimmer:
     def _acknowledged(
         self, roster: Roster, groups: list[str], memory: _EpochMemory, ends: Mapping[int, int]
     ) -> dict[int, _AcknowledgedRanges]:
-        """Of these shards, those of which every group has settled something."""
+        """Return the shards of which every group has acknowledged something."""
         spans = {shard: (memory.floors.get(shard, 0), end) for shard, end in ends.items()}
         told = [
             bits_of_shards(self._client, self._stream, memory.manifest, group, roster.groups[group], spans, may_go=True)

@@ -204,7 +204,7 @@ class Writer:
         return self._feed
 
     def _take_slot(self) -> ShardSlot:
-        """The next shard of the feed."""
+        """Take the next shard of the feed."""
         manifest, shard, token = join_feed(self._client, self.stream)
         committer = self._committer(manifest, shard, token)
         self._feed_epoch, self._feed_count, self._looked_at = manifest.epoch, 0, 0
@@ -216,7 +216,7 @@ class Writer:
         return ShardSlot(committer, shard, finish)
 
     def _take_another(self) -> ShardSlot:
-        """The same, for a writer whose shard the server gave to another one."""
+        """Take another shard of the feed after the server gave this one to another writer."""
         slot = self._take_slot()
         self._notify(
             f"the server of {self.stream.name!r} came back from before this writer took its shard, and another writer "
@@ -446,7 +446,10 @@ class EpochWriter:
         self._shard_for(1, why).quarantine(reason)
 
     def _shard_for(self, count: int, why: str) -> ShardWriter:
-        """Where the next ``count`` samples belong. Raises PenstockError, saying ``why``, while there is no spec."""
+        """Return the shard writer for the next ``count`` samples.
+
+        Raises PenstockError, saying ``why``, while the stream has no spec.
+        """
         if self._current is not None and self._current.position + count <= self._shard_limit:
             return self._current
         if self._writer.stream.spec is None:
@@ -484,7 +487,10 @@ class EpochWriter:
         self._is_closed = True
 
     def _written_sizes(self) -> list[int]:
-        """Of every shard up to the last; raises ShardMismatch where one written by number was not completed."""
+        """Return the size of every shard up to the last.
+
+        Raises ShardMismatch if a shard written by number is not complete.
+        """
         done = {**self.refresh().done, **dict(enumerate(self._sizes))}
         missing = [shard for shard in range(max(done, default=-1) + 1) if shard not in done]
         if missing:
