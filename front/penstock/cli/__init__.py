@@ -118,10 +118,17 @@ class Actions(Choices):
     def explain(self, prog: str, words: Sequence[str]) -> str:
         """See `Choices`."""
         near = difflib.get_close_matches(words[0], self.choices, 1) if len(words) > 1 else []
-        line = [*prog.split(), near[0], *words[1:]] if near else [*prog.split(), next(iter(self.choices)), *words]
+        if near:
+            line = [*prog.split(), near[0], *words[1:]]
+        elif len(words) == 1 or words[1].startswith("-"):
+            line = [*prog.split(), next(iter(self.choices)), *words]
+        else:
+            return f"{words[0]!r} is no action; there are {', '.join(self.choices)}"
         return f"{words[0]!r} is no action; there are {', '.join(self.choices)}: type `{shlex.join(line)}`"
 
 
+_FEW = 12
+"""Options that fit on a line."""
 _OTHER_NAMES = {"--workers": ("processes",), "--num-workers": ("workers", "processes"), "--size": ("resize",)}
 """What an option is called elsewhere -> what it may be called here."""
 _EXAMPLES = {
@@ -129,6 +136,7 @@ _EXAMPLES = {
     "group": "resnet",
     "name": "resnet",
     "number": "0",
+    "epoch": "0",
     "SOURCE": "images photos/ --resize 224x224",
 }
 
@@ -185,7 +193,8 @@ class Parser(argparse.ArgumentParser):
         if "--" in given:
             return "`penstock run` starts a training command; this one starts none"
         if word.startswith("-") or word not in given:
-            return ""
+            known = [a.option_strings[-1] for a in self._actions if a.option_strings and a.dest != "help"]
+            return f"it takes {', '.join(known)}" if 0 < len(known) <= _FEW else ""
         at = len(given) - 1 - given[::-1].index(word)
         for before, takes in ((given[at - 1 : at], "no value"), (given[at - 2 : at - 1], "one value")):
             action = self._option_string_actions.get("".join(before))

@@ -181,13 +181,21 @@ def add_queue(parser: argparse.ArgumentParser) -> None:
         type=SERVER_URL,
         help="the server that holds the jobs (default: PENSTOCK_QUEUE_URL, else the same)",
     )
-    parser.add_argument("--queue", default="penstock", metavar="NAME", help="of jobs (default: %(default)s)")
+    parser.add_argument(
+        "--queue", type=_queue_name, default="penstock", metavar="NAME", help="of jobs (default: %(default)s)"
+    )
     parser.add_argument(
         "--worker-memory",
         type=byte_size,
         metavar="SIZE",
         help="a worker that holds more is replaced (default: its part of 80%% of memory)",
     )
+
+
+def _queue_name(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is no name; the queue of `penstock produce` is called penstock")
+    return text
 
 
 def plans_of(args: argparse.Namespace) -> dict[str, ProductionPlan]:
@@ -307,7 +315,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
+    names = text.split(",")
+    if again := next((name for name in names if names.count(name) > 1), None):
+        raise argparse.ArgumentTypeError(f"{text!r} names {again!r} twice; each class once, in the order of their ids")
+    return tuple(names)
 
 
 def _size(text: str) -> int | tuple[int, int]:

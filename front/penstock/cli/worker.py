@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -41,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the streams' server (default: PENSTOCK_URL, else your `penstock server`, else localhost:6379)",
     )
     parser.add_argument(
-        "--allow", action="append", default=[], metavar="MODULE[:NAME]",
+        "--allow", action="append", default=[], type=_allowed_name, metavar="MODULE[:NAME]",
         help="jobs may name functions and objects of this module and of those below it, or only NAME; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--root", action="append", default=[], metavar="DIR",
+        "--root", action="append", default=[], type=_folder, metavar="DIR",
         help="jobs may read files in this folder and below, links resolved; may be repeated",
     )  # fmt: skip
     parser.add_argument(
@@ -64,6 +65,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "nothing that was committed. --auto follows what `penstock inspect` shows as wished; several hosts share it\n"
         "by their --max."
     )
+
+
+def _allowed_name(text: str) -> str:
+    """An argparse type: ``module``, or ``module:name``."""
+    module, _, name = text.partition(":")
+    is_file = module.endswith(".py")
+    is_module = all(part.isidentifier() for part in module.split(".")) and not is_file
+    if not is_module or (":" in text and not name.isidentifier()):
+        like = Path(module).stem if is_file else "augment or augment:flip"
+        raise argparse.ArgumentTypeError(f"{text!r} is no module or module:name, like {like}")
+    return text
+
+
+def _folder(text: str) -> str:
+    """An argparse type: a folder that is there."""
+    if not Path(text).is_dir():
+        what = "a file" if Path(text).exists() else "nothing"
+        raise argparse.ArgumentTypeError(f"{text!r}: found {what} there, expected a folder that jobs may read")
+    return text
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

@@ -39,7 +39,10 @@ def _point(name: str) -> EntryPoint:
         return known[name]
     near = difflib.get_close_matches(name, known, 1)
     have = f"did you mean {near[0]!r}?" if near else f"installed here: {', '.join(sorted(known)) or 'none'}"
-    raise SourceError(f"no source {name!r} is installed here; {have}")
+    raise SourceError(
+        f"no source {name!r} is installed here; {have}. A package brings one by an entry point of the group "
+        f"{GROUP!r}; your own code is read by the source kind dataset or generator"
+    )
 
 
 def open_installed(name: str, options: dict[str, Any]) -> AnySource:

@@ -101,7 +101,10 @@ def _batches(dataset: Any, name: str) -> int:
         # Keras 3 lets a dataset override num_batches, and a Sequence has a length only
         length = dataset.num_batches if hasattr(type(dataset), "num_batches") else len(dataset)
     except Exception as error:
-        raise SourceError(f"the number of batches of {name} is unknown: {blame(error)}") from error
+        raise SourceError(
+            f"the number of batches of {name} is unknown: {blame(error)}; a Keras PyDataset has a length, and what has "
+            "none is read by the source kind generator (--batched)"
+        ) from error
     if not length or not hasattr(type(dataset), "__getitem__"):
         raise SourceError(f"{name} has {length} batches; expected a finite number of them, by index")
     return int(length)

@@ -173,7 +173,7 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{where} is not JSON: {error}") from error
+        raise SourceError(f"{where} is not JSON: {error}; labels are read from .csv, .tsv, .json and .jsonl") from error
 
 
 def _by_path(paths: list[str], values: list[dict[str, Any]], file: str) -> dict[str, dict[str, Any]]:
