@@ -188,7 +188,7 @@ def test_objects_of_a_notebook_are_read_as_what_they_are() -> None:
     """produce(dataset) should not need to be told."""
     kinds = {unit: open_source(LocalConfig(token=register(value))).unit for unit, value in NOTEBOOK.items()}
     assert kinds == {unit: unit for unit in NOTEBOOK}
-    with pytest.raises(SourceError, match="a int cannot be read; expected items by index"):
+    with pytest.raises(SourceError, match="an int cannot be read; expected items by index"):
         open_source(LocalConfig(token=register(7)))
 
 
