@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from penstock_common.stream.servers.embedded import EmbeddedServer
     from penstock_consumer.read.loader import Loader
     from penstock_consumer.read.mixture import mix
-    from penstock_consumer.replaying.files import Files
-    from penstock_consumer.replaying.replay import Replay
+    from penstock_consumer.replay.files import Files
+    from penstock_consumer.replay.replay import Replay
     from penstock_producer.notebook import produce
     from penstock_producer.write.writer import Writer
 
@@ -33,10 +33,10 @@ __all__ = ["EmbeddedServer", "Files", "Loader", "PenstockError", "Replay", "Writ
 
 _HOMES = {
     "EmbeddedServer": "penstock_common.stream.servers.embedded",
-    "Files": "penstock_consumer.replaying.files",
+    "Files": "penstock_consumer.replay.files",
     "Loader": "penstock_consumer.read.loader",
     "PenstockError": "penstock_common.errors",
-    "Replay": "penstock_consumer.replaying.replay",
+    "Replay": "penstock_consumer.replay.replay",
     "Writer": "penstock_producer.write.writer",
     "mix": "penstock_consumer.read.mixture",
     "produce": "penstock_producer.notebook",

@@ -13,7 +13,7 @@ from penstock_common.stream.entries import list_pending
 from penstock_common.stream.groups.ledger import dead_letters
 from penstock_common.stream.keys import RELEASED
 from penstock_common.wire import codec, header
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write import commit
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, sample

@@ -9,8 +9,8 @@ import pytest
 
 from penstock_common.stream.client import connect
 from penstock_consumer.replay.export import export_stream
-from penstock_consumer.replaying.files import Files
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.files import Files
+from penstock_consumer.replay.replay import Replay
 from tests.contracts.feed import numbers, produce
 
 COUNT = 2000

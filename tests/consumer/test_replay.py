@@ -15,7 +15,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.streams import set_plan
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
 from tests.consumer.test_loader_troubles import our_threads
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, numbers, open_stream, produce, sample

@@ -16,7 +16,7 @@ import pytest
 
 import penstock
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_consumer.stages.stats import Stats
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import loader_of, produce

@@ -19,7 +19,7 @@ import numpy as np
 from penstock_common.stream.commands import Client
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_consumer.stages.batch import Batch
 from penstock_producer.write.writer import Writer
 

@@ -21,7 +21,7 @@ from penstock.cli.console import Console
 from penstock_common.errors import EntryNotFound, EpochNotFound
 from penstock_common.stream.client import connect
 from penstock_common.stream.streams import load_stream
-from penstock_consumer.replaying.looking import Identity, Viewer
+from penstock_consumer.replay.samples import Identity, Viewer
 
 Told = Callable[..., tuple[int, str, str]]
 CLASSES = ["cat", "dog", "emu"]

@@ -30,7 +30,7 @@ from penstock_common.stream.damage import KINDS, kind_of
 from penstock_common.stream.streams import Stream
 from penstock_consumer.read import shared as shared_reader
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, open_stream, sample, writer_of
 from tests.contracts.ordered import plan, rank_of

@@ -23,7 +23,7 @@ from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.servers.suitability import admit_stream
 from penstock_common.stream.streams import Stream, create_stream, load_stream, set_field, set_plan
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, loader_of, numbers, produce, sample, writer_of
 from tests.contracts.processes import child

@@ -31,7 +31,7 @@ from penstock_common.stream.streams import find_stream, load_stream
 from penstock_common.wire.block import Block
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.export import export_stream
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.importer import import_stream
 from penstock_producer.write.shard import ShardWriter
 from penstock_producer.write.writer import Writer

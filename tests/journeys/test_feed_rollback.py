@@ -21,7 +21,7 @@ from penstock_common.errors import PenstockError, ShardMismatch
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, sample
 from tests.contracts.processes import child

@@ -17,8 +17,8 @@ from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.registry import registered_segments
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.export import export_stream
-from penstock_consumer.replaying.files import Files
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.files import Files
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.cleaner import recycle
 from penstock_producer.write.reserve import Reservation
 from penstock_producer.write.writer import Writer

@@ -12,7 +12,7 @@ import pytest
 
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, produce, sample
 from tests.contracts.processes import Child, child

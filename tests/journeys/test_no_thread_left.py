@@ -16,7 +16,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.watching.paces import Teller
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_consumer.stages.queue import Prefetch
 from tests.contracts.feed import open_stream, produce
 from tests.contracts.processes import child

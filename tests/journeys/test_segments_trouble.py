@@ -39,7 +39,7 @@ from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import encode
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.backlog import why_no_room
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.cleaner import recycle
 from penstock_producer.write.segments import open_segment_writer
 from penstock_producer.write.writer import Writer

@@ -274,7 +274,7 @@ def run_commands(path: str) -> None:
     """Runs each command in a process of its own, forked so that all of it is imported once; prints pids and codes."""
     for name in COMMANDS:
         load_command(name)
-    for module in ("penstock_consumer.replaying.replay", "penstock_producer.jobs.production"):
+    for module in ("penstock_consumer.replay.replay", "penstock_producer.jobs.production"):
         importlib.import_module(module)
     running = {}
     for number, (argv, url, folder) in enumerate(json.loads(Path(path).read_text())):

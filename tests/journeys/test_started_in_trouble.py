@@ -24,7 +24,7 @@ from penstock_common.stream.groups.roster import join_group, load_roster
 from penstock_common.stream.manifest import PRODUCED, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, produce, sample
 from tests.journeys.trouble import CuttingProxy

@@ -12,7 +12,7 @@ from penstock_common.errors import ServerUnsuitable
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production

@@ -13,7 +13,7 @@ import pytest
 from penstock_common.segments.reading import AHEAD_BYTES
 from penstock_common.stream import streams
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write import writer as writing
 from tests.common.segments.test_ahead import cached, eventually, forget
 from tests.consumer import test_passes, test_replay

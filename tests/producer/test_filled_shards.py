@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import ShardMismatch
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, numbers, sample, writer_of
 

@@ -15,7 +15,7 @@ from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.removal.release import release_epoch
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.jobs.repair import NotRepairable
 from penstock_producer.write.writer import Writer
 from tests.contracts.processes import child

@@ -14,7 +14,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.stream.registry import registered_segments, seal_command, seal_segments
 from penstock_common.stream.streams import Stream
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write import segments
 from penstock_producer.write.commit import Committer, SentBlock
 from penstock_producer.write.writer import Writer

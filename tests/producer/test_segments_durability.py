@@ -12,7 +12,7 @@ import redis
 
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write import cleaner
 from penstock_producer.write.commit import Committer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, sample, writer_of

@@ -22,7 +22,7 @@ from penstock_common.errors import (
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import (
     SAMPLE_BYTES,

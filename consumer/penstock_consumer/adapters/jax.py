@@ -22,7 +22,7 @@ from penstock_consumer.adapters.settling import Feed, require_loader
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
-from penstock_consumer.replaying.passes import Passes
+from penstock_consumer.replay.passes import Passes
 from penstock_consumer.stages.batch import Batch
 
 PREFETCH = 2

@@ -15,7 +15,7 @@ from penstock_common.hints import an
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.view import View
-from penstock_consumer.replaying.passes import Passes
+from penstock_consumer.replay.passes import Passes
 from penstock_consumer.stages.batch import Batch
 
 UNSEEN = (

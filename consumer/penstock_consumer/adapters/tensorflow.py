@@ -23,7 +23,7 @@ from penstock_consumer.adapters.tensorflow_tensors import RaggedAs, assembled, f
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
-from penstock_consumer.replaying.passes import Passes
+from penstock_consumer.replay.passes import Passes
 from penstock_consumer.stages.batch import Batch
 
 _SAME_BATCHES = ("skip", "shuffle", "prefetch", "repeat", "cache", "with_options", "batch", "ragged_batch", "shard")

@@ -26,7 +26,7 @@ from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
 from penstock_consumer.read.worker_shares import Part, Shares, has_ranks, is_last, read_share, runs_on
-from penstock_consumer.replaying.passes import Passes
+from penstock_consumer.replay.passes import Passes
 from penstock_consumer.stages.batch import Batch
 
 UNSEEN = (

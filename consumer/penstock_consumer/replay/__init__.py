@@ -1,1 +1,1 @@
-"""Reading epochs that are retained, without a group: their export to files."""
+"""Reading kept epochs without a group: in passes, from files, by identity, and out to files."""

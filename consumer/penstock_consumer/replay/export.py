@@ -22,8 +22,8 @@ from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.wire.codec import Fields, decode
 from penstock_common.wire.export import ExportContents, ExportedEpoch
 from penstock_common.wire.header import without_ref
-from penstock_consumer.replaying.replay import LEASE_S
-from penstock_consumer.replaying.retained import Retained
+from penstock_consumer.replay.replay import LEASE_S
+from penstock_consumer.replay.retained import Retained
 
 Progress = Callable[[int, int, int], None]
 """A function of an epoch, its payload bytes copied so far, and all of its payload bytes."""

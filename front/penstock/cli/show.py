@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.views.show import ShownSample
     from penstock_common.stream.commands import Client
     from penstock_common.stream.streams import Stream
-    from penstock_consumer.replaying.looking import Identity, Sample, Viewer
+    from penstock_consumer.replay.samples import Identity, Sample, Viewer
 
 NAME = "show"
 HELP = "show samples of a stream as pictures, with labels and identity"
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def _chosen(client: Client, stream: Stream, args: argparse.Namespace) -> tuple[list[Sample], str]:
     """Return the samples, and a description of them."""
-    from penstock_consumer.replaying.looking import Viewer
+    from penstock_consumer.replay.samples import Viewer
 
     if args.id:
         return _named(client, stream, args.id), f"{len(args.id)} by identity"
@@ -95,7 +95,7 @@ def _chosen(client: Client, stream: Stream, args: argparse.Namespace) -> tuple[l
 
 
 def _named(client: Client, stream: Stream, wanted: Sequence[Identity]) -> list[Sample]:
-    from penstock_consumer.replaying.looking import Viewer
+    from penstock_consumer.replay.samples import Viewer
 
     samples = []
     for epoch in dict.fromkeys(identity.epoch for identity in wanted):
@@ -109,7 +109,7 @@ def _found(viewer: Viewer, stream: Stream, args: argparse.Namespace) -> list[Sam
     import numpy as np
 
     from penstock.views.show import class_names, class_of, is_of
-    from penstock_consumer.replaying.looking import samples_of
+    from penstock_consumer.replay.samples import samples_of
 
     label = None if args.label is None else class_of(class_names(stream), viewer.spec, args.label)
     chosen = np.arange(args.count) if label is None else None
@@ -209,7 +209,7 @@ def _tile(one: ShownSample, colours: str, decode: Any) -> list[str]:
 def _follow(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     """Show the newest samples whenever there are new ones, the newest first."""
     from penstock_common.stream.streams import require_there
-    from penstock_consumer.replaying.looking import Viewer, newest_epoch
+    from penstock_consumer.replay.samples import Viewer, newest_epoch
 
     newest: list[Sample] = []
     last: dict[int, bytes] = {}
@@ -236,7 +236,7 @@ def _follow(client: Client, stream: Stream, args: argparse.Namespace, console: C
 
 
 def _identity(text: str) -> Identity:
-    from penstock_consumer.replaying.looking import Identity
+    from penstock_consumer.replay.samples import Identity
 
     parts = text.split("/")
     if len(parts) != 3 or not all(part.isdecimal() for part in parts):

@@ -10,7 +10,7 @@ from penstock.cli import EPOCH_NUMBER, add_stream, url_of, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_consumer.replaying.looking import Viewer
+    from penstock_consumer.replay.samples import Viewer
 
 NAME = "stat"
 HELP = "tell ranges, means, classes and troubles of a stream's samples"
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock.views.show import class_names
     from penstock_common.stream.client import connect
     from penstock_common.stream.streams import load_stream
-    from penstock_consumer.replaying.looking import Viewer
+    from penstock_consumer.replay.samples import Viewer
 
     with connect(url_of(args)) as client:
         stream = load_stream(client, args.stream)

@@ -18,7 +18,7 @@ from penstock_common.wire.spec import Spec, TensorSpec
 
 if TYPE_CHECKING:
     from penstock_common.stream.streams import Stream
-    from penstock_consumer.replaying.looking import Sample
+    from penstock_consumer.replay.samples import Sample
 
 MOST_LABELS = 3
 LONGEST = 24

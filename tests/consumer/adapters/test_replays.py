@@ -13,9 +13,9 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_consumer.replay.export import export_stream
-from penstock_consumer.replaying.files import Files
-from penstock_consumer.replaying.passes import Passes
-from penstock_consumer.replaying.replay import Replay
+from penstock_consumer.replay.files import Files
+from penstock_consumer.replay.passes import Passes
+from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import produce
 

@@ -19,8 +19,7 @@ from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.header import Header, SegmentRef
 from penstock_common.wire.spec import META, Spec
 from penstock_consumer.read.receive import Received, Receiver
-from penstock_consumer.replaying.lookahead import looked_ahead
-from penstock_consumer.replaying.passes import PREFETCH_BYTES, Passes, permuted
+from penstock_consumer.replay.passes import PREFETCH_BYTES, Passes, looked_ahead, permuted
 from penstock_consumer.stages.buffers import Arena
 from penstock_consumer.stages.queue import Prefetch
 from penstock_consumer.stages.shuffle import Shuffle

@@ -30,9 +30,8 @@ from penstock_common.wire.spec import Spec
 from penstock_consumer.read.member import await_epoch
 from penstock_consumer.read.receive import Line, Received, Receiver, check_identity, read_by_id
 from penstock_consumer.read.resources import AT_ONCE_S, LEAVE_S, SILENCE_S
-from penstock_consumer.replaying.lookahead import ReadaheadSink, looked_ahead
-from penstock_consumer.replaying.passes import PREFETCH_BYTES, Passes, permuted
-from penstock_consumer.replaying.retained import Retained
+from penstock_consumer.replay.passes import PREFETCH_BYTES, Passes, ReadaheadSink, looked_ahead, permuted
+from penstock_consumer.replay.retained import Retained
 from penstock_consumer.stages.buffers import Arena
 from penstock_consumer.stages.queue import Prefetch
 from penstock_consumer.stages.shuffle import Shuffle

@@ -1,1 +1,0 @@
-"""Epochs that are kept, read without a group: again, from files, by identity, out to files."""
