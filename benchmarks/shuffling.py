@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from penstock import EmbeddedServer, Loader, Writer
 from penstock_common.wire.spec import Spec
-from penstock_consumer.stages.batch import Batch, Lease, Span
-from penstock_consumer.stages.buffers import Arena
-from penstock_consumer.stages.shuffle import Shuffle, Window
-from penstock_consumer.stages.stage import Setting
+from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
+from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.shuffle import ShuffleOptions, ShuffleWindow
+from penstock_consumer.stages.stage import StageContext
 from penstock_producer.sources.order import permutation
 
 SAMPLES, BATCH, CLASSES, ENTRY = 100_000, 64, 100, 128
@@ -57,8 +57,8 @@ def measured(order: NDArray[np.int64], *, classes: int = CLASSES, batch: int = B
 
 def windowed(order: NDArray[np.int64], samples: int, seed: int, *, batch: int = BATCH) -> NDArray[np.int64]:
     """What a window of so many samples makes of an order of arrival."""
-    window = Window(
-        Setting(Spec.of({"y": ("int64", ())}), Arena(8), 0, batch, False), seed, samples=samples, nbytes=None
+    window = ShuffleWindow(
+        StageContext(Spec.of({"y": ("int64", ())}), ArrayPool(8), 0, batch, False), seed, samples=samples, nbytes=None
     )
     found: list[NDArray[np.int64]] = []
 
@@ -69,7 +69,7 @@ def windowed(order: NDArray[np.int64], samples: int, seed: int, *, batch: int = 
     for start in range(0, len(order), batch):
         values = order[start : start + batch]
         lease = Lease(0, 0, 0, b"", len(values))
-        window.put(Batch({"y": values}, 0, [Span(lease, start, start + len(values))]))
+        window.put(Batch({"y": values}, 0, [BatchSpan(lease, start, start + len(values))]))
         drain()
     window.end()
     drain()
@@ -86,7 +86,7 @@ def interleaved(order: NDArray[np.int64], producers: int) -> NDArray[np.int64]:
 
 def again(order: NDArray[np.int64], entry: int, samples: int, seed: int, number: int) -> NDArray[np.int64]:
     """What a shuffled pass of a `Replay` or of `Files` makes of an order: blocks permuted, then a window."""
-    shuffle = Shuffle(seed, number, samples, 0)
+    shuffle = ShuffleOptions(seed, number, samples, 0)
     blocks = [order[at : at + entry] for at in range(0, len(order), entry)]
     permuted = np.concatenate([blocks[place] for place in shuffle.blocks(len(blocks))])
     return windowed(permuted, samples, seed + number)
@@ -95,12 +95,12 @@ def again(order: NDArray[np.int64], entry: int, samples: int, seed: int, number:
 def cost(sample_bytes: int, *, batches: int = 400) -> float:
     """GB/s of payload through a window of ten batches, in and out: two copies of each sample."""
     spec = Spec.of({"x": ("uint8", (sample_bytes,))})
-    window = Window(Setting(spec, Arena(8), 0, BATCH, False), 1, samples=10 * BATCH, nbytes=None)
+    window = ShuffleWindow(StageContext(spec, ArrayPool(8), 0, BATCH, False), 1, samples=10 * BATCH, nbytes=None)
     values = np.ones((BATCH, sample_bytes), np.uint8)
     began = time.perf_counter()
     for number in range(batches):
         lease = Lease(0, 0, 0, b"", BATCH)
-        window.put(Batch({"x": values}, 0, [Span(lease, number * BATCH, (number + 1) * BATCH)]))
+        window.put(Batch({"x": values}, 0, [BatchSpan(lease, number * BATCH, (number + 1) * BATCH)]))
         while window.take() is not None:
             pass
     return batches * BATCH * sample_bytes / (time.perf_counter() - began) / 1e9

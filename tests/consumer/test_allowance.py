@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from penstock_consumer.stages.batch import Batch
-from penstock_consumer.stages.buffers import Arena
-from penstock_consumer.stages.queue import PATIENCE, START_BYTES, Allowance, Prefetch
+from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.queue import PATIENCE, START_BYTES, PrefetchLimit, PrefetchQueue
 
 BUDGET = 8 * START_BYTES
 
 
-def grown(times: int = 1) -> Allowance:
+def grown(times: int = 1) -> PrefetchLimit:
     """One that ran dry so often after it was full."""
-    allowance = Allowance(BUDGET)
+    allowance = PrefetchLimit(BUDGET)
     for _ in range(times):
         allowance.refused()
         allowance.starved()
@@ -29,12 +29,12 @@ def test_it_starts_small_and_doubles_up_to_the_budget() -> None:
 
 def test_a_small_budget_is_used_whole() -> None:
     """There is nothing to be saved."""
-    assert Allowance(1000).nbytes == 1000
+    assert PrefetchLimit(1000).nbytes == 1000
 
 
 def test_a_trainer_that_waits_for_producers_makes_it_no_larger() -> None:
     """A queue that was never full would not be fuller with more room."""
-    allowance = Allowance(BUDGET)
+    allowance = PrefetchLimit(BUDGET)
     for _ in range(10):
         allowance.starved()
     assert allowance.nbytes == START_BYTES
@@ -44,7 +44,7 @@ def test_a_trainer_that_waits_for_producers_makes_it_no_larger() -> None:
     assert allowance.nbytes == 2 * START_BYTES
 
 
-def taken(allowance: Allowance, nbytes: int, left: int) -> bool:
+def taken(allowance: PrefetchLimit, nbytes: int, left: int) -> bool:
     """Whether taking so much in MiB with so much left always made it smaller."""
     return sum(allowance.took(1 << 20, left) for _ in range(nbytes >> 20)) > 0
 
@@ -60,7 +60,7 @@ def test_what_is_never_needed_is_given_back(left_share: float, is_less: bool) ->
 
 def test_it_never_shrinks_below_its_start() -> None:
     """Half of little is nothing."""
-    allowance = Allowance(BUDGET)
+    allowance = PrefetchLimit(BUDGET)
     assert not taken(allowance, 40 * PATIENCE << 20, START_BYTES)
 
 
@@ -77,9 +77,9 @@ def test_one_that_starves_after_it_shrank_shrinks_later_the_next_time() -> None:
 
 def test_the_queue_lets_the_reader_go_on_as_far_as_it_is_allowed() -> None:
     """The rule is told what happens at the queue, and the reader's memory follows."""
-    queue = Prefetch(BUDGET)
+    queue = PrefetchQueue(BUDGET)
     half = Batch({"x": np.zeros(START_BYTES // 2, np.uint8)}, 0, [])
-    arena = Arena(keep=8)
+    arena = ArrayPool(keep=8)
     queue.when_less = arena.trim
     queue.put(half)
     queue.put(half)

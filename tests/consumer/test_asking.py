@@ -13,7 +13,7 @@ from penstock_consumer.read.fetch_plan import (
     RESTS_IN_VAIN,
     SHORTEST_MS,
     TAKEN_AT_ONCE,
-    Asking,
+    FetchPlanner,
     FetchRequest,
 )
 
@@ -22,7 +22,7 @@ STREAM = 1 << 30
 
 
 def given(
-    asking: Asking, entries: int, waited_s: float = 0.0, nbytes: int = 250_000, now_s: float = 0.0
+    asking: FetchPlanner, entries: int, waited_s: float = 0.0, nbytes: int = 250_000, now_s: float = 0.0
 ) -> FetchRequest:
     """The reader sends one request of what it is told to send, and is answered."""
     request = asking.next_requests(0, is_ended=False)[-1]
@@ -32,9 +32,9 @@ def given(
     return request
 
 
-def one_each(seconds: float, partitions: int = 1, stream_bytes: int = STREAM) -> Asking:
+def one_each(seconds: float, partitions: int = 1, stream_bytes: int = STREAM) -> FetchPlanner:
     """A reader that is given one entry after the other, and has been for long."""
-    asking = Asking(partitions, BUDGET, stream_bytes)
+    asking = FetchPlanner(partitions, BUDGET, stream_bytes)
     for number in range(50):
         given(asking, 1, now_s=number * seconds)
     return asking
@@ -47,7 +47,7 @@ def waits(requests: list[FetchRequest]) -> list[int | None]:
 
 def test_a_reader_that_finds_all_it_asks_for_has_the_next_request_under_way() -> None:
     """The server prepares the next reply meanwhile; only one of the two may wait, or an end is seen late."""
-    asking = Asking(1, BUDGET, STREAM)
+    asking = FetchPlanner(1, BUDGET, STREAM)
     for _ in range(5):
         given(asking, MOST_ENTRIES)
     requests = asking.next_requests(0, is_ended=False)
@@ -58,7 +58,7 @@ def test_a_reader_that_finds_all_it_asks_for_has_the_next_request_under_way() ->
 
 def test_a_reader_that_found_less_than_it_asked_for_sends_one_request_that_waits() -> None:
     """Where more members wait than there are entries, a request that finds nothing wakes a process for nothing."""
-    asking = Asking(1, BUDGET, STREAM)
+    asking = FetchPlanner(1, BUDGET, STREAM)
     given(asking, 1)
     given(asking, 1)
     requests = asking.next_requests(0, is_ended=False)
@@ -69,7 +69,7 @@ def test_a_reader_that_found_less_than_it_asked_for_sends_one_request_that_waits
 
 def test_large_entries_that_come_one_by_one_are_waited_for_one_by_one() -> None:
     """A request for a single entry is always answered whole: that nothing was there before it says that all is read."""
-    asking = Asking(1, BUDGET, STREAM)
+    asking = FetchPlanner(1, BUDGET, STREAM)
     given(asking, 1, nbytes=5_000_000)
     assert len(asking.next_requests(0, is_ended=False)) == 2
     given(asking, 0)
@@ -79,7 +79,7 @@ def test_large_entries_that_come_one_by_one_are_waited_for_one_by_one() -> None:
 
 def test_a_request_waits_about_as_long_as_entries_usually_take_and_never_longer_than_a_tenth_of_a_second() -> None:
     """Were it shorter, it would come back empty before each entry; were it longer, an end would be seen late."""
-    asking = Asking(1, BUDGET, STREAM)
+    asking = FetchPlanner(1, BUDGET, STREAM)
     for _ in range(30):
         given(asking, 1, waited_s=0.03)
     (patience,) = waits(asking.next_requests(0, is_ended=False))
@@ -92,7 +92,7 @@ def test_a_request_waits_about_as_long_as_entries_usually_take_and_never_longer_
 
 def test_waiting_in_several_requests_for_one_entry_counts_together() -> None:
     """Else an entry that comes after a request ran out would look as if it had come soon."""
-    one, several = Asking(1, BUDGET, STREAM), Asking(1, BUDGET, STREAM)
+    one, several = FetchPlanner(1, BUDGET, STREAM), FetchPlanner(1, BUDGET, STREAM)
     for _ in range(20):
         given(one, 1, waited_s=0.04)
         given(several, 0, waited_s=0.03)
@@ -102,7 +102,7 @@ def test_waiting_in_several_requests_for_one_entry_counts_together() -> None:
 
 def test_who_finds_nothing_waits_longer_and_longer() -> None:
     """A hundred idle members are to cost a server little."""
-    asking = Asking(1, BUDGET, STREAM)
+    asking = FetchPlanner(1, BUDGET, STREAM)
     given(asking, 1)
     waited = [given(asking, 0).block_ms for _ in range(6)]
     assert waited == [10, 20, 40, 80, 100, 100]
@@ -113,7 +113,7 @@ def test_who_finds_nothing_waits_longer_and_longer() -> None:
 def test_of_an_epoch_that_has_ended_nothing_is_waited_for() -> None:
     """All there will be is there."""
     for partitions in (1, 4):
-        asking = Asking(partitions, BUDGET, STREAM)
+        asking = FetchPlanner(partitions, BUDGET, STREAM)
         for _ in range(3 * partitions):
             requests = asking.next_requests(0, is_ended=True)
             assert set(waits(requests)) == {None}
@@ -123,7 +123,7 @@ def test_of_an_epoch_that_has_ended_nothing_is_waited_for() -> None:
 
 def test_an_idle_reader_of_several_partitions_asks_all_of_them_at_once_and_waits_at_the_last() -> None:
     """One answer after the other would find what came in the last of them late."""
-    asking = Asking(4, BUDGET, STREAM)
+    asking = FetchPlanner(4, BUDGET, STREAM)
     for _ in range(2):
         for request in asking.next_requests(0, is_ended=False):
             assert request.block_ms is None
@@ -142,7 +142,7 @@ def test_an_idle_reader_of_several_partitions_asks_all_of_them_at_once_and_waits
 
 def test_no_request_is_for_more_than_a_share_of_the_prefetch_budget() -> None:
     """Members of a group are to share, and the server copies all of an answer at once."""
-    small = Asking(1, 1_000_000, STREAM)
+    small = FetchPlanner(1, 1_000_000, STREAM)
     small.received(1000)
     assert {request.most for request in small.next_requests(0, is_ended=False)} == {MOST_ENTRIES}
     small.received(10_000_000)
@@ -179,7 +179,7 @@ def test_who_has_rested_and_finds_nothing_hears_it_at_once() -> None:
 
 def test_who_was_given_one_entry_so_far_waits_for_the_next_at_the_server() -> None:
     """How long to rest is not known yet, and to ask again and again without a rest wakes a process for nothing."""
-    asking = Asking(1, BUDGET, STREAM)
+    asking = FetchPlanner(1, BUDGET, STREAM)
     given(asking, 0)
     given(asking, 1)
     assert asking.rest_s(32) == 0

@@ -15,14 +15,14 @@ from penstock_common.stream.groups.ledger import runs
 from penstock_common.wire.block import Column
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_consumer.read.leases import Holdings, plan_acknowledgement
-from penstock_consumer.stages.batch import UNKNOWN, Assembler, Batch, Lease, Span
-from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.read.leases import Leases, plan_acknowledgement
+from penstock_consumer.stages.batch import UNKNOWN, Assembler, Batch, BatchSpan, Lease
+from penstock_consumer.stages.buffers import ArrayPool
 
 SPEC = Spec.of({"x": ("int64", (2,)), "r": ("int64", (None,))})
 
 
-def place(assembler: Assembler, numbers: list[int], spans: list[Span]) -> None:
+def place(assembler: Assembler, numbers: list[int], spans: list[BatchSpan]) -> None:
     """A whole entry, received in place as the reader does it."""
     x = np.repeat(np.array(numbers, dtype=np.int64)[:, None], 2, axis=1)
     done = 0
@@ -38,7 +38,7 @@ def ragged(numbers: list[int]) -> Ragged:
     return Ragged(np.repeat(np.array(numbers, dtype=np.int64), counts[:, 0]), counts)
 
 
-def append(assembler: Assembler, numbers: list[int], wanted: list[int], spans: list[Span]) -> None:
+def append(assembler: Assembler, numbers: list[int], wanted: list[int], spans: list[BatchSpan]) -> None:
     """Some rows of an entry, copied."""
     flat = ragged(numbers)
     columns = {
@@ -58,7 +58,7 @@ entries = st.lists(
 @given(entries, st.integers(1, 9), st.randoms(use_true_random=False))
 def test_every_wanted_row_comes_once_in_order(plan: list[Any], batch_size: int, random: Any) -> None:
     """Blocks of any size, with holes, some half settled, some whose lease is lost before they are handed out."""
-    assembler = Assembler(SPEC, batch_size, Arena(3), epoch=4)
+    assembler = Assembler(SPEC, batch_size, ArrayPool(3), epoch=4)
     expected: list[tuple[int, Lease]] = []
     offset = 0
     for present, is_partial, is_lost in plan:
@@ -69,7 +69,7 @@ def test_every_wanted_row_comes_once_in_order(plan: list[Any], batch_size: int, 
         rows = [row for row in range(len(offsets)) if not is_partial or random.random() < 0.5]
         wanted = [offsets[row] for row in rows]
         lease = Lease(0, 4, 0, b"%d-0" % offset, len(wanted))
-        spans = [Span(lease, lo, hi) for lo, hi in runs(wanted)]
+        spans = [BatchSpan(lease, lo, hi) for lo, hi in runs(wanted)]
         if is_partial:
             append(assembler, offsets, rows, spans)
         else:
@@ -94,11 +94,11 @@ def test_every_wanted_row_comes_once_in_order(plan: list[Any], batch_size: int, 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 9))
 def test_an_entry_is_due_with_its_last_row_and_every_row_once(sizes: list[int], batch_size: int) -> None:
     """Acknowledging batch by batch settles every offset, and each entry exactly when nothing of it is owed."""
-    assembler = Assembler(SPEC, batch_size, Arena(3), epoch=4)
+    assembler = Assembler(SPEC, batch_size, ArrayPool(3), epoch=4)
     offset = 0
     for size in sizes:
         lease = Lease(0, 4, 0, b"%d-0" % (offset + size), size)
-        place(assembler, list(range(offset, offset + size)), [Span(lease, offset, offset + size)])
+        place(assembler, list(range(offset, offset + size)), [BatchSpan(lease, offset, offset + size)])
         offset += size
     assembler.flush()
     settled: list[int] = []
@@ -127,7 +127,7 @@ class TestArena:
 
     def test_an_array_in_use_is_never_given_out_again(self) -> None:
         """Not while a slice, a view of another dtype or a memoryview of it lives."""
-        arena = Arena(4)
+        arena = ArrayPool(4)
         array = arena.array((10,), np.dtype(np.float32))
         address = array.ctypes.data
         holders: list[Any] = [array[3:], array.view(np.uint8), array.reshape(2, 5), array.data]
@@ -139,12 +139,12 @@ class TestArena:
 
     def test_memory_that_is_free_is_used_again(self) -> None:
         """In a loop that keeps nothing two buffers are enough."""
-        arena = Arena(4)
+        arena = ArrayPool(4)
         assert len({arena.array((1000,), np.dtype(np.int64)).ctypes.data for _ in range(50)}) <= 2
 
     def test_a_trainer_that_keeps_everything_costs_no_more_than_it_keeps(self) -> None:
         """Beyond its few remembered buffers the arena forgets what it made."""
-        arena = Arena(4)
+        arena = ArrayPool(4)
         kept = [arena.array((100,), np.dtype(np.int64)) for _ in range(50)]
         assert len({array.ctypes.data for array in kept}) == 50
         addresses = {array.ctypes.data for array in kept}
@@ -156,7 +156,7 @@ class TestArena:
     )
     def test_arrays_are_aligned_whatever_their_shape(self, shape: tuple[int, ...], dtype: str) -> None:
         """XLA and TensorFlow copy what does not begin at a cache line."""
-        array = Arena(2).array(shape, np.dtype(dtype))
+        array = ArrayPool(2).array(shape, np.dtype(dtype))
         assert array.shape == shape
         assert array.dtype == np.dtype(dtype)
         assert array.size == 0 or array.ctypes.data % 64 == 0
@@ -167,7 +167,7 @@ class TestHoldings:
 
     def test_an_entry_received_again_replaces_its_earlier_lease(self) -> None:
         """Rows of the earlier delivery must not be handed out beside those of the later one."""
-        holdings = Holdings()
+        holdings = Leases()
         first, again = Lease(0, 1, 2, b"1-0", 5), Lease(0, 1, 2, b"1-0", 3)
         holdings.add(first)
         holdings.add(again)
@@ -177,7 +177,7 @@ class TestHoldings:
 
     def test_a_lost_entry_is_marked_once(self) -> None:
         """The keeper may hear of it again."""
-        holdings = Holdings()
+        holdings = Leases()
         lease = Lease(0, 1, 2, b"1-0", 5)
         holdings.add(lease)
         assert holdings.lose(0, 1, [b"1-0", b"2-0"]) == 1
@@ -187,7 +187,7 @@ class TestHoldings:
 
     def test_what_was_just_settled_is_remembered_for_a_while(self) -> None:
         """It may still be pending on the server, and must not be taken for lost."""
-        holdings = Holdings()
+        holdings = Leases()
         holdings.add(Lease(0, 1, 2, b"1-0", 5))
         assert not holdings.is_settling(0, 1, b"1-0")
         holdings.remove(0, 1, [b"1-0"])
@@ -205,7 +205,7 @@ class TestBatchAsADict:
     def batch() -> Batch:
         """Four samples of epoch 3."""
         values = {"x": np.zeros((4, 2), np.float32), "y": np.arange(4), "r": ragged([1, 2, 3, 4])}
-        return Batch(values, 3, [Span(Lease(0, 3, 0, b"1-1", 4), 0, 4)])
+        return Batch(values, 3, [BatchSpan(Lease(0, 3, 0, b"1-1", 4), 0, 4)])
 
     def test_a_batch_is_rebuilt_from_its_tensors(self) -> None:
         """Lightning, accelerate and others map a batch by calling its type on a dict."""

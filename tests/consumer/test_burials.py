@@ -18,7 +18,7 @@ from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.mending.drop import drop_bad
 from penstock_consumer.read import dead_letters
 from penstock_consumer.read.dead_letters import HOPELESS_ENTRIES
-from penstock_consumer.read.heartbeat import MANY_DELIVERIES, Keeper
+from penstock_consumer.read.heartbeat import MANY_DELIVERIES, LeaseRenewer
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, loader_of, numbers, open_stream, produce, sample
@@ -206,7 +206,7 @@ def left_behind(url: str, client: Client, bad: int, deliveries: int) -> str:
 
 @pytest.mark.parametrize(
     ("owner", "name", "bad", "deliveries"),
-    [(Keeper, "count_turn", 0, MANY_DELIVERIES), (dead_letters, "bury", 2, 1)],
+    [(LeaseRenewer, "count_turn", 0, MANY_DELIVERIES), (dead_letters, "bury", 2, 1)],
     ids=["a suspect's turn", "a dead letter held back"],
 )
 def test_a_lost_answer_makes_no_reader_hand_out_twice_what_it_took_over(

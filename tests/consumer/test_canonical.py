@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_common.stream.entries import Record
-from penstock_consumer.read.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
+from penstock_consumer.read.canonical import EpochSteps, IndexedPiece, NoGoodSample, RowRange, joined, resolve
 
 
 @st.composite
@@ -30,18 +30,20 @@ def block_of(lengths: list[int], position: int) -> int:
     return int(np.searchsorted(np.cumsum(lengths), position, side="right"))
 
 
-def pieces_of(lengths: list[int], bad: set[int]) -> list[Piece]:
+def pieces_of(lengths: list[int], bad: set[int]) -> list[IndexedPiece]:
     """One shard of such blocks."""
     pieces, at = [], 0
     for number, length in enumerate(lengths):
         holes = tuple(sorted(p for p in bad if at <= p < at + length))
         kept = length - len(holes)
-        pieces.append(Piece(at, 0, Record(at + length, b"%d-0" % number if kept else b"", at, kept, kept, holes)))
+        pieces.append(
+            IndexedPiece(at, 0, Record(at + length, b"%d-0" % number if kept else b"", at, kept, kept, holes))
+        )
         at += length
     return pieces
 
 
-def cyclic(pieces: list[Piece], total: int, lo: int) -> Iterator[Piece]:
+def cyclic(pieces: list[IndexedPiece], total: int, lo: int) -> Iterator[IndexedPiece]:
     """From ``lo`` on, for ever."""
     for lap in count():
         for piece in pieces:
@@ -49,7 +51,7 @@ def cyclic(pieces: list[Piece], total: int, lo: int) -> Iterator[Piece]:
                 yield piece.later(lap * total)
 
 
-def positions_of(take: Take, total: int) -> list[int]:
+def positions_of(take: RowRange, total: int) -> list[int]:
     """Positions of the samples that a fetch yields."""
     record = take.piece.record
     good = [offset for offset in range(record.first, record.end) if offset not in record.holes]
@@ -84,11 +86,11 @@ def test_ranks_take_every_position_once_in_equal_steps(
 ) -> None:
     """Uneven ranks hang distributed training; a position that two ranks train on is trained on twice."""
     total = epoch[3]
-    ranks = [Steps(0, rank, world, batch, "pad") for rank in range(world)]
+    ranks = [EpochSteps(0, rank, world, batch, "pad") for rank in range(world)]
     taken = [p for s in range(ranks[0].count(total)) for rank in ranks for p in range(*rank.mine(s, total))]
     assert taken == list(range(ranks[0].count(total) * world * batch))
     assert 0 <= len(taken) - total < world * batch
-    dropped = Steps(0, 0, world, batch, "drop").count(total)
+    dropped = EpochSteps(0, 0, world, batch, "drop").count(total)
     assert dropped * world * batch <= total < (dropped + 1) * world * batch
 
 
@@ -103,7 +105,7 @@ def test_a_run_of_rows_is_one_fetch() -> None:
 
 def test_entries_of_two_partitions_that_are_called_alike_are_two_fetches() -> None:
     """Ids count milliseconds, in each partition for itself: taken for one entry, a batch held rows of another shard."""
-    pieces = [Piece(4 * shard, shard, Record(4, b"7-0", 0, 4, 4, ())) for shard in (0, 1)]
+    pieces = [IndexedPiece(4 * shard, shard, Record(4, b"7-0", 0, 4, 4, ())) for shard in (0, 1)]
     takes = list(joined(resolve(pieces, 2, 6, 0, 8, lambda _: False)))
     assert [(take.piece.shard, take.rows.tolist()) for take in takes] == [(0, [2, 3]), (1, [0, 1])]
 

@@ -7,15 +7,15 @@ import threading
 import numpy as np
 import pytest
 
-from penstock_consumer.stages.batch import Batch, Lease, Span
-from penstock_consumer.stages.queue import Prefetch
+from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
+from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.stats import (
     FEED_S,
     Cause,
-    Meter,
-    Spent,
+    ReaderTimes,
     Stats,
-    Tally,
+    StatsCounter,
+    TimeSpent,
     attribute,
     readable_rate,
     summed,
@@ -37,14 +37,16 @@ class Clock:
 @pytest.mark.parametrize(
     ("seconds", "booked", "doing", "found"),
     [
-        (2.0, Spent(producers=2.0), "reader", Spent(producers=2.0)),
-        (2.0, Spent(), "server", Spent(server=2.0)),  # still in the midst of it
-        (2.0, Spent(reader=0.5), "server", Spent(server=1.5, reader=0.5)),
-        (1.0, Spent(producers=3.0, server=1.0), "reader", Spent(producers=0.75, server=0.25)),  # begun before
-        (0.0, Spent(producers=3.0), "reader", Spent()),
+        (2.0, TimeSpent(producers=2.0), "reader", TimeSpent(producers=2.0)),
+        (2.0, TimeSpent(), "server", TimeSpent(server=2.0)),  # still in the midst of it
+        (2.0, TimeSpent(reader=0.5), "server", TimeSpent(server=1.5, reader=0.5)),
+        (1.0, TimeSpent(producers=3.0, server=1.0), "reader", TimeSpent(producers=0.75, server=0.25)),  # begun before
+        (0.0, TimeSpent(producers=3.0), "reader", TimeSpent()),
     ],
 )
-def test_a_wait_is_for_what_the_reader_was_at(seconds: float, booked: Spent, doing: Cause, found: Spent) -> None:
+def test_a_wait_is_for_what_the_reader_was_at(
+    seconds: float, booked: TimeSpent, doing: Cause, found: TimeSpent
+) -> None:
     """All of it is accounted for, once."""
     assert attribute(seconds, booked, doing) == found
 
@@ -52,15 +54,15 @@ def test_a_wait_is_for_what_the_reader_was_at(seconds: float, booked: Spent, doi
 @pytest.mark.parametrize(
     ("spent", "elapsed_s", "cause"),
     [
-        (Spent(), 0.0, None),
-        (Spent(), 10.0, None),
-        (Spent(producers=0.4), 10.0, None),  # the ordinary cost of asking
-        (Spent(producers=4.0, server=3.0, reader=2.0), 10.0, "producers"),
-        (Spent(producers=1.0, server=3.0, reader=2.0), 10.0, "server"),
-        (Spent(producers=1.0, server=1.0, reader=2.0), 10.0, "reader"),
+        (TimeSpent(), 0.0, None),
+        (TimeSpent(), 10.0, None),
+        (TimeSpent(producers=0.4), 10.0, None),  # the ordinary cost of asking
+        (TimeSpent(producers=4.0, server=3.0, reader=2.0), 10.0, "producers"),
+        (TimeSpent(producers=1.0, server=3.0, reader=2.0), 10.0, "server"),
+        (TimeSpent(producers=1.0, server=1.0, reader=2.0), 10.0, "reader"),
     ],
 )
-def test_the_cause_is_what_most_of_the_waiting_was_for(spent: Spent, elapsed_s: float, cause: Cause | None) -> None:
+def test_the_cause_is_what_most_of_the_waiting_was_for(spent: TimeSpent, elapsed_s: float, cause: Cause | None) -> None:
     """And a loop that hardly waits is told of none: it would look for something to mend."""
     assert verdict(spent, elapsed_s) == cause
 
@@ -68,22 +70,22 @@ def test_the_cause_is_what_most_of_the_waiting_was_for(spent: Spent, elapsed_s: 
 @pytest.mark.parametrize(
     ("took_s", "in_socket_s", "created_at_s", "found"),
     [
-        (3.0, 2.0, 0.0, Spent(server=2.0, reader=1.0)),  # it was there when it was asked for
-        (3.0, 2.0, 1.5, Spent(producers=1.5, server=0.5, reader=1.0)),
-        (3.0, 2.0, 9.0, Spent(producers=2.0, reader=1.0)),  # clocks that do not agree bend nothing
-        (3.0, 2.0, -9.0, Spent(server=2.0, reader=1.0)),
-        (3.0, 2.0, None, Spent(producers=2.0, reader=1.0)),  # nothing came: there was nothing
-        (1.0, 2.0, 0.0, Spent(server=1.0)),
-        (21.0, 20.0, None, Spent(producers=2.0, server=18.0, reader=1.0)),  # the server stood still
-        (21.0, 20.0, 20.0, Spent(producers=2.0, server=18.0, reader=1.0)),  # and its producer waited for it, too
+        (3.0, 2.0, 0.0, TimeSpent(server=2.0, reader=1.0)),  # it was there when it was asked for
+        (3.0, 2.0, 1.5, TimeSpent(producers=1.5, server=0.5, reader=1.0)),
+        (3.0, 2.0, 9.0, TimeSpent(producers=2.0, reader=1.0)),  # clocks that do not agree bend nothing
+        (3.0, 2.0, -9.0, TimeSpent(server=2.0, reader=1.0)),
+        (3.0, 2.0, None, TimeSpent(producers=2.0, reader=1.0)),  # nothing came: there was nothing
+        (1.0, 2.0, 0.0, TimeSpent(server=1.0)),
+        (21.0, 20.0, None, TimeSpent(producers=2.0, server=18.0, reader=1.0)),  # the server stood still
+        (21.0, 20.0, 20.0, TimeSpent(producers=2.0, server=18.0, reader=1.0)),  # and its producer waited for it, too
     ],
 )
 def test_until_a_sample_was_made_its_producer_is_waited_for_and_from_then_on_the_server(
-    took_s: float, in_socket_s: float, created_at_s: float | None, found: Spent
+    took_s: float, in_socket_s: float, created_at_s: float | None, found: TimeSpent
 ) -> None:
     """A blocking read looks the same from outside, whether it waits for a producer or for the network."""
     clock = Clock()
-    meter = Meter(clock)
+    meter = ReaderTimes(clock)
     clock.now += 5
     meter.rest()
     clock.now += 7  # the trainer's time
@@ -92,13 +94,13 @@ def test_until_a_sample_was_made_its_producer_is_waited_for_and_from_then_on_the
     clock.now += took_s
     meter.received(in_socket_s, None if created_at_s is None else clock.now - took_s + created_at_s)
     assert meter.spent.since(before) == found
-    assert before == Spent(reader=5.0)
+    assert before == TimeSpent(reader=5.0)
 
 
 def test_a_reader_whose_request_is_not_answered_waits_for_the_server() -> None:
     """A loop that waits beside it says so, and sends nobody to the producers' host."""
     clock = Clock()
-    meter = Meter(clock)
+    meter = ReaderTimes(clock)
     meter.to("producers")
     doing = []
     for seconds in (1, 2):
@@ -106,23 +108,23 @@ def test_a_reader_whose_request_is_not_answered_waits_for_the_server() -> None:
         doing.append(meter.doing)
     assert doing == ["producers", "server"]
     meter.to("reader")
-    assert meter.spent == Spent(server=3.0)
+    assert meter.spent == TimeSpent(server=3.0)
 
 
 def one(size: int = 4) -> Batch:
     """A batch of so many bytes and samples."""
-    return Batch({"x": np.zeros(size, np.uint8)}, 0, [Span(Lease(0, 0, 0, b"", size), 0, size)])
+    return Batch({"x": np.zeros(size, np.uint8)}, 0, [BatchSpan(Lease(0, 0, 0, b"", size), 0, size)])
 
 
 def test_a_tally_adds_up_to_the_time_of_the_loop() -> None:
     """Steps are not waiting, what lies between two iterations is nothing at all, and the rest has a cause."""
     clock = Clock()
-    tally, queue = Tally(clock), Prefetch(1000)
+    tally, queue = StatsCounter(clock), PrefetchQueue(1000)
     tally.ask()
     with tally.waiting_for("producers"):
         clock.now += 2
     tally.begin(3, queue)
-    queue.hunger = Spent(producers=1.0, server=4.0)
+    queue.hunger = TimeSpent(producers=1.0, server=4.0)
     clock.now += 6
     tally.hand(one())
     clock.now += 10
@@ -152,10 +154,10 @@ def test_a_tally_adds_up_to_the_time_of_the_loop() -> None:
 def test_epochs_are_told_apart_and_together() -> None:
     """A slow epoch must not hide behind the fast ones before it."""
     clock = Clock()
-    tally = Tally(clock)
+    tally = StatsCounter(clock)
     for epoch, seconds in enumerate((1.0, 5.0)):
         tally.ask()
-        tally.begin(epoch, Prefetch(10))
+        tally.begin(epoch, PrefetchQueue(10))
         clock.now += seconds
         tally.hand(one(8))
         tally.rest()
@@ -167,7 +169,7 @@ def test_epochs_are_told_apart_and_together() -> None:
 def test_lines_on_an_endless_feed_do_not_flood() -> None:
     """Its epochs may be a second long."""
     clock = Clock()
-    tally = Tally(clock)
+    tally = StatsCounter(clock)
     said = []
     for epoch in range(100):
         tally.begin(epoch)
@@ -182,7 +184,7 @@ def test_lines_on_an_endless_feed_do_not_flood() -> None:
 
 def test_an_epoch_of_which_nothing_came_here_has_no_line() -> None:
     """Other members had it all."""
-    tally = Tally(Clock())
+    tally = StatsCounter(Clock())
     tally.begin(0)
     tally.end()
     assert not tally.is_due(is_feed=False)
@@ -219,7 +221,7 @@ def test_rates_are_readable(rate: float, text: str) -> None:
 
 def test_a_dry_queue_books_its_wait_by_what_the_reader_does() -> None:
     """The trainer's thread waits, the reader's thread knows why."""
-    queue = Prefetch(100)
+    queue = PrefetchQueue(100)
     queue.meter.to("producers")
     threading.Timer(0.2, lambda: queue.put(one())).start()
     assert queue.get(30) is not None

@@ -17,7 +17,7 @@ from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import encode
 from penstock_common.wire.header import Header
 from penstock_consumer.read import receive
-from penstock_consumer.read.receive import Committed
+from penstock_consumer.read.receive import CommitCheck
 from tests.contracts.feed import (
     SAMPLE_BYTES,
     SPEC,
@@ -154,16 +154,16 @@ def test_a_connection_that_was_closed_while_it_was_idle_is_no_outage(
     monkeypatch.setattr(receive, "PAGE", 1)
     produce(any_url, "t", 40, block_samples=5)
     cut = 0
-    real = Committed.ask
+    real = CommitCheck.ask
 
-    def ask(self: Committed, header: Header) -> None:
+    def ask(self: CommitCheck, header: Header) -> None:
         nonlocal cut
         for info in any_client.client_list():
             if info["cmd"] == "eval":
                 cut += any_client.client_kill_filter(_id=info["id"])
         real(self, header)
 
-    monkeypatch.setattr(Committed, "ask", ask)
+    monkeypatch.setattr(CommitCheck, "ask", ask)
     said: list[str] = []
     with loader_of(any_url, notify=said.append) as loader:
         assert sorted(numbers(loader)) == list(range(40))
@@ -176,15 +176,15 @@ def test_an_entry_that_was_received_before_its_epoch_was_released_is_no_dead_let
 ) -> None:
     """Its index went with the epoch: that says nothing about who wrote it."""
     produce(any_url, "t", 10, block_samples=5, epochs=2)
-    stream, real = open_stream(any_client, "t"), Committed.ask
+    stream, real = open_stream(any_client, "t"), CommitCheck.ask
 
-    def ask(self: Committed, header: Header) -> None:
+    def ask(self: CommitCheck, header: Header) -> None:
         if header.epoch == header.first == 0:
             abandon_epoch(any_client, stream, 0)
             assert release_epoch(any_client, stream, 0)
         real(self, header)
 
-    monkeypatch.setattr(Committed, "ask", ask)
+    monkeypatch.setattr(CommitCheck, "ask", ask)
     said: list[str] = []
     with loader_of(any_url, notify=said.append) as loader:
         assert numbers(loader) == list(range(10))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from penstock_consumer.read.fetch_plan import BUDGET_SHARE, STEPS_AT_ONCE, WITHIN_S, Gathering
+from penstock_consumer.read.fetch_plan import BUDGET_SHARE, STEPS_AT_ONCE, WITHIN_S, StepPlanner
 
 STEP, SAMPLE_BYTES = 1000, 1000
 STEP_BYTES = STEP * SAMPLE_BYTES
 
 
-def rank_of(world: int, each_s: float, budget_bytes: int = 1 << 30) -> Gathering:
+def rank_of(world: int, each_s: float, budget_bytes: int = 1 << 30) -> StepPlanner:
     """One that has seen ten steps, one after the other."""
-    gathering = Gathering(world, STEP, budget_bytes)
+    gathering = StepPlanner(world, STEP, budget_bytes)
     gathering.received(10 * SAMPLE_BYTES, 10)
     for number in range(10):
         gathering.reached(number * STEP, number * each_s)
@@ -39,7 +39,7 @@ def test_steps_that_wait_are_a_small_part_of_the_budget() -> None:
 def test_a_rank_alone_or_one_that_knows_nothing_yet_waits_for_one_step() -> None:
     """Its caches are warm; and what comes first is waited for by a whole training."""
     assert rank_of(1, each_s=0.001).steps() == 1
-    new = Gathering(8, STEP, 1 << 30)
+    new = StepPlanner(8, STEP, 1 << 30)
     assert new.steps() == 1
     new.received(10 * SAMPLE_BYTES, 10)
     new.reached(0, 0.0)

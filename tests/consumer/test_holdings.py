@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_consumer.read.leases import Holdings, _joined, plan_acknowledgement
-from penstock_consumer.stages.batch import Batch, Lease, Span
+from penstock_consumer.read.leases import Leases, _joined, plan_acknowledgement
+from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
 
 
 def test_what_was_settled_just_now_is_renewed_until_the_server_must_have_heard_of_it() -> None:
     """An acknowledgement may be lost with its connection: the entry, still pending, must then stay this member's."""
-    held = Holdings()
+    held = Leases()
     for number in range(2):
         held.add(Lease(0, 7, 3, b"%d-0" % number, owed=1))
     held.remove(0, 7, [b"0-0"])
@@ -41,7 +41,7 @@ def test_ranges_are_joined_where_they_touch_and_nowhere_else(
 
 def batch_of(*spans: tuple[Lease, int, int]) -> Batch:
     """A batch of these samples."""
-    return Batch({}, 7, [Span(*span) for span in spans])
+    return Batch({}, 7, [BatchSpan(*span) for span in spans])
 
 
 def test_an_entry_is_due_with_its_last_batch_and_brings_the_bits_of_the_others() -> None:
@@ -56,7 +56,7 @@ def test_an_entry_is_due_with_its_last_batch_and_brings_the_bits_of_the_others()
 
 def test_what_was_handed_out_before_an_entry_came_again_counts_for_the_entry_as_it_is_now() -> None:
     """A part waits for its checkpoint while the rest is handed back: else the entry would never be acknowledged."""
-    held = Holdings()
+    held = Leases()
     held.add(lease := Lease(0, 7, 3, b"1-0", owed=4))
     assert held.drop(lease)
     held.keep_place(lease, [(0, 2)])
@@ -67,7 +67,7 @@ def test_what_was_handed_out_before_an_entry_came_again_counts_for_the_entry_as_
 
 def test_what_waits_to_be_handed_out_is_dropped_once_its_entry_was_received_again() -> None:
     """The entry's samples are in later batches now: handed out of both leases, they would be trained on twice."""
-    held = Holdings()
+    held = Leases()
     held.add(lease := Lease(0, 7, 3, b"1-0", owed=4))
     waiting = batch_of((lease, 0, 4))
     assert waiting.without_lost() is waiting
@@ -78,7 +78,7 @@ def test_what_waits_to_be_handed_out_is_dropped_once_its_entry_was_received_agai
 
 def test_an_entry_whose_last_acknowledgement_is_under_way_is_not_reported_lost() -> None:
     """The server no longer lists it because it is settled: a message of a lapsed lease would be wrong."""
-    held = Holdings()
+    held = Leases()
     held.add(settled := Lease(0, 7, 3, b"1-0", owed=4))
     held.add(lapsed := Lease(0, 7, 3, b"2-0", owed=4))
     assert plan_acknowledgement(batch_of((settled, 0, 4)))[0].ids == [b"1-0"]

@@ -21,9 +21,9 @@ from penstock_common.stream.entries import list_held, list_overdue
 from penstock_common.stream.groups.presence import SILENT_MS
 from penstock_common.stream.groups.roster import Membership, beat, join_group, leave, load_roster, server_ms
 from penstock_common.stream.manifest import abandon_epoch
-from penstock_consumer.read.heartbeat import LONGEST_LOOK_S, Keeper
-from penstock_consumer.read.leases import Holdings
-from penstock_consumer.read.member import Place
+from penstock_consumer.read.heartbeat import LONGEST_LOOK_S, LeaseRenewer
+from penstock_consumer.read.leases import Leases
+from penstock_consumer.read.member import Member
 from penstock_consumer.stages.batch import Lease
 from tests.contracts.between import between
 from tests.contracts.feed import open_stream, produce
@@ -42,8 +42,8 @@ class Scene:
         self.partition = self.stream.partitions[0]
         self.who = Membership(self.stream, "g", "m", "1")
         join_group(client, self.who)
-        self.held = Holdings()
-        self.keeper = Keeper(client, self.who, self.held, LEASE_S, self.said.append, lambda: self.now_s)
+        self.held = Leases()
+        self.keeper = LeaseRenewer(client, self.who, self.held, LEASE_S, self.said.append, lambda: self.now_s)
         self.keeper.horizon = 0  # the epoch is being read
 
     def give(self, member: str, count: int = 1) -> list[bytes]:
@@ -199,7 +199,7 @@ class TestReclaiming:
     def test_it_looks_for_the_dead_twelve_times_a_lease(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each look asks the server for all that is overdue; a beat that found it due every time would be heavy."""
         looks: list[float] = []
-        monkeypatch.setattr(Keeper, "look", lambda _: looks.append(scene.now_s))
+        monkeypatch.setattr(LeaseRenewer, "look", lambda _: looks.append(scene.now_s))
         for _ in range(24):
             scene.now_s += LEASE_S / 24
             scene.beat()
@@ -264,7 +264,7 @@ class TestEnded:
     ) -> None:
         """Whoever starts over after a crash would be told for 30 s that the group is being read."""
         process, _ = holder
-        place = Place(scene.client, replace(scene.who, member="new"))
+        place = Member(scene.client, replace(scene.who, member="new"))
         incarnation = load_roster(scene.client, scene.partition).incarnations["g", "holds"]
         leave(scene.client, scene.who, scene.partition, {})
         record = {"inc": incarnation, "seen": server_ms(scene.client) - SILENT_MS}

@@ -10,8 +10,8 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.groups import roster
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_consumer.read import heartbeat as keepers
-from penstock_consumer.read.heartbeat import Keeper
-from penstock_consumer.read.leases import Holdings
+from penstock_consumer.read.heartbeat import LeaseRenewer
+from penstock_consumer.read.leases import Leases
 from tests.contracts.feed import open_stream, produce
 
 LEASE_S = 30.0
@@ -31,7 +31,7 @@ def test_a_silence_of_more_than_a_third_of_a_lease_gives_everyone_a_new_lease(
         join_group(client, who)
         taken: Any = client.xreadgroup("g", "quiet", {entries: ">"}, count=1)
         entry = taken[0][1][0][0]
-        keeper = Keeper(client, who, Holdings(), LEASE_S, lambda _: None, lambda: now_s)
+        keeper = LeaseRenewer(client, who, Leases(), LEASE_S, lambda _: None, lambda: now_s)
         keeper.horizon = 0
         beat = roster.beat
 

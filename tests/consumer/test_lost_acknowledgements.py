@@ -10,7 +10,7 @@ import pytest
 from penstock_common.errors import ServerUnavailable
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import RELEASED
-from penstock_consumer.read.heartbeat import Keeper
+from penstock_consumer.read.heartbeat import LeaseRenewer
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import loader_of, numbers, open_stream, produce
 
@@ -72,15 +72,15 @@ def test_a_connection_cut_while_an_epochs_end_is_looked_at_ends_no_training(
 ) -> None:
     """What waits for its checkpoint is looked for on the keeper's connection, which bears no outage by itself."""
     produce(any_url, "t", COUNT)
-    recover, cut = Keeper.recover, list[str]()
+    recover, cut = LeaseRenewer.recover, list[str]()
 
-    def recover_later(keeper: Keeper, *settled: Any) -> None:
+    def recover_later(keeper: LeaseRenewer, *settled: Any) -> None:
         if len(cut) < 2 and settled and threading.current_thread() is threading.main_thread():
             cut.append("as that connection says it")
             raise ServerUnavailable(cut[0])
         recover(keeper, *settled)
 
-    monkeypatch.setattr(Keeper, "recover", recover_later)
+    monkeypatch.setattr(LeaseRenewer, "recover", recover_later)
     with loader_of(any_url, acknowledge="on_checkpoint") as loader:
         assert sorted(numbers(loader)) == list(range(COUNT))
         assert len(cut) == 2

@@ -13,7 +13,7 @@ from penstock_common.stream.groups.positions import known_positions
 from penstock_common.stream.groups.roster import Membership, Order, load_roster
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.removal.release import release_epoch
-from penstock_consumer.read.member import OrderedPlace
+from penstock_consumer.read.member import RankMember
 from penstock_consumer.stages.batch import Batch
 from tests.contracts.feed import SPEC, open_stream, produce, sample, writer_of
 
@@ -29,15 +29,15 @@ def client(any_url: str) -> Iterator[ControlClient]:
         yield connected
 
 
-def rank_of(client: Any, rank: int) -> OrderedPlace:
+def rank_of(client: Any, rank: int) -> RankMember:
     """A rank that has joined, and read nothing."""
     who = Membership(open_stream(client, "t"), "g", f"rank-{rank}", f"life-{rank}", Order(rank, WORLD, BATCH))
-    place = OrderedPlace(client, who, notify=lambda _: None)
+    place = RankMember(client, who, notify=lambda _: None)
     place.join("resume")
     return place
 
 
-def settle(place: OrderedPlace, position: int) -> None:
+def settle(place: RankMember, position: int) -> None:
     """The rank has trained on everything of its own up to there."""
     place.acknowledge(Batch({}, 0, [], position))
 

@@ -17,8 +17,8 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record
 from penstock_common.stream.index_pages import Indexes, Pages
 from penstock_common.stream.manifest import load_manifest
-from penstock_consumer.read.canonical import Piece
-from penstock_consumer.read.index_walk import Known, Walk, shards_in_order
+from penstock_consumer.read.canonical import IndexedPiece
+from penstock_consumer.read.index_walk import IndexWalk, KnownRecords, shards_in_order
 from penstock_producer.write.writer import EpochWriter
 from tests.contracts.feed import open_stream
 from tests.contracts.ordered import expected, interleaved, plan, planned_writer, rank_of, read_ranks, write_shards
@@ -27,13 +27,13 @@ from tests.contracts.ordered import expected, interleaved, plan, planned_writer,
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6))), st.integers(0, 36))
 def test_what_was_read_last_of_a_position_holds(added: Sequence[tuple[int, int]], below: int) -> None:
     """A repair that comes while an epoch is read stands in place of what it overlaps, whatever its edges are."""
-    known = Known()
+    known = KnownRecords()
     model: dict[int, int] = {}
     for number, (start, length) in enumerate(added):
         overlapped = {model[p] for p in range(start, start + length) if p in model}
         model = {position: one for position, one in model.items() if one not in overlapped}
         model |= dict.fromkeys(range(start, start + length), number)
-        known.add(Piece(start, 0, Record(start + length, b"%d-0" % number, start, length, length, ())))
+        known.add(IndexedPiece(start, 0, Record(start + length, b"%d-0" % number, start, length, length, ())))
     known.forget(below)
     kept = {one for position, one in model.items() if position >= below}
     for position in range(40):
@@ -95,7 +95,7 @@ class Waiting:
         self._client, self._await_more = client, Indexes.await_more
         self.at: list[tuple[int, int]] = []
         """Shard, and the offset beyond which there is to be something."""
-        self.walk = Walk(client, stream, manifest, shards_in_order(client, stream, manifest), 0)
+        self.walk = IndexWalk(client, stream, manifest, shards_in_order(client, stream, manifest), 0)
         monkeypatch.setattr(Indexes, "await_more", lambda *given: self._noted(*given))
 
     def _noted(self, indexes: Indexes, channel: Any, shard: int, after: int, *rest: Any) -> Pages:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from penstock_common.stream.watching.waiters import Waiter, Why
-from penstock_consumer.read.backlog import GroupHold
-from penstock_consumer.read.deadlock import SETTLED_MS, Jam, is_group_overdue, is_overdue
+from penstock_consumer.read.backlog import GroupBacklog
+from penstock_consumer.read.deadlock import SETTLED_MS, BlockedPartition, is_group_overdue, is_overdue
 
 
 def jam(
     *, held: int = 80, need: int = 10, is_next: bool = True, waited: int = SETTLED_MS, others: bool = False,
     why: Why = "budget",
-) -> Jam:  # fmt: skip
+) -> BlockedPartition:  # fmt: skip
     """One waiting writer, a budget of 100, and what this member holds of it."""
     writer = Waiter(0, waited, need, held, why, is_next)
-    return Jam([writer], held, 100, others)
+    return BlockedPartition([writer], held, 100, others)
 
 
 @pytest.mark.parametrize(
@@ -28,18 +28,20 @@ def jam(
         (jam(others=True), False),  # somebody else's settling may do
         (jam(others=True, held=95), True),  # but not here: what is held alone leaves no room
         (jam(held=5), False),  # settling it would not help
-        (Jam([], 100, 100, False), False),  # nobody waits
+        (BlockedPartition([], 100, 100, False), False),  # nobody waits
     ],
 )
-def test_only_who_alone_can_make_room_is_blamed(found: Jam, is_blamed: bool) -> None:
+def test_only_who_alone_can_make_room_is_blamed(found: BlockedPartition, is_blamed: bool) -> None:
     """An error that ends a training must never be a guess."""
     assert is_overdue(found) is is_blamed
 
 
-def together(mine: int, all_bytes: int, freed: int, *, members: int = 2, need: int = 10, is_next: bool = True) -> Jam:
+def together(
+    mine: int, all_bytes: int, freed: int, *, members: int = 2, need: int = 10, is_next: bool = True
+) -> BlockedPartition:
     """A full budget of 100, and what the group's members hold of it."""
     writer = Waiter(0, SETTLED_MS, need, 100, "budget", is_next)
-    return Jam([writer], mine, 100, True, GroupHold(all_bytes, freed, members))
+    return BlockedPartition([writer], mine, 100, True, GroupBacklog(all_bytes, freed, members))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def together(mine: int, all_bytes: int, freed: int, *, members: int = 2, need: i
     ],
 )
 def test_members_that_fill_the_budget_together_are_blamed_and_the_one_with_most_is_told(
-    found: Jam, is_blamed: bool
+    found: BlockedPartition, is_blamed: bool
 ) -> None:
     """Each alone is below the budget, and yet nobody but they can make room."""
     assert is_group_overdue(found) is is_blamed

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock_consumer.stages.batch import Batch
-from penstock_consumer.stages.queue import Prefetch, QueueStopped
+from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
 
 
 def batch(nbytes: int) -> Batch:
@@ -19,7 +19,7 @@ def batch(nbytes: int) -> Batch:
 
 def test_room_is_given_in_bytes_and_always_for_one_batch() -> None:
     """Memory is bounded by what was declared, yet a batch larger than that must still come through."""
-    queue = Prefetch(100)
+    queue = PrefetchQueue(100)
     assert queue.wait_for_room(0, 0)
     queue.put(batch(60))
     assert queue.wait_for_room(30, 0)
@@ -33,7 +33,7 @@ def test_room_is_given_in_bytes_and_always_for_one_batch() -> None:
 
 def test_a_reader_that_waits_for_room_is_woken_by_the_trainer() -> None:
     """Not by a timeout: the queue would run dry at every turn."""
-    queue = Prefetch(10)
+    queue = PrefetchQueue(10)
     queue.put(batch(10))
     woken: list[float] = []
 
@@ -52,7 +52,7 @@ def test_a_reader_that_waits_for_room_is_woken_by_the_trainer() -> None:
 
 def test_an_error_comes_after_the_batches_before_it_and_stays() -> None:
     """What was received can be trained on, and an epoch that broke off must never look as if it had ended."""
-    queue = Prefetch(100)
+    queue = PrefetchQueue(100)
     queue.put(batch(1))
     queue.end(ValueError("broken"))
     assert queue.get(0) is not None
@@ -64,7 +64,7 @@ def test_an_error_comes_after_the_batches_before_it_and_stays() -> None:
 
 def test_the_end_is_over_when_the_last_batch_was_taken() -> None:
     """And not when it was put."""
-    queue = Prefetch(100)
+    queue = PrefetchQueue(100)
     queue.put(batch(1))
     queue.end()
     assert not queue.is_over
@@ -75,7 +75,7 @@ def test_the_end_is_over_when_the_last_batch_was_taken() -> None:
 
 def test_a_reader_nobody_needs_any_more_is_stopped_at_once() -> None:
     """Also when it waits for room."""
-    queue = Prefetch(1)
+    queue = PrefetchQueue(1)
     queue.put(batch(10))
     threading.Timer(0.05, queue.stop).start()
     with pytest.raises(QueueStopped):

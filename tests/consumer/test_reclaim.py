@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock_common.stream.entries import Pending
 from penstock_common.stream.keys import RELEASED
-from penstock_consumer.read.leases import Key, Sighting, plan_reclaim
+from penstock_consumer.read.leases import Key, LeaseSighting, plan_reclaim
 
 LEASE = 30.0
 KEY: Key = (0, 0, b"1-0")
@@ -14,7 +14,7 @@ class Watcher:
     """One member's memory and clock."""
 
     def __init__(self) -> None:
-        self.seen: dict[Key, Sighting] = {}
+        self.seen: dict[Key, LeaseSighting] = {}
 
     def look(self, now_s: float, idle_ms: int, holder: str = "dead", *keys: Key) -> list[Key]:
         """What is claimed when the entries are seen pending like this."""

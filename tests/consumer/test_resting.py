@@ -14,7 +14,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.hints import hint_command
 from penstock_common.stream.keys import StreamKeys
 from penstock_common.stream.manifest import renewed
-from penstock_consumer.read.fetch_plan import Asking, Resting
+from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner
 from tests.contracts.feed import SPEC, loader_of, sample, writer_of
 
 KEYS = StreamKeys("t")
@@ -71,7 +71,7 @@ def test_a_member_that_rests_hears_of_the_epochs_end_without_asking(
     """Among thirty each question wakes a process that finds its caches cold; and an end is seen at once, not later."""
     asked: list[int] = []
 
-    def always(asking: Asking, members: int) -> float:
+    def always(asking: FetchPlanner, members: int) -> float:
         asking._has_rested = True
         return 0.02
 
@@ -79,7 +79,7 @@ def test_a_member_that_rests_hears_of_the_epochs_end_without_asking(
         asked.append(1)
         return renewed(*of)
 
-    monkeypatch.setattr(Asking, "rest_s", always)
+    monkeypatch.setattr(FetchPlanner, "rest_s", always)
     monkeypatch.setattr("penstock_consumer.read.shared.renewed", counted)
     found: list[int] = []
     with an_epoch_read(any_url, found) as write:
@@ -95,8 +95,8 @@ def test_the_end_of_an_epoch_is_seen_though_the_hint_of_it_was_lost(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hint proves nothing, and a server may have lost it: what counts is the manifest, which is asked then."""
-    rest_s = Asking.rest_s
-    monkeypatch.setattr(Asking, "rest_s", lambda asking, members: rest_s(asking, 32))
+    rest_s = FetchPlanner.rest_s
+    monkeypatch.setattr(FetchPlanner, "rest_s", lambda asking, members: rest_s(asking, 32))
     monkeypatch.setattr(
         "penstock_consumer.read.fetch_plan.hint_command",
         lambda keys, after, block_ms: hint_command(keys, NEVER, block_ms),
@@ -117,7 +117,7 @@ def test_the_end_of_an_epoch_is_seen_though_the_hint_of_it_was_lost(
 def test_a_rest_begins_when_the_answer_came_and_not_when_there_is_room_for_the_next() -> None:
     """A trainer that took its time has let entries come together already."""
     now = 0.0
-    resting = Resting(None, KEYS, clock=lambda: now)
+    resting = FetchPause(None, KEYS, clock=lambda: now)
     assert resting.commands() == []
     resting.received(b"1700000000000-3")
     resting.begin(0.096)

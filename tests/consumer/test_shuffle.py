@@ -16,10 +16,10 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.wire.spec import Spec
 from penstock_consumer.adapters.settling import Feed
-from penstock_consumer.stages.batch import Batch, Lease, Span
-from penstock_consumer.stages.buffers import Arena
-from penstock_consumer.stages.shuffle import Window
-from penstock_consumer.stages.stage import Setting
+from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
+from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.shuffle import ShuffleWindow
+from penstock_consumer.stages.stage import StageContext
 from penstock_producer.sources.order import permutation
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, loader_of, numbers, produce
@@ -286,14 +286,14 @@ def test_a_window_larger_than_the_budget_stops_nobody(any_url: str) -> None:
 def test_memory_is_the_window_and_a_batch() -> None:
     """However long it runs: samples are copied out of the batches they came in, and those are free at once."""
     spec, size = Spec.of({"x": ("uint8", (10_000,))}), 16
-    window = Window(Setting(spec, Arena(4), 0, size, False), 1, samples=64, nbytes=None)
-    arrived, seen = Arena(2), set()
+    window = ShuffleWindow(StageContext(spec, ArrayPool(4), 0, size, False), 1, samples=64, nbytes=None)
+    arrived, seen = ArrayPool(2), set()
     for number in range(200):
         values = arrived.array((size, 10_000), np.dtype(np.uint8))
         values[...] = number % 256
         seen.add(values.ctypes.data)
         lease = Lease(0, 0, 0, b"%d-1" % number, size)
-        window.put(Batch({"x": values}, 0, [Span(lease, number * size, (number + 1) * size)]))
+        window.put(Batch({"x": values}, 0, [BatchSpan(lease, number * size, (number + 1) * size)]))
         del values
         while (batch := window.take()) is not None:
             for row, (_, _, offset) in zip(batch["x"], batch.identities(), strict=True):

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_consumer.read.leases import plan_acknowledgement
-from penstock_consumer.stages.batch import Batch, Lease, Span
-from penstock_consumer.stages.chain import STARVED_S, Staged, stages_of
+from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
+from penstock_consumer.stages.chain import STARVED_S, StageChain, stages_of
 from penstock_consumer.stages.filter import Filter
-from penstock_consumer.stages.queue import Prefetch
+from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.rebatch import Rebatch
-from penstock_consumer.stages.shuffle import Window
-from penstock_consumer.stages.stage import Setting, Stage, StageMaker
+from penstock_consumer.stages.shuffle import ShuffleWindow
+from penstock_consumer.stages.stage import Stage, StageContext, StageMaker
 from tests.contracts.feed import loader_of, numbers, produce
 from tests.contracts.ordered import plan, rank_of
 from tests.contracts.processes import child
@@ -34,7 +34,7 @@ def thirds(batch: Batch) -> Any:
 class TestFilter(StageContract):
     """Leaving samples out."""
 
-    def stage(self, where: Setting) -> Stage:
+    def stage(self, where: StageContext) -> Stage:
         """Two of three are left out."""
         return Filter(where, thirds)
 
@@ -60,7 +60,7 @@ class TestFilter(StageContract):
 class TestRebatchKeep(StageContract):
     """Batches of one size."""
 
-    def stage(self, where: Setting) -> Stage:
+    def stage(self, where: StageContext) -> Stage:
         """The last one may be smaller."""
         return Rebatch(where, "keep")
 
@@ -86,7 +86,7 @@ class TestRebatchKeep(StageContract):
 class TestRebatchDrop(StageContract):
     """Leaving out what fills no batch."""
 
-    def stage(self, where: Setting) -> Stage:
+    def stage(self, where: StageContext) -> Stage:
         """The last one is dropped."""
         return Rebatch(where, "drop")
 
@@ -106,7 +106,7 @@ class TestRebatchDrop(StageContract):
 class TestRebatchPad(StageContract):
     """Filling the last batch up."""
 
-    def stage(self, where: Setting) -> Stage:
+    def stage(self, where: StageContext) -> Stage:
         """With its own first rows."""
         return Rebatch(where, "pad")
 
@@ -135,9 +135,9 @@ class TestRebatchPad(StageContract):
 class TestWindow(StageContract):
     """A window in samples."""
 
-    def stage(self, where: Setting) -> Stage:
+    def stage(self, where: StageContext) -> Stage:
         """Of three batches."""
-        return Window(where, 7, samples=3 * BATCH, nbytes=None)
+        return ShuffleWindow(where, 7, samples=3 * BATCH, nbytes=None)
 
     def test_batches_stay_full_where_entries_were_lost(self) -> None:
         """After a pass was broken off half of the window may have gone: drawing goes on until a batch is full."""
@@ -156,16 +156,16 @@ class TestWindow(StageContract):
 class TestWindowInBytes(StageContract):
     """A window in bytes, of samples of different sizes."""
 
-    def stage(self, where: Setting) -> Stage:
+    def stage(self, where: StageContext) -> Stage:
         """Of some twenty samples."""
-        return Window(where, 7, samples=None, nbytes=400)
+        return ShuffleWindow(where, 7, samples=None, nbytes=400)
 
 
 @settings(deadline=None)
 @given(sizes)
 def test_stages_behind_one_another_lose_nothing(counts: list[int]) -> None:
     """As a loader has them that filters, shuffles and drops its last batch."""
-    makers: list[StageMaker] = [lambda s: Filter(s, thirds), lambda s: Window(s, 1, samples=10, nbytes=None)]
+    makers: list[StageMaker] = [lambda s: Filter(s, thirds), lambda s: ShuffleWindow(s, 1, samples=10, nbytes=None)]
     found = through(stages_of(setting(), makers, "drop"), arrivals(counts))
     handed = [number for batch in found if not batch.is_dropped for _, _, number in checked(batch)]
     assert all(number % 3 == 0 for number in handed)
@@ -179,7 +179,7 @@ def test_stages_behind_one_another_lose_nothing(counts: list[int]) -> None:
 def test_samples_settled_one_by_one_in_any_order_settle_their_entry_once(order: list[int], cuts: list[int]) -> None:
     """A shuffled batch has single samples of many entries: the last of an entry acknowledges it, with all its bits."""
     leases = [Lease(0, EPOCH, 0, b"%d-1" % first, 10) for first in range(0, 40, 10)]
-    spans = [Span(leases[number // 10], number, number + 1) for number in order]
+    spans = [BatchSpan(leases[number // 10], number, number + 1) for number in order]
     settled: set[int] = set()
     ids: list[bytes] = []
     while spans:
@@ -203,9 +203,9 @@ def test_samples_settled_one_by_one_in_any_order_settle_their_entry_once(order: 
 def test_a_window_gives_what_it_has_where_nothing_comes() -> None:
     """Writers may wait for just the room that the window's samples take: both would wait for ever."""
     now = [0.0]
-    queue = Prefetch(1 << 30)
-    window = Window(setting(), 1, samples=1000, nbytes=None)
-    staged = Staged(queue, [window], clock=lambda: now[0])
+    queue = PrefetchQueue(1 << 30)
+    window = ShuffleWindow(setting(), 1, samples=1000, nbytes=None)
+    staged = StageChain(queue, [window], clock=lambda: now[0])
     for batch in arrivals([8, 8, 3]):
         queue.put(batch)
     assert staged.get(0) is None
@@ -218,8 +218,8 @@ def test_a_window_gives_what_it_has_where_nothing_comes() -> None:
 def test_a_long_step_is_no_hunger() -> None:
     """Only a trainer that waits is starved: after a step of minutes the window is filled again before it gives."""
     now = [0.0]
-    queue = Prefetch(1 << 30)
-    staged = Staged(queue, [Window(setting(), 1, samples=16, nbytes=None)], clock=lambda: now[0])
+    queue = PrefetchQueue(1 << 30)
+    staged = StageChain(queue, [ShuffleWindow(setting(), 1, samples=16, nbytes=None)], clock=lambda: now[0])
     for batch in arrivals([8, 8, 8]):
         queue.put(batch)
     assert [staged.get(0) is None for _ in range(2)] == [False, False]
@@ -231,8 +231,8 @@ def test_a_long_step_is_no_hunger() -> None:
 
 def test_an_error_of_the_reader_comes_through() -> None:
     """Stages must not swallow why an epoch broke off."""
-    queue = Prefetch(1 << 30)
-    staged = Staged(queue, [Window(setting(), 1, samples=100, nbytes=None)])
+    queue = PrefetchQueue(1 << 30)
+    staged = StageChain(queue, [ShuffleWindow(setting(), 1, samples=100, nbytes=None)])
     queue.put(made(0, 4))
     queue.end(OSError("broken"))
     for _ in range(2):

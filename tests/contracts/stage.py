@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_consumer.stages.batch import Batch, Lease, Span
-from penstock_consumer.stages.buffers import Arena
-from penstock_consumer.stages.chain import Staged
-from penstock_consumer.stages.queue import Prefetch
-from penstock_consumer.stages.stage import Setting, Stage
+from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
+from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.chain import StageChain
+from penstock_consumer.stages.queue import PrefetchQueue
+from penstock_consumer.stages.stage import Stage, StageContext
 
 SPEC = Spec.of({"x": ("int64", (2,)), "r": ("int64", (None,))})
 EPOCH, BATCH = 3, 8
@@ -28,9 +28,9 @@ sizes = st.lists(st.integers(1, BATCH), max_size=25)
 flags = st.lists(st.booleans(), min_size=25, max_size=25)
 
 
-def setting(*, batch_size: int = BATCH, is_ordered: bool = False) -> Setting:
+def setting(*, batch_size: int = BATCH, is_ordered: bool = False) -> StageContext:
     """A member that reads an epoch of SPEC."""
-    return Setting(SPEC, Arena(4), EPOCH, batch_size, is_ordered)
+    return StageContext(SPEC, ArrayPool(4), EPOCH, batch_size, is_ordered)
 
 
 def made(first: int, count: int, *, epoch: int = EPOCH) -> Batch:
@@ -39,7 +39,7 @@ def made(first: int, count: int, *, epoch: int = EPOCH) -> Batch:
     numbers = np.arange(first, first + count, dtype=np.int64)
     lengths = (numbers % 3)[:, None]
     values = {"x": np.repeat(numbers[:, None], 2, axis=1), "r": Ragged(np.repeat(numbers, lengths[:, 0]), lengths)}
-    return Batch(values, epoch, [Span(lease, first, first + count)])
+    return Batch(values, epoch, [BatchSpan(lease, first, first + count)])
 
 
 def arrivals(counts: list[int], *, epoch: int = EPOCH) -> list[Batch]:
@@ -64,11 +64,11 @@ def checked(batch: Batch) -> list[Identity]:
 
 def through(stages: Stage | list[Stage], batches: list[Batch]) -> list[Batch]:
     """Everything that comes out."""
-    queue = Prefetch(1 << 30)
+    queue = PrefetchQueue(1 << 30)
     for batch in batches:
         queue.put(batch)
     queue.end()
-    staged = Staged(queue, stages if isinstance(stages, list) else [stages])
+    staged = StageChain(queue, stages if isinstance(stages, list) else [stages])
     found: list[Batch] = []
     while not staged.is_over:
         ready = staged.get(0)
@@ -81,7 +81,7 @@ def through(stages: Stage | list[Stage], batches: list[Batch]) -> list[Batch]:
 class StageContract:
     """Inherit it as ``class TestX(StageContract)``."""
 
-    def stage(self, where: Setting) -> Stage:
+    def stage(self, where: StageContext) -> Stage:
         """The stage."""
         raise NotImplementedError
 

@@ -21,7 +21,7 @@ from penstock.cli.console import Console
 from penstock_common.errors import EntryNotFound, EpochNotFound
 from penstock_common.stream.client import connect
 from penstock_common.stream.streams import load_stream
-from penstock_consumer.replay.samples import Identity, Viewer
+from penstock_consumer.replay.samples import Identity, SampleReader
 
 Told = Callable[..., tuple[int, str, str]]
 CLASSES = ["cat", "dog", "emu"]
@@ -361,7 +361,7 @@ def test_a_complete_epoch_is_held_while_it_is_looked_at(any_url: str, any_client
 
     with connect(any_url) as client:
         stream = load_stream(client, "train")
-        with Viewer(client, stream, clock=lambda: now[0]) as viewer:
+        with SampleReader(client, stream, clock=lambda: now[0]) as viewer:
             assert len(leases()) == 2
             for roster in any_client.keys("*:roster"):  # it lapsed, and somebody swept it
                 any_client.hdel(roster, *[field for field in any_client.hkeys(roster) if field[:2] == b"r:"])
@@ -370,10 +370,10 @@ def test_a_complete_epoch_is_held_while_it_is_looked_at(any_url: str, any_client
             assert len(leases()) == 2
         assert leases() == []
         with pytest.raises(EpochNotFound, match="no epoch 9"):
-            Viewer(client, stream, 9)
+            SampleReader(client, stream, 9)
         with pytest.raises(EntryNotFound, match="no sample yet"), penstock.Writer("new", url=any_url) as writer:
             epoch = writer.epoch()
             try:
-                Viewer(client, load_stream(client, "new"))
+                SampleReader(client, load_stream(client, "new"))
             finally:
                 epoch.abandon()

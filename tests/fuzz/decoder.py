@@ -20,9 +20,9 @@ from penstock_common.wire.codec import decode, encode, ragged_rows
 from penstock_common.wire.header import Header
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_consumer.read.receive import Received, Receiver, check_identity
+from penstock_consumer.read.receive import ReceivedEntry, Receiver, check_identity
 from penstock_consumer.stages.batch import Assembler
-from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.buffers import ArrayPool
 from tests.common.wire import independent
 from tests.fuzz.entries import SETTLED, SMALL_BATCHES, SPECS, Entry, Fields, unpacked
 from tests.fuzz.making import made_entry
@@ -161,8 +161,8 @@ class _Where:
 def _check_receiver(entry: Entry, fields: Fields, decoded: tuple[Header, Block] | None) -> None:
     """The entry between two good ones: those are handed out whole, and of this one what is due, or nothing."""
     spec, where = entry.spec, _Where(bool(entry.switches & SETTLED))
-    assembler = Assembler(spec, 2 if entry.switches & SMALL_BATCHES else 64, Arena(keep=4), 0)
-    reports: list[Received] = []
+    assembler = Assembler(spec, 2 if entry.switches & SMALL_BATCHES else 64, ArrayPool(keep=4), 0)
+    reports: list[ReceivedEntry] = []
     receiver = Receiver(spec, assembler, where, 0, reports.append)
     good = GOOD[entry.number % len(GOOD)]
     for number, one in enumerate((good, fields, good)):

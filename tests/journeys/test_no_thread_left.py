@@ -17,7 +17,7 @@ from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.watching.paces import Teller
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
-from penstock_consumer.stages.queue import Prefetch
+from penstock_consumer.stages.queue import PrefetchQueue
 from tests.contracts.feed import open_stream, produce
 from tests.contracts.processes import child
 
@@ -104,7 +104,10 @@ def collected_in(thread: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
         return called
 
-    for owner, name in ((Prefetch, "wait_for_room"), (Teller, "tell")):  # each thread comes by one of them all the time
+    for owner, name in (
+        (PrefetchQueue, "wait_for_room"),
+        (Teller, "tell"),
+    ):  # each thread comes by one of them all the time
         monkeypatch.setattr(owner, name, collecting(getattr(owner, name)))
     gc.collect()
     gc.disable()

@@ -25,7 +25,7 @@ from penstock_consumer.adapters.torch_tensors import NamedTensors, RaggedAs, map
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
-from penstock_consumer.read.worker_shares import Part, Shares, has_ranks, is_last, read_share, runs_on
+from penstock_consumer.read.worker_shares import EpochShare, WorkerShares, has_ranks, is_last, read_share, runs_on
 from penstock_consumer.replay.passes import Passes
 from penstock_consumer.stages.batch import Batch
 
@@ -117,7 +117,7 @@ class Dataset(Answering, IterableDataset):
         """The epoch of the last batch that arrived, while its pass lasts."""
         self._is_at_end = False
         """Whether of the pass that a state was taken in nothing is left."""
-        self.part: Part | None = None
+        self.part: EpochShare | None = None
         """What worker processes are to read."""
         self.identity: State = {}
         """Whose state they give."""
@@ -321,7 +321,7 @@ class Acknowledging:
         self.batches: Any = batches
         self.dataset = found
         self._shares = _shares_of(found.loader) if _checked_workers(batches) else None
-        self._begun: tuple[Part, int, bool] | None = None
+        self._begun: tuple[EpochShare, int, bool] | None = None
         """A pass prepared for a state that was asked for before the first batch."""
         self._has_begun = False
         """Whether worker processes were ever told what to read: from then on the DataLoader has a state of its own."""
@@ -387,7 +387,7 @@ class Acknowledging:
 
     # --- worker processes ---
 
-    def _shared_out(self, shares: Shares) -> Iterator[tuple[Any, Token]]:
+    def _shared_out(self, shares: WorkerShares) -> Iterator[tuple[Any, Token]]:
         feed = self.dataset.feed
         rounds = feed.passes(is_ordered=True, is_drained=False)
         next(rounds)
@@ -414,7 +414,7 @@ class Acknowledging:
             self.dataset.part = None
             rounds.close()
 
-    def _begin(self, shares: Shares, *, is_first: bool) -> tuple[Part, int, bool] | None:
+    def _begin(self, shares: WorkerShares, *, is_first: bool) -> tuple[EpochShare, int, bool] | None:
         """What the workers are to read, the position up to which it was read, and whether a state says so.
 
         The state's own position may be earlier: a StatefulDataLoader skips what it gave since its last snapshot.
@@ -432,7 +432,9 @@ class Acknowledging:
         self.dataset.part, self.dataset.identity, self._has_begun = part, shares.identity, True
         return None if part is None else (part, position, is_resumed)
 
-    def _resumed(self, shares: Shares, states: list[Mapping[str, Any]], *, has_ended: bool) -> tuple[Part | None, int]:
+    def _resumed(
+        self, shares: WorkerShares, states: list[Mapping[str, Any]], *, has_ended: bool
+    ) -> tuple[EpochShare | None, int]:
         """Return the part whose shares these states are of, and the position; None where its pass had ended."""
         epoch, start = int(states[0]["epoch"]), int(states[0]["start"])
         position = start + sum(int(state["done"]) for state in states) * shares.step
@@ -467,13 +469,13 @@ def _checked_workers(batches: Any) -> int:
     return workers
 
 
-def _shares_of(loader: Loader | Mixture) -> Shares:
+def _shares_of(loader: Loader | Mixture) -> WorkerShares:
     if isinstance(loader, Mixture):
         raise ValueError(
             "worker processes cannot read for a mixture, whose streams are chosen step by step; use num_workers=0, "
             "which is the fast way: batches arrive decoded, and every loader reads ahead in a thread"
         )
-    return Shares(loader)
+    return WorkerShares(loader)
 
 
 def _has_ended(loaded: Any, states: list[Mapping[str, Any]]) -> bool:

@@ -10,13 +10,13 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from penstock_common.errors import ServerUnavailable, StateMismatch
 from penstock_common.waiting import Notify
-from penstock_consumer.read.deadlock import ELSEWHERE_S, PATIENCE_S, Amount, overdue, remedy_of, warning
+from penstock_consumer.read.deadlock import ELSEWHERE_S, PATIENCE_S, OutstandingAmount, overdue, remedy_of, warning
 from penstock_consumer.read.epochs import Reading
-from penstock_consumer.read.heartbeat import Idleness
+from penstock_consumer.read.heartbeat import IdleLoop
 from penstock_consumer.stages.batch import UNKNOWN, Batch
 
 
-class Outstanding(NamedTuple):
+class OutstandingBatch(NamedTuple):
     """One batch handed out and not settled."""
 
     batch: Batch
@@ -26,7 +26,7 @@ class Outstanding(NamedTuple):
     """Payload bytes."""
 
 
-class Handed:
+class OutstandingBatches:
     """All batches of one loader between handing out and settling; used by its threads.
 
     A batch is pulled, trained on, then settled. In a plain loop the first two are one; a framework that reads ahead
@@ -35,8 +35,8 @@ class Handed:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._pulled: dict[int, Outstanding] = {}
-        self._trained: dict[int, Outstanding] = {}
+        self._pulled: dict[int, OutstandingBatch] = {}
+        self._trained: dict[int, OutstandingBatch] = {}
         """In the order of training. Keys are the ids of the spans, which live as long as the value does."""
         self._covered = 0
         """Of the batches trained on, in order, those that a checkpoint covered."""
@@ -46,7 +46,7 @@ class Handed:
         """Trained on since the loader was made."""
         self.last: Batch | None = None
         """The last one trained on, without its arrays."""
-        self.waiting = Amount()
+        self.waiting = OutstandingAmount()
         """Trained on and not settled."""
         self._changed_s = clock()
 
@@ -69,7 +69,7 @@ class Handed:
                 self._train(one)
             return one is not None
 
-    def _train(self, one: Outstanding) -> None:
+    def _train(self, one: OutstandingBatch) -> None:
         self._trained[id(one.batch.spans)] = one
         self.batches += 1
         self.samples += one.samples
@@ -106,7 +106,7 @@ class Handed:
             self._covered += len(self._trained)
             self._pulled.clear()
             self._trained.clear()
-            self.waiting, self.last = Amount(), None
+            self.waiting, self.last = OutstandingAmount(), None
 
     def first(self, besides: Iterable[Batch] = (), *, pulled_only: bool = False) -> Batch | None:
         """In canonical order the first batch that is not settled, or not even trained on."""
@@ -126,9 +126,9 @@ class Handed:
         """For how long nothing was pulled, trained on or settled."""
         return self._clock() - self._changed_s
 
-    def _count(self, one: Outstanding, sign: int) -> None:
+    def _count(self, one: OutstandingBatch, sign: int) -> None:
         batches, samples, nbytes = self.waiting
-        self.waiting = Amount(batches + sign, samples + sign * one.samples, nbytes + sign * one.nbytes)
+        self.waiting = OutstandingAmount(batches + sign, samples + sign * one.samples, nbytes + sign * one.nbytes)
         self._changed_s = self._clock()
 
 
@@ -137,8 +137,8 @@ def canonical(batch: Batch) -> tuple[int, int]:
     return batch.epoch, batch.position
 
 
-def _outstanding(batch: Batch) -> Outstanding:
-    return Outstanding(Batch({}, batch.epoch, batch.spans, batch.position), batch.size, batch.nbytes)
+def _outstanding(batch: Batch) -> OutstandingBatch:
+    return OutstandingBatch(Batch({}, batch.epoch, batch.spans, batch.position), batch.size, batch.nbytes)
 
 
 LOOK_EVERY_S = 2.0
@@ -157,7 +157,7 @@ class Adapter(Protocol):
         """What `settle` would report now."""
 
 
-class Settlement:
+class Acknowledger:
     """One loader's acknowledging; see `loader.Loader` for the policies. A framework's threads may call it."""
 
     def __init__(self, policy: Acknowledge, stream: str, notify: Notify) -> None:
@@ -170,7 +170,7 @@ class Settlement:
         self._stream, self._notify = stream, notify
         self._lock = threading.Lock()
         """A framework's step and its read-ahead are different threads."""
-        self._handed = Handed()
+        self._handed = OutstandingBatches()
         self._in_hand: Batch | None = None
         """The batch that a plain loop has, if asking for the next one acknowledges it."""
         self._is_warned = False
@@ -378,7 +378,7 @@ class Settlement:
         """The loop has waited so long, for a batch or for an epoch: everyone else is told."""
         if self.reading is not None:
             since_s = time.monotonic() - min(waited_s, self._handed.quiet_s)
-            self.reading.keeper.idle = Idleness(since_s, self._handed.waiting.nbytes)
+            self.reading.keeper.idle = IdleLoop(since_s, self._handed.waiting.nbytes)
 
     def _go_on(self) -> None:
         """The loop waits no more."""

@@ -24,7 +24,7 @@ from penstock_common.stream.streams import Stream
 
 
 @dataclass(frozen=True, slots=True)
-class GroupHold:
+class GroupBacklog:
     """What the members of one shared group hold together of a partition."""
 
     nbytes: int = 0
@@ -37,7 +37,7 @@ class GroupHold:
 
 def hold_of(
     client: Client, stream: Stream, partition: PartitionKeys, roster: Roster, group: str, *, with_freed: bool
-) -> GroupHold:
+) -> GroupBacklog:
     """Counts it; ``freed_bytes`` only where asked for."""
     kept = roster.pinned | {epoch for epoch, _ in roster.replays.values()}
     total, freed, holders = 0, 0, set[str]()
@@ -52,7 +52,7 @@ def hold_of(
             total += sum(record.nbytes for record in held)
             if with_freed and epoch not in kept and held:
                 freed += _freed(client, stream, manifest, roster, group, shard, held)
-    return GroupHold(total, freed, len(holders))
+    return GroupBacklog(total, freed, len(holders))
 
 
 def _records(

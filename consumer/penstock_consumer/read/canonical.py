@@ -22,7 +22,7 @@ class NoGoodSample(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class IndexedPiece:
     """One index record in its place: positions [start, end)."""
 
     start: int
@@ -34,16 +34,16 @@ class Piece:
         """Position after its last offset."""
         return self.start + self.record.end - self.record.first
 
-    def later(self, laps: int) -> Piece:
+    def later(self, laps: int) -> IndexedPiece:
         """The same, that many positions further on."""
         return replace(self, start=self.start + laps)
 
 
 @dataclass(slots=True)
-class Take:
+class RowRange:
     """Consecutive rows of the batches of one rank, all from one entry: what one fetch brings."""
 
-    piece: Piece
+    piece: IndexedPiece
     rows: Rows
     """Indices of the entry's samples (holes are not among them); rising, repeated where they fill holes."""
     first: int
@@ -59,7 +59,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class EpochSteps:
     """How an epoch of ``total`` positions is cut: step after step, in each a batch for every rank.
 
     ``start`` is where the first step of this reader begins; ``remainder`` says what becomes of a last step that the
@@ -119,8 +119,13 @@ class Steps:
 
 
 def resolve(
-    pieces: Iterable[Piece], lo: int, hi: int, first: int, total: int | None, is_unusable: Callable[[Piece], bool]
-) -> Iterator[Take]:
+    pieces: Iterable[IndexedPiece],
+    lo: int,
+    hi: int,
+    first: int,
+    total: int | None,
+    is_unusable: Callable[[IndexedPiece], bool],
+) -> Iterator[RowRange]:
     """The rows that stand for positions [lo, hi); ``pieces`` begins at ``lo`` or before, and runs on cyclically.
 
     In place of a hole, and of a sample in an unusable entry, comes the next good sample. ``first`` numbers the rows.
@@ -133,7 +138,7 @@ def resolve(
         fill = owed if is_good else 0
         if piece.start >= hi:
             if fill:
-                yield Take(piece, np.zeros(fill, dtype=np.int64), first, fill)
+                yield RowRange(piece, np.zeros(fill, dtype=np.int64), first, fill)
                 return
             if not owed:
                 return
@@ -142,7 +147,7 @@ def resolve(
             rows, spilt, holes = _rows(record, a - piece.start, max(b, a) - piece.start)
             rows = np.concatenate([np.zeros(fill, dtype=np.int64), rows])
             if len(rows):
-                yield Take(piece, rows, first, fill + holes - spilt)
+                yield RowRange(piece, rows, first, fill + holes - spilt)
             first += len(rows)
             owed = spilt
         elif a < b:
@@ -165,15 +170,15 @@ def _rows(record: Record, lo: int, hi: int) -> tuple[Rows, int, int]:
     return rows[inside].astype(np.int64), int((~inside).sum()), int(np.isin(offsets, holes).sum())
 
 
-def joined(takes: Iterable[Take]) -> Iterator[Take]:
+def joined(takes: Iterable[RowRange]) -> Iterator[RowRange]:
     """Neighbours from one entry as one: an entry is fetched once for a run of rows.
 
     Ids are unique in a partition only: entries that two of them took in the same millisecond are called alike.
     """
-    last: Take | None = None
+    last: RowRange | None = None
     for take in takes:
         if last is not None and _entry_of(last) == _entry_of(take):
-            last = Take(last.piece, np.concatenate([last.rows, take.rows]), last.first, last.filled + take.filled)
+            last = RowRange(last.piece, np.concatenate([last.rows, take.rows]), last.first, last.filled + take.filled)
             continue
         if last is not None:
             yield last
@@ -182,5 +187,5 @@ def joined(takes: Iterable[Take]) -> Iterator[Take]:
         yield last
 
 
-def _entry_of(take: Take) -> tuple[int, bytes]:
+def _entry_of(take: RowRange) -> tuple[int, bytes]:
     return take.piece.shard, take.piece.record.entry_id

@@ -26,18 +26,18 @@ from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream, require_there
 from penstock_common.waiting import Notify
 from penstock_common.wire.header import Header
-from penstock_consumer.read.heartbeat import Claimed
-from penstock_consumer.read.member import Place
-from penstock_consumer.read.receive import Received
+from penstock_consumer.read.heartbeat import ClaimedEntry
+from penstock_consumer.read.member import Member
+from penstock_consumer.read.receive import ReceivedEntry
 from penstock_consumer.stages.batch import Lease
 
 
-def is_newer(one: Received) -> bool:
+def is_newer(one: ReceivedEntry) -> bool:
     """Whether an entry is refused for its version alone."""
     return isinstance(one.error, UnsupportedVersion)
 
 
-def refuse_newer(place: Place, partition: PartitionKeys, epoch: int, received: Sequence[Received]) -> None:
+def refuse_newer(place: Member, partition: PartitionKeys, epoch: int, received: Sequence[ReceivedEntry]) -> None:
     """Raises UnsupportedVersion if any entry is of a newer format.
 
     They stay pending: held like any other, so that leaving hands them back at once, and a death after a lease.
@@ -96,19 +96,19 @@ HOPELESS_ENTRIES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class _Bad:
+class _BadEntry:
     manifest: Manifest
     partition: PartitionKeys
     entry_id: bytes
     reason: str
 
 
-class Burials:
+class DeadLetters:
     """What one reader of one epoch finds bad."""
 
-    def __init__(self, place: Place, notify: Notify) -> None:
+    def __init__(self, place: Member, notify: Notify) -> None:
         self._place, self._notify = place, notify
-        self._held: list[_Bad] = []
+        self._held: list[_BadEntry] = []
         self._can_read = self._gave_up = False
 
     def saw_good(self) -> None:
@@ -124,7 +124,7 @@ class Burials:
             return
         # held like any other, so that it is renewed, and handed back when this reader gives up
         self._place.holdings.add(Lease(partition.number, manifest.epoch, shard=-1, entry_id=entry_id, owed=0))
-        self._held.append(_Bad(manifest, partition, entry_id, reason))
+        self._held.append(_BadEntry(manifest, partition, entry_id, reason))
 
     def require_hope(self) -> None:
         """Raises TooManyDeadLetters, once, when too much is held back; asked when an answer is booked as a whole."""
@@ -167,7 +167,7 @@ class Burials:
         )
 
 
-def suspicion(place: Place, claim: Claimed, header: Header | None) -> str:
+def suspicion(place: Member, claim: ClaimedEntry, header: Header | None) -> str:
     """What is said before an entry is handed out once more that was handed out often and never acknowledged."""
     name, group = place.stream.name, place.who.group
     what = "" if header is None else f" (shard {header.shard} offsets {header.first}-{header.end - 1})"

@@ -28,7 +28,7 @@ from penstock_common.stream.manifest import (
 from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_common.stream.streams import Stream
 from penstock_common.stream.watching.waiters import Waiter
-from penstock_consumer.read.backlog import GroupHold
+from penstock_consumer.read.backlog import GroupBacklog
 
 LIVING_MS = 10_000
 """A member unseen for so long is dead, or stands still: what it holds goes to others."""
@@ -40,7 +40,7 @@ Who = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Circle:
+class Deadlock:
     """Everyone who reads one partition, where all of them wait."""
 
     freed_bytes: int
@@ -57,7 +57,7 @@ class Circle:
         return max(most, key=lambda who: (most[who], who), default=None)
 
 
-def find_circle(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster) -> Circle | None:
+def find_circle(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster) -> Deadlock | None:
     """None where somebody is at work, or something is about to change hands."""
     now = server_ms(client)
     living = {who for who, seen in roster.members.items() if now - seen <= LIVING_MS}
@@ -69,12 +69,14 @@ def find_circle(client: Client, stream: Stream, partition: PartitionKeys, roster
         manifest = find_manifest(client, stream, epoch)
         if manifest is None:
             continue
-        hands = _Hands(client, stream, partition, roster, manifest, living)
+        hands = _MemberHoldings(client, stream, partition, roster, manifest, living)
         if not hands.are_sure:
             return None
         freed += 0 if epoch in kept else hands.freed()
         held += hands.held
-    return Circle(freed, {who: roster.idle[who].handed_bytes for who in living if roster.idle[who].handed_bytes}, held)
+    return Deadlock(
+        freed, {who: roster.idle[who].handed_bytes for who in living if roster.idle[who].handed_bytes}, held
+    )
 
 
 def is_stuck(client: Client, stream: Stream, rosters: Mapping[PartitionKeys, Roster]) -> bool:
@@ -93,7 +95,7 @@ def is_stuck(client: Client, stream: Stream, rosters: Mapping[PartitionKeys, Ros
     return lacking <= stuck
 
 
-class _Hands:
+class _MemberHoldings:
     """What the living have of one epoch's part in a partition."""
 
     def __init__(
@@ -186,7 +188,7 @@ SETTLED_MS = 1500
 """A writer that waited so long has seen what the janitor can free."""
 
 
-class Amount(NamedTuple):
+class OutstandingAmount(NamedTuple):
     """How much was handed out and is not settled."""
 
     batches: int = 0
@@ -195,7 +197,7 @@ class Amount(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Jam:
+class BlockedPartition:
     """A partition with writers that wait for room, as one member of one group finds it."""
 
     waiters: Sequence[Waiter]
@@ -205,14 +207,14 @@ class Jam:
     """The partition's."""
     has_others: bool
     """Whether another member, group or replay holds something too."""
-    group: GroupHold | None = None
+    group: GroupBacklog | None = None
     """What all members of this group hold; only asked for after a long wait."""
-    circle: Circle | None = None
+    circle: Deadlock | None = None
     """Everyone who reads the partition, where all of them wait; only asked for after a long wait."""
     me: Who = ("", "")
 
 
-def is_overdue(jam: Jam) -> bool:
+def is_overdue(jam: BlockedPartition) -> bool:
     """Whether nothing but this member's settling can let the awaited writer go on.
 
     Only the lowest unfinished shard's writer counts: the others wait for it, not for us.
@@ -229,7 +231,7 @@ def is_overdue(jam: Jam) -> bool:
     return False
 
 
-def is_group_overdue(jam: Jam) -> bool:
+def is_group_overdue(jam: BlockedPartition) -> bool:
     """Whether the members of this group together keep the awaited writer out, and this one no less than most.
 
     Another member may just be slow, so this is for long waits; and it is for those who hold much, not for one with
@@ -246,7 +248,7 @@ def is_group_overdue(jam: Jam) -> bool:
     return False
 
 
-def is_circle(jam: Jam) -> bool:
+def is_circle(jam: BlockedPartition) -> bool:
     """Whether all readers of the partition wait, what they were given is the room that lacks, and this one is told.
 
     Nobody else can do anything then, so no wait is too short to be sure; the one told is the same for all who ask.
@@ -262,7 +264,7 @@ def is_circle(jam: Jam) -> bool:
     return False
 
 
-def warning(held: Amount, budget_bytes: int, stream: str, remedy: str) -> str | None:
+def warning(held: OutstandingAmount, budget_bytes: int, stream: str, remedy: str) -> str | None:
     """What to say of so much handed out and not settled; None while it is little."""
     if held.nbytes <= WARN_SHARE * budget_bytes:
         return None
@@ -270,7 +272,7 @@ def warning(held: Amount, budget_bytes: int, stream: str, remedy: str) -> str | 
 
 
 def overdue(
-    jams: Iterable[Jam], held: Amount, budget_bytes: int, stream: str, remedy: str
+    jams: Iterable[BlockedPartition], held: OutstandingAmount, budget_bytes: int, stream: str, remedy: str
 ) -> CheckpointOverdue | TooLarge | None:
     """The error to raise in a loop that waits for a batch; None where others hold the room, or nobody waits for it."""
     found = list(jams)
@@ -289,7 +291,7 @@ def overdue(
     return CheckpointOverdue(text, held.batches, held.samples, held.nbytes, budget_bytes)
 
 
-def _too_large(circle: Circle, budget_bytes: int, stream: str) -> TooLarge:
+def _too_large(circle: Deadlock, budget_bytes: int, stream: str) -> TooLarge:
     return TooLarge(
         f"the members of {stream!r} have parts of batches in hand ({_shares(circle.held)}), none of which can be "
         f"filled, and they leave no room in a budget of {readable_bytes(budget_bytes)} for what would fill them: take "
@@ -304,13 +306,13 @@ def _shares(held: Mapping[Who, int]) -> str:
     return ", ".join(f"group {group!r} {readable_bytes(nbytes)}" for group, nbytes in sorted(groups.items()))
 
 
-def remedy_of(held: Amount, budget_bytes: int, call: str) -> str:
+def remedy_of(held: OutstandingAmount, budget_bytes: int, call: str) -> str:
     """What helps: an interval that fills half of the budget, or a larger one."""
     often = int(held.samples * WARN_SHARE * budget_bytes / max(1, held.nbytes))
     return f"{call} at least every {max(1, often)} samples, or give the stream a larger budget_bytes"
 
 
-def _numbers(held: Amount, budget_bytes: int, stream: str) -> str:
+def _numbers(held: OutstandingAmount, budget_bytes: int, stream: str) -> str:
     return (
         f"{held.samples} samples of {stream!r} ({readable_bytes(held.nbytes)} in {held.batches} batches) were handed "
         f"out and are not acknowledged, of a budget of {readable_bytes(budget_bytes)}"

@@ -16,17 +16,17 @@ from penstock_common.stream.groups.roster import Membership, load_roster, unknow
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Outage, Wait
-from penstock_consumer.read.canonical import Steps
-from penstock_consumer.read.deadlock import Jam
-from penstock_consumer.read.heartbeat import Claimed, Idleness, Keeper, PeerWatch, Pulse
-from penstock_consumer.read.member import OrderedPlace, Place, newcomer
-from penstock_consumer.read.options import Options
+from penstock_consumer.read.canonical import EpochSteps
+from penstock_consumer.read.deadlock import BlockedPartition
+from penstock_consumer.read.heartbeat import ClaimedEntry, Heartbeat, IdleLoop, LeaseRenewer, UnusedRankCheck
+from penstock_consumer.read.member import Member, RankMember, newcomer
+from penstock_consumer.read.options import LoaderOptions
 from penstock_consumer.read.ordered import OrderedReader
-from penstock_consumer.read.shared import EpochReader
+from penstock_consumer.read.shared import SharedReader
 from penstock_consumer.stages.batch import Batch, Lease
-from penstock_consumer.stages.chain import Staged, stages_of
-from penstock_consumer.stages.queue import Allowance, Prefetch
-from penstock_consumer.stages.stage import Setting
+from penstock_consumer.stages.chain import StageChain, stages_of
+from penstock_consumer.stages.queue import PrefetchLimit, PrefetchQueue
+from penstock_consumer.stages.stage import StageContext
 
 QUIET_PER_LEASE = 6
 """Ranks of another world size that were not seen for this part of a lease, five beats, are gone."""
@@ -34,7 +34,7 @@ MIN_QUIET_MS = 1000
 
 
 class AnyPlace(Protocol):
-    """A member's place in its group, asked from the training loop's thread: ``group.Place`` where reading is shared."""
+    """A member's place in its group, asked from the training loop's thread: ``Member`` where reading is shared."""
 
     unclosed: set[int]
     """Epochs iterated here that were not fully settled yet."""
@@ -64,7 +64,7 @@ class AnyPlace(Protocol):
     def close_epochs(self, ended: int) -> None:
         """Closes for the group what is settled by now; raises EpochIncomplete."""
 
-    def jams(self, *, together: bool = False) -> list[Jam]:
+    def jams(self, *, together: bool = False) -> list[BlockedPartition]:
         """The partitions where writers wait for room, and what this member holds of them; ``together``: all others."""
 
     def hurry(self, patience_s: float) -> None:
@@ -75,7 +75,7 @@ class AnyPlace(Protocol):
 
 
 class AnyReader(Protocol):
-    """Reads one epoch into a prefetch queue, in a thread of its own: ``shared.EpochReader``."""
+    """Reads one epoch into a prefetch queue, in a thread of its own: ``shared.SharedReader``."""
 
     epoch: int
     bad_entries: int
@@ -90,11 +90,11 @@ class AnyReader(Protocol):
 
 
 class AnyKeeper(Protocol):
-    """Keeps this member alive in its group, in a thread of its own: ``keeper.Keeper``."""
+    """Keeps this member alive in its group, in a thread of its own: ``keeper.LeaseRenewer``."""
 
     horizon: int
     """The epoch being read here."""
-    idle: Idleness | None
+    idle: IdleLoop | None
     """Set while the loop waits for a batch: the roster tells it to everyone."""
     pace: Pace | None
     """Of the training loop, once it is set: told to whoever starts workers."""
@@ -116,11 +116,11 @@ class AnyKeeper(Protocol):
 
 
 @dataclass(slots=True)
-class Run:
+class EpochRun:
     """One epoch being read."""
 
     reader: AnyReader
-    queue: Staged
+    queue: StageChain
     thread: threading.Thread
 
     def why_waiting(self, seconds: float) -> str:
@@ -140,13 +140,13 @@ class Reading:
         self,
         place: AnyPlace,
         keeper: AnyKeeper,
-        read: Callable[[int, Prefetch], AnyReader],
-        options: Options,
+        read: Callable[[int, PrefetchQueue], AnyReader],
+        options: LoaderOptions,
     ) -> None:
         self.place, self.keeper = place, keeper
         self._read, self._options, self.has_begun = read, options, False
-        self.run: Run | None = None
-        self._allowance = Allowance(options.prefetch_bytes)
+        self.run: EpochRun | None = None
+        self._allowance = PrefetchLimit(options.prefetch_bytes)
         """What was learned in one epoch holds for the next."""
         self.cursor = -1
         """The last epoch iterated to its end here."""
@@ -160,20 +160,20 @@ class Reading:
         """The next epoch to read; None if there is none yet. Only reads: may be called again after any failure."""
         return self.place.next_epoch(self.cursor)
 
-    def begin(self, epoch: int) -> Run:
+    def begin(self, epoch: int) -> EpochRun:
         """Starts the thread that reads an epoch."""
         self.has_begun = True
-        reader = self._read(epoch, queue := Prefetch(self._allowance))
+        reader = self._read(epoch, queue := PrefetchQueue(self._allowance))
         thread = threading.Thread(target=reader.run, name="penstock-reader", daemon=True)
         options, spec = self._options, self.place.stream.spec
         assert spec is not None
-        setting = Setting(spec, options.arena(spec), epoch, options.batch_size, self.is_ordered)
-        self.run = Run(reader, Staged(queue, stages_of(setting, options.stages, options.remainder)), thread)
+        setting = StageContext(spec, options.arena(spec), epoch, options.batch_size, self.is_ordered)
+        self.run = EpochRun(reader, StageChain(queue, stages_of(setting, options.stages, options.remainder)), thread)
         self.keeper.horizon = epoch
         thread.start()
         return self.run
 
-    def finish(self, run: Run) -> None:
+    def finish(self, run: EpochRun) -> None:
         """An epoch was read to its end."""
         run.thread.join()
         self.run = None
@@ -211,21 +211,21 @@ class Reading:
 class SharedReading(Reading):
     """Reading through a consumer group: what was handed back, or left by the dead, is claimed and read again."""
 
-    place: Place
-    keeper: Keeper
+    place: Member
+    keeper: LeaseRenewer
 
-    def __init__(self, client: Client, who: Membership, options: Options) -> None:
-        place = Place(client, who, notify=options.notify)
+    def __init__(self, client: Client, who: Membership, options: LoaderOptions) -> None:
+        place = Member(client, who, notify=options.notify)
         place.join(options.start)
-        keeper = Keeper(client, who, place.holdings, options.lease_s, options.notify, witness=place.witness)
+        keeper = LeaseRenewer(client, who, place.holdings, options.lease_s, options.notify, witness=place.witness)
         _bear(client.patience, keeper.recover)
         _bear(client.patience, keeper.look)
         keeper.start()
         assert who.stream.spec is not None
         arena = options.arena(who.stream.spec)
 
-        def read(epoch: int, queue: Prefetch) -> EpochReader:
-            return EpochReader(
+        def read(epoch: int, queue: PrefetchQueue) -> SharedReader:
+            return SharedReader(
                 place, keeper, epoch, queue, arena,
                 batch_size=options.batch_size, notify=options.notify, views=options.views,
             )  # fmt: skip
@@ -259,7 +259,7 @@ class SharedReading(Reading):
             time.sleep(0.02)
             self.raise_error()
 
-    def finish(self, run: Run) -> None:
+    def finish(self, run: EpochRun) -> None:
         """Below the epoch's number the cursor says: something handed back is still due."""
         super().finish(run)
         if self._unfinished:
@@ -275,7 +275,7 @@ class SharedReading(Reading):
             if self.place.holdings.drop(lease):
                 # held meanwhile, so that it is renewed; the reader's lease replaces this one
                 self.place.holdings.keep_place(lease, spans.get(lease, []))
-                self.keeper.claims.append(Claimed(lease.partition, lease.epoch, lease.entry_id))
+                self.keeper.claims.append(ClaimedEntry(lease.partition, lease.epoch, lease.entry_id))
                 self._unfinished.add(lease.epoch)
         if self.run is None and self._unfinished:
             self._go_back()
@@ -301,22 +301,22 @@ def _bear(patience: RetryPolicy, ask: Callable[[], object]) -> None:
 class OrderedReading(Reading):
     """Reading by position, as one rank: what was handed back is read again from there."""
 
-    place: OrderedPlace
+    place: RankMember
     is_ordered = True
 
-    def __init__(self, client: Client, who: Membership, options: Options) -> None:
-        place = OrderedPlace(client, who, notify=options.notify)
+    def __init__(self, client: Client, who: Membership, options: LoaderOptions) -> None:
+        place = RankMember(client, who, notify=options.notify)
         place.quiet_ms = max(MIN_QUIET_MS, int(options.lease_s * 1000 / QUIET_PER_LEASE))
         place.join(options.start)
-        peers = PeerWatch(client, who, options.notify)
-        pulse = Pulse(client, who, options.lease_s, witness=place.witness, peers=peers)
+        peers = UnusedRankCheck(client, who, options.notify)
+        pulse = Heartbeat(client, who, options.lease_s, witness=place.witness, peers=peers)
         pulse.start()
         assert who.stream.spec is not None
         arena = options.arena(who.stream.spec)
         self._again: dict[int, int] = {}
         """Epoch -> position from which it is read again, though the server knows a later or an earlier one."""
 
-        def read(epoch: int, queue: Prefetch) -> OrderedReader:
+        def read(epoch: int, queue: PrefetchQueue) -> OrderedReader:
             start = self._again.pop(epoch, None)
             return OrderedReader(
                 place, pulse, epoch, queue, arena, start=place.position(epoch) if start is None else start,
@@ -366,7 +366,7 @@ class OrderedReading(Reading):
         return (last.epoch + 1, 0) if is_last else (last.epoch, last.position)
 
     def go_to(self, epoch: int, position: int) -> None:
-        """Goes on there next, whatever was read or settled since; see `OrderedPlace.rewind`."""
+        """Goes on there next, whatever was read or settled since; see `RankMember.rewind`."""
         self.stop()
         self._again.clear()
         self.place.rewind(epoch, position)
@@ -378,10 +378,10 @@ class OrderedReading(Reading):
         if manifest is None or manifest.samples is None:
             return None
         order = self.place.order
-        return Steps(0, order.rank, order.world, order.batch, self._remainder).count(manifest.samples)
+        return EpochSteps(0, order.rank, order.world, order.batch, self._remainder).count(manifest.samples)
 
 
-def open_reading(client: Client, who: Membership, options: Options) -> Reading:
+def open_reading(client: Client, who: Membership, options: LoaderOptions) -> Reading:
     """Joins the group and keeps its member alive from now on: the one place where a loader's way of reading is chosen.
 
     A new group beside others is announced. Raises GroupBusy, EpochsReleased, EpochNotFound, GroupKindMismatch, and

@@ -45,7 +45,7 @@ class FetchRequest(NamedTuple):
     """How long it waits for one; None: not at all."""
 
 
-class Asking:
+class FetchPlanner:
     """Of one reader, which tells it each answer."""
 
     def __init__(self, partitions: int, budget_bytes: int, stream_bytes: int) -> None:
@@ -167,7 +167,7 @@ class Asking:
         return min(BLOCK_MS, max(SHORTEST_MS, int(USUAL_TIMES * 1000 * self._usual_s)) << min(sweeps, 4))
 
 
-class Resting:
+class FetchPause:
     """Of one reader."""
 
     def __init__(self, client: Client, keys: StreamKeys, clock: Callable[[], float] = time.monotonic) -> None:
@@ -220,7 +220,7 @@ WITHIN_S = 0.1
 """So long the first of them lies there at most; and they are at most 1 / `BUDGET_SHARE` of the stream's budget."""
 
 
-class Gathering:
+class StepPlanner:
     """Of one rank, which tells it what came."""
 
     def __init__(self, world: int, step_positions: int, budget_bytes: int) -> None:

@@ -21,7 +21,7 @@ from penstock_common.stream.removal.outlook import Outlook, look_around
 from penstock_common.stream.watching.paces import Teller, Told, load_paces, trainer_field
 from penstock_common.threads import join
 from penstock_common.waiting import Notify, Outage
-from penstock_consumer.read.leases import Holdings, Key, Sighting, plan_reclaim
+from penstock_consumer.read.leases import Key, Leases, LeaseSighting, plan_reclaim
 from penstock_consumer.read.member import count_living
 from penstock_consumer.stages.batch import Lease
 
@@ -44,7 +44,7 @@ def are_unused(peers: Sequence[Told | None], since_ms: int) -> bool | None:
     return True if all(told is not None and told.seen_ms > since_ms for told in peers) else None
 
 
-class PeerWatch:
+class UnusedRankCheck:
     """Rank 0's look at its peers after its first batches. It says at most once that they read nothing."""
 
     def __init__(self, client: Client, who: Membership, notify: Notify) -> None:
@@ -85,7 +85,7 @@ LONGEST_BEAT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Idleness:
+class IdleLoop:
     """A loop that waits for a batch."""
 
     since_s: float
@@ -99,12 +99,12 @@ class Idleness:
         return max(0, int((time.monotonic() - self.since_s) * 1000))
 
 
-def said_of(idle: Idleness | None) -> dict[str, int]:
+def said_of(idle: IdleLoop | None) -> dict[str, int]:
     """As `roster.beat` wants it."""
     return {} if idle is None else {"idle_ms": idle.milliseconds, "handed_bytes": idle.handed_bytes}
 
 
-class Pulse:
+class Heartbeat:
     """Beats from `start` to `stop`."""
 
     def __init__(
@@ -114,13 +114,13 @@ class Pulse:
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
         witness: Witness | None = None,
-        peers: PeerWatch | None = None,
+        peers: UnusedRankCheck | None = None,
     ) -> None:
         """``witness``: who compares with a server that came back as another run; ``peers``: with other ranks."""
         self._client = client.impatient()  # a failure is borne here, not below
         self._who, self._lease_s, self._clock = who, lease_s, clock
         self._witness, self._peers = witness, peers
-        self.idle: Idleness | None = None
+        self.idle: IdleLoop | None = None
         self.pace: Pace | None = None
         """Of the training loop; told to whoever starts workers."""
         self.horizon = -1
@@ -205,7 +205,7 @@ thirds of a lease for their renewals."""
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedEntry:
     """An entry this member took over, to be fetched by id; possibly half settled already."""
 
     partition: int
@@ -220,7 +220,7 @@ class Claimed:
         return self.deliveries >= MANY_DELIVERIES
 
 
-class Keeper(Pulse):
+class LeaseRenewer(Heartbeat):
     """Runs from `start` to `stop`; `claims` is what the reader has to fetch. ``horizon``: what others left of later
     epochs is not taken yet.
     """
@@ -229,7 +229,7 @@ class Keeper(Pulse):
         self,
         client: Client,
         who: Membership,
-        holdings: Holdings,
+        holdings: Leases,
         lease_s: float,
         notify: Notify,
         clock: Callable[[], float] = time.monotonic,
@@ -237,9 +237,9 @@ class Keeper(Pulse):
     ) -> None:
         super().__init__(client, who, lease_s, clock, witness)
         self._holdings, self._notify = holdings, notify
-        self._seen: dict[Key, Sighting] = {}
+        self._seen: dict[Key, LeaseSighting] = {}
         self._lock = threading.Lock()
-        self.claims: deque[Claimed] = deque()
+        self.claims: deque[ClaimedEntry] = deque()
         self.members = 1
         """Of the group, those that live, when last looked."""
         self._began_s = self._renewed_s = self._looked_s = clock()
@@ -270,7 +270,7 @@ class Keeper(Pulse):
             ]
             self._claim(lost, min_idle_ms=0)
 
-    def count_turn(self, suspect: Claimed) -> None:
+    def count_turn(self, suspect: ClaimedEntry) -> None:
         """One that is held here is handed out now."""
         partition, who = self._who.stream.partitions[suspect.partition], (self._who.group, self._who.member)
         held = Pending(suspect.entry_id, self._who.member, 0, suspect.deliveries)
@@ -378,7 +378,7 @@ class Keeper(Pulse):
             if claim(self._client, partition, epoch, who, entry, min_idle_ms, counts=counts):
                 # held from now on, so that it is renewed; the reader's lease replaces this one
                 self._holdings.add(Lease(number, epoch, shard=-1, entry_id=entry_id, owed=0))
-                self.claims.append(Claimed(number, epoch, entry_id, entry.deliveries))
+                self.claims.append(ClaimedEntry(number, epoch, entry_id, entry.deliveries))
 
 
 def _located(listed: list[tuple[Keys, Pending]]) -> list[tuple[Key, Pending]]:

@@ -15,16 +15,16 @@ from penstock_common.stream.index_pages import Indexes, Want
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards
 from penstock_common.stream.mending.dead import DeadNote
 from penstock_common.stream.streams import Stream
-from penstock_consumer.read.canonical import Piece
+from penstock_consumer.read.canonical import IndexedPiece
 
 
-class Known:
+class KnownRecords:
     """Pieces in order of position; no two of them overlap."""
 
     def __init__(self) -> None:
-        self._pieces: list[Piece] = []
+        self._pieces: list[IndexedPiece] = []
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: IndexedPiece) -> None:
         """What was known of its positions before gives way: a repair overrides."""
         pieces = self._pieces
         if not pieces or pieces[-1].end <= piece.start:
@@ -33,7 +33,7 @@ class Known:
         first = bisect_right(pieces, piece.start, key=_end_of)
         pieces[first : bisect_left(pieces, piece.end, key=_start_of)] = [piece]
 
-    def at(self, position: int) -> Piece | None:
+    def at(self, position: int) -> IndexedPiece | None:
         """The piece that covers a position, if it was read."""
         found = bisect_right(self._pieces, position, key=_end_of)
         if found < len(self._pieces) and self._pieces[found].start <= position:
@@ -45,11 +45,11 @@ class Known:
         del self._pieces[: bisect_right(self._pieces, below, key=_end_of)]
 
 
-def _start_of(piece: Piece) -> int:
+def _start_of(piece: IndexedPiece) -> int:
     return piece.start
 
 
-def _end_of(piece: Piece) -> int:
+def _end_of(piece: IndexedPiece) -> int:
     return piece.end
 
 
@@ -64,7 +64,7 @@ Positions = tuple[int, int]
 """[lo, hi) in canonical order."""
 
 
-class Walk:
+class IndexWalk:
     """Keeps what it has read until told to `forget` it."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Walk:
         """
         self._dropped = sorted(dropped, key=lambda note: note.first)
         self._name, self._indexes = stream.name, Indexes(client, stream, manifest.epoch)
-        self._known = Known()
+        self._known = KnownRecords()
         self._has_looked = False
         """Whether the last read told how far the walk's shard is, too."""
         self._positions_each = 0.0
@@ -195,7 +195,7 @@ class Walk:
 
     # --- records ---
 
-    def pieces(self, lo: int) -> Iterator[Piece]:
+    def pieces(self, lo: int) -> Iterator[IndexedPiece]:
         """The pieces from the one that holds ``lo`` on; ends at what is not committed yet, or the epoch's end."""
         while (piece := self._at(lo)) is not None:
             yield piece
@@ -236,7 +236,7 @@ class Walk:
         """Records that cover so many positions, and one more for where they begin and end."""
         return int(positions / self._positions_each * 1.2) + 2 if self._positions_each else FIRST_PAGE
 
-    def _at(self, position: int) -> Piece | None:
+    def _at(self, position: int) -> IndexedPiece | None:
         if (known := self._known.at(position)) is not None:
             return known
         self._read(list(self._wants(position, position + 1)))
@@ -266,7 +266,7 @@ class Walk:
             elif not page and size is not None and self._manifest.state == PRODUCED:
                 self._pass(shard, offset, size)
             for record in page:
-                self._known.add(Piece(start + record.first, shard, record))
+                self._known.add(IndexedPiece(start + record.first, shard, record))
 
     def _wants(self, lo: int, hi: int) -> Iterator[Want]:
         """Of each shard that has some of these positions."""
@@ -287,7 +287,7 @@ class Walk:
                 at = max(at, note.end)
         if at < hi:
             raise self._missing(shard, lo, hi)
-        self._known.add(Piece(self._starts[shard] + lo, shard, Record(hi, b"", lo, 0, 0, ())))
+        self._known.add(IndexedPiece(self._starts[shard] + lo, shard, Record(hi, b"", lo, 0, 0, ())))
 
     def _missing(self, shard: int, lo: int, hi: int) -> EpochIncomplete:
         name = self._name

@@ -17,7 +17,7 @@ REMEMBERED = 64
 
 
 @dataclass(slots=True)
-class Due:
+class AckRequest:
     """What one script call acknowledges: one partition of one epoch."""
 
     ids: list[bytes] = field(default_factory=list)
@@ -44,12 +44,12 @@ def _by_lease(batch: Batch) -> dict[Lease, list[tuple[int, int]]]:
     return found
 
 
-def plan_acknowledgement(batch: Batch) -> dict[int, Due]:
+def plan_acknowledgement(batch: Batch) -> dict[int, AckRequest]:
     """Partition -> what is due for a batch that was trained on. Leases are counted down: call it once per batch."""
-    plan: dict[int, Due] = {}
+    plan: dict[int, AckRequest] = {}
     for delivered, ranges in _by_lease(batch).items():
         lease = delivered.current()
-        due = plan.setdefault(lease.partition, Due())
+        due = plan.setdefault(lease.partition, AckRequest())
         due.ranges.setdefault(lease.shard, []).extend(ranges)
         due.entries.append(settled := _settled(lease, ranges))
         lease.owed -= settled.samples
@@ -74,7 +74,7 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-class Holdings:
+class Leases:
     """All leases of this member, shared by its threads."""
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ RENEWED_BELOW = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class LeaseSighting:
     """An entry as last seen, and since when it has been seen unrenewed."""
 
     holder: str
@@ -202,10 +202,10 @@ Key = tuple[int, int, bytes]
 
 
 def plan_reclaim(
-    seen: dict[Key, Sighting], pending: Iterable[tuple[Key, Pending]], me: str, now_s: float, lease_s: float
-) -> tuple[dict[Key, Sighting], list[tuple[Key, Pending]]]:
+    seen: dict[Key, LeaseSighting], pending: Iterable[tuple[Key, Pending]], me: str, now_s: float, lease_s: float
+) -> tuple[dict[Key, LeaseSighting], list[tuple[Key, Pending]]]:
     """(what to remember for the next look, what to claim now). ``pending`` is everything pending of the group."""
-    remembered: dict[Key, Sighting] = {}
+    remembered: dict[Key, LeaseSighting] = {}
     claims: list[tuple[Key, Pending]] = []
     for key, entry in pending:
         if entry.member == me:
@@ -223,10 +223,10 @@ def plan_reclaim(
         if now_s - since >= lease_s:
             claims.append((key, entry))
             continue
-        remembered[key] = Sighting(entry.member, entry.idle_ms, now_s, since)
+        remembered[key] = LeaseSighting(entry.member, entry.idle_ms, now_s, since)
     return remembered, claims
 
 
-def _was_renewed(before: Sighting, entry: Pending, now_s: float) -> bool:
+def _was_renewed(before: LeaseSighting, entry: Pending, now_s: float) -> bool:
     elapsed_ms = (now_s - before.at_s) * 1000
     return entry.idle_ms < before.idle_ms + elapsed_ms * RENEWED_BELOW

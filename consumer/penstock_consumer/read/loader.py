@@ -26,24 +26,24 @@ from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.streams import Stream, await_event, find_stream, last_event, load_stream
 from penstock_common.waiting import OUTAGE_S, Notify, Wait, to_stderr
 from penstock_common.wire.spec import Spec
-from penstock_consumer.read.ack import Acknowledge, Adapter, Settlement
+from penstock_consumer.read.ack import Acknowledge, Acknowledger, Adapter
 from penstock_consumer.read.epochs import OrderedReading, Reading, open_reading
 from penstock_consumer.read.member import EVENT_MS, await_stream
-from penstock_consumer.read.options import VERSION, Options, State, check_state, rank_options, spec_digest
-from penstock_consumer.read.resources import Session, default_member, end_session
+from penstock_consumer.read.options import VERSION, LoaderOptions, State, check_state, rank_options, spec_digest
+from penstock_consumer.read.resources import LoaderResources, default_member, end_session
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.filter import Filter, Keep
-from penstock_consumer.stages.shuffle import Window
-from penstock_consumer.stages.stats import Stats, Tally
+from penstock_consumer.stages.shuffle import ShuffleWindow
+from penstock_consumer.stages.stats import Stats, StatsCounter
 
 if TYPE_CHECKING:
     from penstock_consumer.read.view import View
 
 
-class Verbs:
+class StageMethods:
     """Said before the first batch; they change the loader itself and return it, so that any adapter takes it."""
 
-    _options: Options
+    _options: LoaderOptions
     _reading: Reading | None
 
     @explained
@@ -62,7 +62,7 @@ class Verbs:
                 "shuffle() is for shared reading: canonical order is a seeded permutation already, another one for "
                 "each epoch, if its producer shuffles (--seed)"
             )
-        self._options.stages.append(partial(Window, seed=seed, samples=samples, nbytes=bytes))
+        self._options.stages.append(partial(ShuffleWindow, seed=seed, samples=samples, nbytes=bytes))
         return self._told("shuffle")
 
     def filter(self, keep: Keep) -> Self:
@@ -111,7 +111,7 @@ STARTUP_S = 60.0
 POLL_S = 0.5
 
 
-class Loader(Verbs, Passing):
+class Loader(StageMethods, Passing):
     """Batches of a stream for one member of a group: ``for batch in loader`` is the group's next epoch.
 
     Every group sees every sample; the members of a group share them. A batch is a dict of arrays ``[n, *shape]``,
@@ -182,9 +182,9 @@ class Loader(Verbs, Passing):
         self.group = checked_name("group", group)
         self.member = rank_member(rank) if ranked else checked_name("member", member or default_member())
         self.batch_size = batch_size
-        self._settlement = Settlement(acknowledge, self.name, notify)
+        self._settlement = Acknowledger(acknowledge, self.name, notify)
         self._timeout_s, self._notify, self._url = timeout_s, notify, url or settings.url
-        self._options = Options(
+        self._options = LoaderOptions(
             start=start,
             create=create,
             batch_size=batch_size,
@@ -203,8 +203,8 @@ class Loader(Verbs, Passing):
         self._is_told_finished = False
         self._steps: int | None = None
         """Batches in the latest epoch whose size was known."""
-        self.tally = Tally()
-        self._session = Session(self._client)
+        self.tally = StatsCounter()
+        self._session = LoaderResources(self._client)
         self._closing = weakref.finalize(self, end_session, self._session)
         found = find_stream(self._client, self.name) if wait or is_awaited else load_stream(self._client, self.name)
         if found is not None and found.spec is not None:

@@ -56,9 +56,9 @@ from penstock_common.stream.streams import (
 )
 from penstock_common.waiting import FIRST_WORD_S, Notify, Wait, to_stderr
 from penstock_consumer.read.backlog import hold_of
-from penstock_consumer.read.deadlock import Jam, find_circle, is_stuck
-from penstock_consumer.read.leases import Holdings, plan_acknowledgement, settled_entries
-from penstock_consumer.read.receive import Committed
+from penstock_consumer.read.deadlock import BlockedPartition, find_circle, is_stuck
+from penstock_consumer.read.leases import Leases, plan_acknowledgement, settled_entries
+from penstock_consumer.read.receive import CommitCheck
 from penstock_consumer.stages.batch import Batch
 
 EVENT_MS = 1000
@@ -115,13 +115,13 @@ def newcomer(group: str, others: Iterable[str], first: int) -> str:
     return f"new group {group!r} (there are: {', '.join(names[:10])}{more}); it starts at epoch {first}{question}"
 
 
-def holders(place: Place, epoch: int) -> set[str]:
+def holders(place: Member, epoch: int) -> set[str]:
     """Names of other members that hold entries of an epoch."""
     keys = [(partition, epoch) for partition in place.stream.partitions]
     return {*pending_members(place.client, keys, place.who.group)} - {place.who.member}
 
 
-def living(place: Place, since_ms: int) -> set[str]:
+def living(place: Member, since_ms: int) -> set[str]:
     """Names of members that gave a sign of life after a moment of the server's clock."""
     roster = load_roster(place.client, place.stream.partitions[0])
     return {name for (group, name), seen in roster.members.items() if group == place.who.group and seen > since_ms}
@@ -138,12 +138,12 @@ ALIVE_MS = 30_000
 
 
 @dataclass
-class Place:
+class Member:
     """One member of one group of one stream."""
 
     client: Client
     who: Membership
-    holdings: Holdings = field(default_factory=Holdings)
+    holdings: Leases = field(default_factory=Leases)
     first: int = 0
     """First epoch the group reads."""
     members: int = 1
@@ -159,7 +159,7 @@ class Place:
 
     def __post_init__(self) -> None:
         self._outbox = Outbox(self.client, notify=self.notify)
-        self.committed = Committed(self.client, self.stream)
+        self.committed = CommitCheck(self.client, self.stream)
         self._maps = maps_of_stream(self.stream)
         by = f"member {self.who.group}/{self.who.member}"
         self.witness = Witness(self.client.impatient(), self.stream, by, self.notify)
@@ -347,13 +347,13 @@ class Place:
         """Off the roster, which comes before anything of an epoch is unlinked."""
         return epoch not in load_roster(self.client, self.stream.partitions[0]).epochs
 
-    def jams(self, *, together: bool = False) -> list[Jam]:
+    def jams(self, *, together: bool = False) -> list[BlockedPartition]:
         """The partitions where writers wait for room, and what this member holds of them; ``together``: all others."""
         rosters = {partition: load_roster(self.client, partition) for partition in self.stream.partitions}
         if not any(roster.waiting for roster in rosters.values()) or not is_stuck(self.client, self.stream, rosters):
             return []
         return [
-            Jam(
+            BlockedPartition(
                 tuple(roster.waiting.values()),
                 mine_bytes=self._held_bytes(partition),
                 budget_bytes=self.stream.partition_budget,
@@ -430,7 +430,7 @@ JOIN_EVERY_S = 0.2
 
 
 @dataclass
-class OrderedPlace(Place):
+class RankMember(Member):
     """One rank of one ordered group of one stream."""
 
     quiet_ms: int = QUIET_MS
@@ -518,7 +518,7 @@ class OrderedPlace(Place):
             rewind(self.client, self.who, manifest, position)
 
     def next_epoch(self, after: int) -> int | None:
-        """The lowest epoch above ``after`` that this rank has not read; see `Place.next_epoch`."""
+        """The lowest epoch above ``after`` that this rank has not read; see `Member.next_epoch`."""
         while True:
             epoch = super().next_epoch(after)
             if epoch is None or not self._has_read(epoch):
@@ -604,8 +604,8 @@ class OrderedPlace(Place):
         self._ends.pop(epoch, None)
         return True
 
-    def jams(self, *, together: bool = False) -> list[Jam]:
-        """See `Place.jams`; where a rank that is behind this one holds the room, this one holds nothing."""
+    def jams(self, *, together: bool = False) -> list[BlockedPartition]:
+        """See `Member.jams`; where a rank that is behind this one holds the room, this one holds nothing."""
         # what a rank holds is counted by the lowest rank's position: the group's already
         jams = [replace(jam, group=None) for jam in super().jams(together=together)]
         for epoch in retained_epochs(self.client, self.stream):

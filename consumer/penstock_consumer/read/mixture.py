@@ -19,7 +19,7 @@ from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.options import State, check_state
 from penstock_consumer.read.view import View
 from penstock_consumer.stages.batch import Batch
-from penstock_consumer.stages.stats import Stats, Tally, mixed
+from penstock_consumer.stages.stats import Stats, StatsCounter, mixed
 
 VERSION = 1
 
@@ -81,7 +81,7 @@ class Mixture(Passing):
         self._loads = 0
         """States that were loaded: each ends the iteration under way."""
         self.adapter: Adapter | None = None
-        self.tally = Tally()
+        self.tally = StatsCounter()
 
     # --- iterating ---
 
@@ -186,7 +186,7 @@ class Mixture(Passing):
     def take_over(self, adapter: Adapter) -> None:
         """See `Loader.take_over`."""
         for name, loader in self._loaders.items():
-            loader.take_over(_Part(adapter, name))
+            loader.take_over(_MixturePart(adapter, name))
         self.adapter = adapter
 
     def trained(self, batch: Batch) -> None:
@@ -285,7 +285,7 @@ def _is_mixable(loaders: object) -> bool:
     )
 
 
-class _Part:
+class _MixturePart:
     """A mixture's adapter as one of its loaders sees it."""
 
     def __init__(self, whole: Adapter, name: str) -> None:

@@ -13,12 +13,12 @@ from penstock_common.hints import whole
 from penstock_common.stream.groups.roster import Order
 from penstock_common.waiting import Notify
 from penstock_common.wire.spec import Spec
-from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.buffers import ArrayPool
 from penstock_consumer.stages.stage import StageMaker
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class LoaderOptions:
     """What a loader was asked for, as far as reading goes; see `loader.Loader`."""
 
     start: str | int
@@ -37,10 +37,10 @@ class Options:
     stages: list[StageMaker] = field(default_factory=list)
     """What `Loader.shuffle` and `Loader.filter` were told, in this order."""
 
-    def arena(self, spec: Spec) -> Arena:
+    def arena(self, spec: Spec) -> ArrayPool:
         """Memory for all that can be waiting at once, and some in the trainer's hands."""
         sample_bytes = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
-        return Arena(keep=self.prefetch_bytes // max(1, sample_bytes * self.batch_size) + 8)
+        return ArrayPool(keep=self.prefetch_bytes // max(1, sample_bytes * self.batch_size) + 8)
 
 
 def rank_options(

@@ -33,25 +33,25 @@ from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify
 from penstock_common.wire.header import Header
 from penstock_consumer.read.backlog import why_no_room
-from penstock_consumer.read.canonical import NoGoodSample, Piece, Steps, Take, joined, resolve
+from penstock_consumer.read.canonical import EpochSteps, IndexedPiece, NoGoodSample, RowRange, joined, resolve
 from penstock_consumer.read.dead_letters import cause_of, is_removed, too_old
-from penstock_consumer.read.fetch_plan import Gathering
-from penstock_consumer.read.heartbeat import Pulse
-from penstock_consumer.read.index_walk import Walk, shards_in_order
-from penstock_consumer.read.member import OrderedPlace
-from penstock_consumer.read.receive import Line, Received, Receiver, check_identity, read_by_id
+from penstock_consumer.read.fetch_plan import StepPlanner
+from penstock_consumer.read.heartbeat import Heartbeat
+from penstock_consumer.read.index_walk import IndexWalk, shards_in_order
+from penstock_consumer.read.member import RankMember
+from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
 from penstock_consumer.stages.batch import Assembler
-from penstock_consumer.stages.buffers import Arena
-from penstock_consumer.stages.queue import Prefetch, QueueStopped
+from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
 
 
 @dataclass(slots=True)
-class Expected:
+class ExpectedEntry:
     """What the next entry must be, by the index."""
 
     stream: Stream
     manifest: Manifest
-    take: Take | None = None
+    take: RowRange | None = None
 
     def check(self, header: Header) -> None:
         """Raises BadEntry where the entry is another one than the index says."""
@@ -72,7 +72,7 @@ class Expected:
         return None if self.take.is_whole else self.take.rows
 
 
-class Discard:
+class DiscardSink:
     """Receives entries that are not wanted after all."""
 
     def begin(self, entry_id: bytes) -> None:
@@ -101,7 +101,7 @@ BLOCK_MS, END_MS = 100, 10
 """How long a wait for the next block is: finite, since an epoch may end without one; and where only its end is due."""
 
 
-class NotYet(Exception):
+class NotCommittedYet(Exception):
     """What comes next is not committed."""
 
 
@@ -110,11 +110,11 @@ class OrderedReader:
 
     def __init__(
         self,
-        place: OrderedPlace,
-        keeper: Pulse,
+        place: RankMember,
+        keeper: Heartbeat,
         epoch: int,
-        queue: Prefetch,
-        arena: Arena,
+        queue: PrefetchQueue,
+        arena: ArrayPool,
         *,
         remainder: str,
         start: int,
@@ -122,13 +122,13 @@ class OrderedReader:
         share: tuple[int, int] = (0, 1),
         views: bool = False,
     ) -> None:
-        """``start`` is where the rank's first step begins; of its steps this reader takes a share (`Steps.share`).
+        """``start`` is where the rank's first step begins; of its steps this reader takes a share (`EpochSteps.share`).
 
         Raises OrderNeedsSizes, TooLarge.
         """
         self.place, self.keeper, self.epoch, self.queue = place, keeper, epoch, queue
         self._notify, queue.when_less = notify, arena.trim
-        self._line = Line(place.client, queue, notify)
+        self._line = ReaderConnection(place.client, queue, notify)
         self.bad_entries = 0
         self.filled = 0
         """Rows that stand in for samples that are bad."""
@@ -138,24 +138,24 @@ class OrderedReader:
         self._manifest = load_manifest(place.client, place.stream, epoch)
         place.learn(self._manifest)
         begun = shards_in_order(place.client, place.stream, self._manifest)
-        self.steps = Steps(start, order.rank, order.world, order.batch, remainder, share)
+        self.steps = EpochSteps(start, order.rank, order.world, order.batch, remainder, share)
         self._unusable, self._dropped = self._skipped()
-        self._walk = Walk(place.client, place.stream, self._manifest, begun, self.steps.start, self._dropped)
-        self._head: Walk | None = None
+        self._walk = IndexWalk(place.client, place.stream, self._manifest, begun, self.steps.start, self._dropped)
+        self._head: IndexWalk | None = None
         """The epoch from its first position, for what runs on beyond its end."""
         self._planned = self._received_rows = self._emitted = 0
         """Rows planned and rows received; batches put into the queue."""
-        self._todo: deque[Take] = deque()
-        self._asked: deque[Take] = deque()
+        self._todo: deque[RowRange] = deque()
+        self._asked: deque[RowRange] = deque()
         self._assembler = Assembler(spec, order.batch, arena, epoch)
-        self._answers: list[Received] = []
-        self._expected = Expected(place.stream, self._manifest)
+        self._answers: list[ReceivedEntry] = []
+        self._expected = ExpectedEntry(place.stream, self._manifest)
         self._segments = reader_of(place.stream, gives_views=views)
         self._receivers = [
             Receiver(spec, self._assembler, self._expected, partition.number, self._answers.append, self._segments)
             for partition in place.stream.partitions
         ]
-        self._gathering = Gathering(order.world, self.steps.size * share[1], place.stream.budget_bytes)
+        self._gathering = StepPlanner(order.world, self.steps.size * share[1], place.stream.budget_bytes)
         self._is_dry = False
         """Whether the last look for more found less than the next step needs."""
         self._broken_off: int | None = None
@@ -297,7 +297,7 @@ class OrderedReader:
             lo, hi = self.steps.mine(step, total)
             try:
                 takes = list(resolve(self._pieces(lo + done), lo + done, hi, self._planned, total, self._is_unusable))
-            except NotYet:
+            except NotCommittedYet:
                 return
             except NoGoodSample:
                 raise EpochIncomplete(
@@ -315,20 +315,20 @@ class OrderedReader:
             self._is_dry = not self._walk.reach(needed)
         return self._walk.end >= needed
 
-    def _is_unusable(self, piece: Piece) -> bool:
+    def _is_unusable(self, piece: IndexedPiece) -> bool:
         return bool(self._unusable) and (self._number(piece), piece.record.entry_id) in self._unusable
 
-    def _pieces(self, lo: int) -> Iterator[Piece]:
+    def _pieces(self, lo: int) -> Iterator[IndexedPiece]:
         """From ``lo`` on, cyclically; raises NotYet where what comes next is not committed."""
         total = self._total
         for piece in self._walk.pieces(lo):
             yield piece
             lo = piece.end
         if total is None or lo < total:
-            raise NotYet
+            raise NotCommittedYet
         if self._head is None:
             begun = shards_in_order(self.place.client, self.place.stream, self._manifest)
-            self._head = Walk(self.place.client, self.place.stream, self._manifest, begun, 0, self._dropped)
+            self._head = IndexWalk(self.place.client, self.place.stream, self._manifest, begun, 0, self._dropped)
         laps = total
         while True:
             for piece in self._head.pieces(0):
@@ -381,7 +381,7 @@ class OrderedReader:
             self._emitted += 1
             self.queue.put(batch)
 
-    def _bury(self, take: Take, error: BadEntry) -> None:
+    def _bury(self, take: RowRange, error: BadEntry) -> None:
         """A dead letter of the group, for every rank that meets it: its samples are bad ones now."""
         entry_id, reason = take.piece.record.entry_id, f"{type(error).__name__}: {error}"
         if isinstance(error, UnsupportedVersion):
@@ -391,7 +391,7 @@ class OrderedReader:
         bury(self.place.client, self._partition(take), self._manifest, self.place.who.group, entry_id, reason[:500])
         self._leave_out(take)
 
-    def _missing(self, take: Take) -> None:
+    def _missing(self, take: RowRange) -> None:
         """The entry is in the index and not there."""
         manifest = load_manifest(self.place.client, self.place.stream, self.epoch)
         total, record, name = self._total, take.piece.record, self.place.stream.name
@@ -409,10 +409,10 @@ class OrderedReader:
             )
         self._leave_out(take)  # settled and removed; another sample pads the last step
 
-    def _leave_out(self, take: Take) -> None:
+    def _leave_out(self, take: RowRange) -> None:
         """Plans anew from the first row that was to come from this entry."""
         self._unusable.add((self._number(take.piece), take.piece.record.entry_id))
-        self._planned, under_way, discard = take.first, len(self._asked) - 1, Discard()
+        self._planned, under_way, discard = take.first, len(self._asked) - 1, DiscardSink()
         self._todo.clear()
         self._asked.clear()
         for _ in range(under_way):
@@ -420,10 +420,10 @@ class OrderedReader:
 
     # --- parts ---
 
-    def _number(self, piece: Piece) -> int:
+    def _number(self, piece: IndexedPiece) -> int:
         return self.place.stream.partition_of(piece.shard).number
 
-    def _partition(self, take: Take) -> PartitionKeys:
+    def _partition(self, take: RowRange) -> PartitionKeys:
         return self.place.stream.partition_of(take.piece.shard)
 
     def _reconnect(self, error: ServerUnavailable) -> None:

@@ -29,15 +29,15 @@ from penstock_common.wire.header import Header, SegmentRef, parse_header
 from penstock_common.wire.limits import MAX_FIELD_BYTES, MAX_HEADER_BYTES
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import META, Spec
-from penstock_consumer.stages.batch import Assembler, Lease, Span, as_ragged
-from penstock_consumer.stages.queue import Prefetch
-from penstock_consumer.stages.stats import Meter
+from penstock_consumer.stages.batch import Assembler, BatchSpan, Lease, as_ragged
+from penstock_consumer.stages.queue import PrefetchQueue
+from penstock_consumer.stages.stats import ReaderTimes
 
 
-class Line:
+class ReaderConnection:
     """Used by one thread."""
 
-    def __init__(self, client: Client, queue: Prefetch, notify: Notify) -> None:
+    def __init__(self, client: Client, queue: PrefetchQueue, notify: Notify) -> None:
         self._client, self._queue = client, queue
         self._channel: Channel | None = None
         self._outage = Outage(notify, doing="reading")
@@ -95,7 +95,7 @@ MOST_SHARDS = 256
 """Shards of which a page is kept."""
 
 
-class Committed:
+class CommitCheck:
     """What the indexes name, on a connection of its own that is opened at the first entry; used by one thread."""
 
     def __init__(self, client: Client, stream: Stream) -> None:
@@ -192,7 +192,7 @@ class ReadScope(Protocol):
         """
 
 
-class Index(Protocol):
+class CommitIndex(Protocol):
     """What names the entries that commits wrote; for a reader whose entries the index did not lead to."""
 
     def ask(self, header: Header) -> None:
@@ -211,7 +211,7 @@ def check_identity(header: Header, stream: Stream, manifest: Manifest) -> None:
 
 
 @dataclass(slots=True)
-class Received:
+class ReceivedEntry:
     """What became of one entry."""
 
     entry_id: bytes
@@ -224,7 +224,7 @@ class Received:
     """Of a bad one, where its header could be believed."""
 
 
-def read_by_id(line: Line, sink: EntrySink, meter: Meter, key: str) -> int:
+def read_by_id(line: ReaderConnection, sink: EntrySink, meter: ReaderTimes, key: str) -> int:
     """An answer whose entries are there already: waiting for it is waiting for the server.
 
     Raises DamagedKey where ``key``, of which it was asked, is of another type.
@@ -249,9 +249,9 @@ class Receiver:
         assembler: Assembler,
         place: ReadScope,
         partition: int,
-        report: Callable[[Received], None],
+        report: Callable[[ReceivedEntry], None],
         segments: SegmentReader | None = None,
-        index: Index | None = None,
+        index: CommitIndex | None = None,
     ) -> None:
         """``segments`` has the payloads that headers refer to; None where they travel in the entries.
 
@@ -329,7 +329,7 @@ class Receiver:
 
     def missing(self, entry_id: bytes) -> None:
         """The entry is listed but gone."""
-        self._report(Received(entry_id, 0, None, is_missing=True))
+        self._report(ReceivedEntry(entry_id, 0, None, is_missing=True))
 
     def end(self) -> None:
         """All fields are there: verify, then let the batches have it."""
@@ -340,7 +340,7 @@ class Receiver:
             except BadEntry as error:
                 self._error = error
         header = self._header if self._error is not None else None
-        self._report(Received(self._entry_id, self._nbytes, lease, self._error, header=header))
+        self._report(ReceivedEntry(self._entry_id, self._nbytes, lease, self._error, header=header))
         self._received, self._scratch = [], {}
 
     def _complete(self) -> Lease | None:
@@ -362,7 +362,7 @@ class Receiver:
         rows = kept.astype(np.int64, copy=False)
         lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, len(rows))
         if lease.owed:
-            spans = [Span(lease, lo, hi) for lo, hi in runs(offsets[rows])]
+            spans = [BatchSpan(lease, lo, hi) for lo, hi in runs(offsets[rows])]
             self._assembler.append(self._columns(header), rows, spans)
         return lease
 
@@ -392,7 +392,7 @@ class Receiver:
         for (name, _), view in zip(header.fields(), views, strict=True):
             self._scratch[name] = view
         lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, header.count)
-        spans = [Span(lease, lo, hi) for lo, hi in runs(self._offsets(header))]
+        spans = [BatchSpan(lease, lo, hi) for lo, hi in runs(self._offsets(header))]
         self._assembler.adopt(self._columns(header), spans)
         return lease
 
@@ -418,7 +418,7 @@ class Receiver:
         ragged = self._ragged_parts(header)
         lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, header.count)
         ranges = runs(self._offsets(header)) if header.holes else [(header.first, header.end)]
-        self._assembler.accept(header.count, [Span(lease, lo, hi) for lo, hi in ranges], ragged)
+        self._assembler.accept(header.count, [BatchSpan(lease, lo, hi) for lo, hi in ranges], ragged)
         return lease
 
     def _offsets(self, header: Header) -> NDArray[np.int64]:

@@ -30,7 +30,7 @@ AT_ONCE_S = 0.3
 
 
 @dataclass(slots=True)
-class Session:
+class LoaderResources:
     """What has to be ended with a loader, also one that nobody closed."""
 
     client: Client
@@ -42,7 +42,7 @@ class Session:
     """A process forked later (a framework's worker) has copies of all this, and no part in it."""
 
 
-def end_session(session: Session) -> None:
+def end_session(session: LoaderResources) -> None:
     """Ends threads, closes epochs that are settled by now, hands back, signs off.
 
     A loader that nobody closed is collected in whichever thread runs then. In one of its own, which cannot wait for
@@ -56,7 +56,7 @@ def end_session(session: Session) -> None:
         _end(session)
 
 
-def _end(session: Session) -> None:
+def _end(session: LoaderResources) -> None:
     patience_s, silence_s = (LEAVE_S, SILENCE_S) if session.is_patient else (0.0, AT_ONCE_S)
     session.client.hurry(patience_s, silence_s)
     if session.reading is not None:

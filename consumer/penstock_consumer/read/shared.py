@@ -32,20 +32,20 @@ from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify
 from penstock_common.wire.header import Header
 from penstock_consumer.read.backlog import why_no_room
-from penstock_consumer.read.dead_letters import Burials, cause_of, is_newer, is_settled, refuse_newer, suspicion
-from penstock_consumer.read.fetch_plan import Asking, FetchRequest, Resting
-from penstock_consumer.read.heartbeat import Claimed, Keeper
-from penstock_consumer.read.member import Place, holders, living
-from penstock_consumer.read.receive import Line, Received, Receiver, check_identity, read_by_id
+from penstock_consumer.read.dead_letters import DeadLetters, cause_of, is_newer, is_settled, refuse_newer, suspicion
+from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner, FetchRequest
+from penstock_consumer.read.heartbeat import ClaimedEntry, LeaseRenewer
+from penstock_consumer.read.member import Member, holders, living
+from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
 from penstock_consumer.stages.batch import Assembler
-from penstock_consumer.stages.buffers import Arena
-from penstock_consumer.stages.queue import Prefetch, QueueStopped
+from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
 
 COMPARE_S = 10.0
 """Two clocks drift by a second in some hours, and a server may be another one after an outage."""
 
 
-class Arrivals:
+class ServerClock:
     """Two clocks compared, now and then when somebody has time for it."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -62,7 +62,7 @@ class Arrivals:
         told = server_ms(self._client) / 1000
         self._ahead_s, self._compared_s = told - (asked + self._clock()) / 2, asked
 
-    def created_s(self, received: Sequence[Received]) -> float | None:
+    def created_s(self, received: Sequence[ReceivedEntry]) -> float | None:
         """When the newest of an answer's entries was appended; None if there is none."""
         if not received:
             return None
@@ -70,10 +70,10 @@ class Arrivals:
 
 
 @dataclass(slots=True)
-class Where:
+class SharedScope:
     """What a receiver checks identities against."""
 
-    place: Place
+    place: Member
     manifest: Manifest
     partition: PartitionKeys
     settled_for: str | None
@@ -81,13 +81,13 @@ class Where:
     always are: a group that had settled them is given the new entry all the same."""
 
     def check(self, header: Header) -> None:
-        """See `receive.Place`: also, whether it lies in the right partition."""
+        """See `receive.Member`: also, whether it lies in the right partition."""
         check_identity(header, self.place.stream, self.manifest)
         if self.place.stream.partition_of(header.shard) != self.partition:
             raise BadEntry(f"shard {header.shard} belongs to another partition")
 
     def wanted(self, header: Header) -> NDArray[np.bool_] | None:
-        """See `receive.Place`: what the group has not settled."""
+        """See `receive.Member`: what the group has not settled."""
         if self.settled_for is None and not header.is_repair:
             return None
         settled = settled_bits(
@@ -103,16 +103,16 @@ STATE_LOOKS, STATE_LOOK_S = 10, 0.1
 """How often, and how long apart, an epoch's state is looked at again: who abandons it writes several keys."""
 
 
-class EpochReader:
+class SharedReader:
     """Reads one epoch of one group, and what is left over of earlier ones, into a prefetch queue."""
 
     def __init__(
         self,
-        place: Place,
-        keeper: Keeper,
+        place: Member,
+        keeper: LeaseRenewer,
         epoch: int,
-        queue: Prefetch,
-        arena: Arena,
+        queue: PrefetchQueue,
+        arena: ArrayPool,
         *,
         batch_size: int,
         notify: Notify,
@@ -127,14 +127,14 @@ class EpochReader:
         place.learn(self._manifest)
         place.committed.begin(keeper.members)
         self._assembler = self._assembler_of(epoch)
-        self._received: list[Received] = []
-        self._burials = Burials(place, notify)
+        self._received: list[ReceivedEntry] = []
+        self._burials = DeadLetters(place, notify)
         self._segments = reader_of(place.stream, gives_views=views)
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
-        self._line = Line(place.client, queue, notify)
-        self._asking = Asking(len(self._partitions), queue.budget_bytes, place.stream.budget_bytes)
-        self._asked, self._resting = deque[FetchRequest](), Resting(place.client, place.stream.keys)
-        self._arrivals, queue.when_less = Arrivals(place.client), arena.trim
+        self._line = ReaderConnection(place.client, queue, notify)
+        self._asking = FetchPlanner(len(self._partitions), queue.budget_bytes, place.stream.budget_bytes)
+        self._asked, self._resting = deque[FetchRequest](), FetchPause(place.client, place.stream.keys)
+        self._arrivals, queue.when_less = ServerClock(place.client), arena.trim
 
     def run(self) -> None:
         """The thread's body: everything ends in the queue, errors too."""
@@ -284,7 +284,7 @@ class EpochReader:
         self._line.answered()
         return len(taken)
 
-    def _settle_received(self, received: list[Received], manifest: Manifest, partition: PartitionKeys) -> None:
+    def _settle_received(self, received: list[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
         """Books what arrived: leases for good entries first, since the rest asks the server; dead letters for bad."""
         odd = []
         for one in received:
@@ -298,7 +298,7 @@ class EpochReader:
         if odd:
             self._settle_odd(odd, manifest, partition)
 
-    def _settle_odd(self, odd: list[Received], manifest: Manifest, partition: PartitionKeys) -> None:
+    def _settle_odd(self, odd: list[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
         """Entries of which nothing is handed out."""
         for one in [one for one in odd if not is_newer(one)]:
             if is_settled(self.place.client, partition, manifest, self.place.who.group, one.error, one.header):
@@ -353,7 +353,7 @@ class EpochReader:
         finally:  # what could not be fetched is still claimed
             self.keeper.claims.extend((*todo, *later))
 
-    def _fetch_epoch(self, epoch: int, todo: deque[Claimed]) -> None:
+    def _fetch_epoch(self, epoch: int, todo: deque[ClaimedEntry]) -> None:
         """Takes the claims of one epoch off the left."""
         manifest = self._manifest if epoch == self.epoch else find_manifest(self.place.client, self.place.stream, epoch)
         assembler, is_alone = self._assembler_of(epoch), todo[0].is_suspect
@@ -370,7 +370,7 @@ class EpochReader:
             if epoch != self.epoch:
                 self.place.unclosed.add(epoch)
 
-    def _fetch(self, claim: Claimed, manifest: Manifest, assembler: Assembler) -> None:
+    def _fetch(self, claim: ClaimedEntry, manifest: Manifest, assembler: Assembler) -> None:
         partition = self._partitions[claim.partition]
         receiver = self._receiver(assembler, manifest, partition, self.place.who.group)
         while not self.queue.wait_for_room(0, 0.2):
@@ -382,7 +382,7 @@ class EpochReader:
             try:
                 self._line.open().send([fetch_command(partition, claim.epoch, claim.entry_id)])
                 if read_by_id(self._line, receiver, self.queue.meter, partition.entries(claim.epoch)) == 0:
-                    self._received.append(Received(claim.entry_id, 0, None, is_missing=True))
+                    self._received.append(ReceivedEntry(claim.entry_id, 0, None, is_missing=True))
                 break
             except ServerUnavailable as error:
                 self._reconnect(error)
@@ -470,7 +470,7 @@ class EpochReader:
         self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys, settled_for: str | None
     ) -> Receiver:
         assert self.place.stream.spec is not None
-        where = Where(self.place, manifest, partition, settled_for)
+        where = SharedScope(self.place, manifest, partition, settled_for)
         return Receiver(
             self.place.stream.spec, assembler, where, partition.number, self._received.append, self._segments,
             self.place.committed,

@@ -19,19 +19,19 @@ from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.streams import load_stream
 from penstock_common.threads import join
 from penstock_common.waiting import Notify, Wait, to_stderr
-from penstock_consumer.read.canonical import Steps
+from penstock_consumer.read.canonical import EpochSteps
 from penstock_consumer.read.epochs import OrderedReading
-from penstock_consumer.read.heartbeat import Pulse
+from penstock_consumer.read.heartbeat import Heartbeat
 from penstock_consumer.read.loader import POLL_S, Loader
-from penstock_consumer.read.member import OrderedPlace
-from penstock_consumer.read.options import Options, State
+from penstock_consumer.read.member import RankMember
+from penstock_consumer.read.options import LoaderOptions, State
 from penstock_consumer.read.ordered import OrderedReader
-from penstock_consumer.stages.batch import Batch, Lease, Span
-from penstock_consumer.stages.queue import Prefetch
+from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
+from penstock_consumer.stages.queue import PrefetchQueue
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EpochShare:
     """What of an epoch one pass is to read: values, so that it can be given to another process."""
 
     url: str
@@ -48,16 +48,16 @@ class Part:
     lease_s: float
     timeout_s: float | None
 
-    def after(self, steps: int) -> Part:
+    def after(self, steps: int) -> EpochShare:
         """The same, without that many first steps of the rank."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        return Part(**{**values, "start": self.start + steps * self.order.world * self.order.batch})
+        return EpochShare(**{**values, "start": self.start + steps * self.order.world * self.order.batch})
 
 
 # --- in the process that reads ----------------------------------------------------------------------------------------
 
 
-def read_share(part: Part, share: tuple[int, int]) -> Iterator[Batch]:
+def read_share(part: EpochShare, share: tuple[int, int]) -> Iterator[Batch]:
     """Every n-th batch of the part, beginning with the i-th, on a connection of its own; ``share`` is (i, n).
 
     Raises WaitTimeout, and whatever ends ordered reading.
@@ -70,20 +70,20 @@ def read_share(part: Part, share: tuple[int, int]) -> Iterator[Batch]:
         client.close()
 
 
-def _batches(part: Part, share: tuple[int, int], client: object, notify: Notify) -> Iterator[Batch]:
+def _batches(part: EpochShare, share: tuple[int, int], client: object, notify: Notify) -> Iterator[Batch]:
     stream = load_stream(client, part.stream)
     if stream.id != part.stream_id:
         raise StateMismatch("stream_id", stream.id, part.stream_id, "the stream was deleted and made again meanwhile")
     who = Membership(stream, part.group, rank_member(part.order.rank), "", part.order)
     limit = max(1, part.prefetch_bytes // share[1])
-    options = Options(
+    options = LoaderOptions(
         start="resume", batch_size=part.batch_size, prefetch_bytes=limit, lease_s=part.lease_s,
         notify=notify, order=part.order, remainder=part.remainder,
     )  # fmt: skip
     assert stream.spec is not None
-    queue = Prefetch(limit)
+    queue = PrefetchQueue(limit)
     reader = OrderedReader(  # place and pulse of one that never joined: only the rank itself reports and lives
-        OrderedPlace(client, who, notify=notify), Pulse(client, who, part.lease_s), part.epoch, queue,
+        RankMember(client, who, notify=notify), Heartbeat(client, who, part.lease_s), part.epoch, queue,
         options.arena(stream.spec), start=part.start, remainder=part.remainder, notify=notify,
         share=share,
     )  # fmt: skip
@@ -96,7 +96,7 @@ def _batches(part: Part, share: tuple[int, int], client: object, notify: Notify)
         join(thread, 5)
 
 
-def _taken(queue: Prefetch, reader: OrderedReader, notify: Notify, timeout_s: float | None) -> Iterator[Batch]:
+def _taken(queue: PrefetchQueue, reader: OrderedReader, notify: Notify, timeout_s: float | None) -> Iterator[Batch]:
     while True:
         wait = Wait(notify, timeout_s, server=reader.place.client.where)
         while (batch := queue.get(POLL_S)) is None:
@@ -122,7 +122,7 @@ class RemoteBatch(Protocol):
     nbytes: int
 
 
-class Shares:
+class WorkerShares:
     """The rank's side of reading by shares: a loader that is told of batches instead of reading them."""
 
     def __init__(self, loader: Loader) -> None:
@@ -147,7 +147,7 @@ class Shares:
         assert order is not None
         return order.world * order.batch
 
-    def begin(self, *, is_first: bool) -> Part | None:
+    def begin(self, *, is_first: bool) -> EpochShare | None:
         """The next pass: the rest of a broken-off epoch or the next one, waited for; None where there is none."""
         loader, reading = self._loader, self._reading
         if loader._options.stages:
@@ -167,24 +167,24 @@ class Shares:
             start = last.position  # trained on, though perhaps not acknowledged yet
         return self.part(epoch, start)
 
-    def part(self, epoch: int, start: int) -> Part:
+    def part(self, epoch: int, start: int) -> EpochShare:
         """The rest of an epoch."""
         loader, options = self._loader, self._loader._options
         assert options.order is not None
         reading = self._reading
         reading.keeper.horizon = epoch
-        return Part(
+        return EpochShare(
             url=loader._url, stream=loader.name, stream_id=loader.stream.id, group=loader.group, order=options.order,
             epoch=epoch, start=start, batch_size=options.batch_size, remainder=options.remainder,
             prefetch_bytes=options.prefetch_bytes, lease_s=options.lease_s,
             timeout_s=loader._timeout_s,
         )  # fmt: skip
 
-    def take(self, part: Part, carried: RemoteBatch) -> Batch:
+    def take(self, part: EpochShare, carried: RemoteBatch) -> Batch:
         """A batch that was read elsewhere goes to the framework, as if it had been read here."""
         self._reading.raise_error()
         lease = Lease(0, part.epoch, 0, b"", carried.size)
-        batch = Batch({"": carried}, carried.epoch, [Span(lease, 0, carried.size)], carried.position)
+        batch = Batch({"": carried}, carried.epoch, [BatchSpan(lease, 0, carried.size)], carried.position)
         self._loader._settlement.hand(batch)
         self._loader.tally.hand(carried)
         return batch
@@ -194,7 +194,7 @@ class Shares:
         self._loader.tally.ask()
         self._loader._settlement.flush()
 
-    def end(self, part: Part, last: int) -> bool:
+    def end(self, part: EpochShare, last: int) -> bool:
         """The pass was read to its end, the last batch's position given; whether it goes on into the next (a feed)."""
         loader, reading = self._loader, self._reading
         manifest = find_manifest(loader._client, loader.stream, part.epoch)
@@ -225,10 +225,10 @@ def runs_on(loader: Loader, epoch: int) -> bool:
     return manifest is not None and manifest.kind == FEED
 
 
-def is_last(loader: Loader, part: Part, position: int) -> bool:
+def is_last(loader: Loader, part: EpochShare, position: int) -> bool:
     """Whether no batch of the rank begins at this position or behind it."""
     manifest, order = find_manifest(loader._client, loader.stream, part.epoch), part.order
     if manifest is None or manifest.samples is None:
         return False
-    steps = Steps(part.start, order.rank, order.world, order.batch, part.remainder)
+    steps = EpochSteps(part.start, order.rank, order.world, order.batch, part.remainder)
     return position >= steps.end_of(steps.count(manifest.samples) - 1)

@@ -23,7 +23,7 @@ from penstock_common.wire.codec import Fields, decode
 from penstock_common.wire.export import ExportContents, ExportedEpoch
 from penstock_common.wire.header import without_ref
 from penstock_consumer.replay.replay import LEASE_S
-from penstock_consumer.replay.retained import Retained
+from penstock_consumer.replay.retained import RetainedEpoch
 
 Progress = Callable[[int, int, int], None]
 """A function of an epoch, its payload bytes copied so far, and all of its payload bytes."""
@@ -99,7 +99,7 @@ def _produced(client: Client, stream: Stream) -> list[int]:
 
 
 def _copied(client: Client, stream: Stream, epoch: int, writer: ExportWriter, progress: Progress) -> ExportedEpoch:
-    held = Retained(client, stream, epoch, LEASE_S)
+    held = RetainedEpoch(client, stream, epoch, LEASE_S)
     try:
         done = 0
         writer.begin(epoch)
@@ -121,7 +121,7 @@ def _copied(client: Client, stream: Stream, epoch: int, writer: ExportWriter, pr
         held.let_go()
 
 
-def _entries(client: Client, held: Retained) -> Iterator[tuple[Fields, Record]]:
+def _entries(client: Client, held: RetainedEpoch) -> Iterator[tuple[Fields, Record]]:
     """Yield the epoch's entries in canonical order and in their inline form, each verified. Raises BadEntry."""
     segments = reader_of(held.stream)
     try:
@@ -133,7 +133,9 @@ def _entries(client: Client, held: Retained) -> Iterator[tuple[Fields, Record]]:
             segments.close()
 
 
-def _verified(client: Client, held: Retained, shard: int, record: Record, segments: SegmentReader | None) -> Fields:
+def _verified(
+    client: Client, held: RetainedEpoch, shard: int, record: Record, segments: SegmentReader | None
+) -> Fields:
     stream, epoch = held.stream, held.epoch
     fields = entry_fields(client, stream, epoch, shard, record.entry_id, segments)
     if fields is None:

@@ -18,11 +18,11 @@ from penstock_common.segments.reading import SegmentReader
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.header import Header, SegmentRef
 from penstock_common.wire.spec import META, Spec
-from penstock_consumer.read.receive import Received, Receiver
+from penstock_consumer.read.receive import ReceivedEntry, Receiver
 from penstock_consumer.replay.passes import PREFETCH_BYTES, Passes, looked_ahead, permuted
-from penstock_consumer.stages.buffers import Arena
-from penstock_consumer.stages.queue import Prefetch
-from penstock_consumer.stages.shuffle import Shuffle
+from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.queue import PrefetchQueue
+from penstock_consumer.stages.shuffle import ShuffleOptions
 
 _META = META.encode()
 
@@ -67,11 +67,11 @@ class Files(Passes):
     def _name(self) -> str:
         return f"{self._folder.path.name} epoch {self.epoch}"
 
-    def _read(self, queue: Prefetch, shuffle: Shuffle | None, arena: Arena) -> None:
+    def _read(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, arena: ArrayPool) -> None:
         assembler, outlet = self._outlet(queue, shuffle, arena)
-        received: list[Received] = []
+        received: list[ReceivedEntry] = []
         segments = SegmentReader(self._folder, gives_views=self._views)
-        receiver = Receiver(self.spec, assembler, _Anything(), 0, received.append, segments)
+        receiver = Receiver(self.spec, assembler, _EverySample(), 0, received.append, segments)
         try:
             for meta in _in_time(permuted(iter(self._blocks), shuffle), segments):
                 while not queue.wait_for_room(0, 0.2):
@@ -109,7 +109,7 @@ def _in_time(blocks: Iterator[tuple[bytes, SegmentRef]], segments: SegmentReader
             segments.expect(ref)
 
 
-class _Anything:
+class _EverySample:
     """Identities were checked when the files were opened: everything in them is wanted."""
 
     def check(self, header: Header) -> None:

@@ -18,11 +18,11 @@ from penstock_common.wire.limits import MAX_HEADER_BYTES
 from penstock_common.wire.spec import META, Spec
 from penstock_consumer.read.resources import AT_ONCE_S
 from penstock_consumer.stages.batch import Assembler, Batch
-from penstock_consumer.stages.buffers import Arena
-from penstock_consumer.stages.queue import Prefetch, QueueStopped
-from penstock_consumer.stages.shuffle import Outlet, Shuffle
-from penstock_consumer.stages.stage import Setting
-from penstock_consumer.stages.stats import Stats, Tally
+from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
+from penstock_consumer.stages.shuffle import QueueFeeder, ShuffleOptions
+from penstock_consumer.stages.stage import StageContext
+from penstock_consumer.stages.stats import Stats, StatsCounter
 
 T = TypeVar("T")
 _META = META.encode()
@@ -102,8 +102,8 @@ class Passes(Passing):
         self.batch_size = batch_size
         self._prefetch_bytes, self._shuffle, self._window, self._notify = prefetch_bytes, shuffle, window, notify
         self._pass = 0
-        self._tally = Tally()
-        self._arenas: list[Arena] = []
+        self._tally = StatsCounter()
+        self._arenas: list[ArrayPool] = []
         """Of the pass before, if it has ended: the next one's batches lie where its lay."""
 
     @property
@@ -115,7 +115,7 @@ class Passes(Passing):
         """What is read, for people."""
         raise NotImplementedError
 
-    def _read(self, queue: Prefetch, shuffle: Shuffle | None, arena: Arena) -> None:
+    def _read(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, arena: ArrayPool) -> None:
         """One pass, in a thread of its own, its batches in memory of ``arena``; raises QueueStopped or what ends it."""
         raise NotImplementedError
 
@@ -143,10 +143,10 @@ class Passes(Passing):
         """The epoch from its first sample; the last batch may be smaller."""
         shuffle = None
         if self._shuffle is not None:
-            shuffle = Shuffle(self._shuffle, self._pass, self._window, self._prefetch_bytes)
+            shuffle = ShuffleOptions(self._shuffle, self._pass, self._window, self._prefetch_bytes)
         self._pass += 1
-        tally = self._tally = Tally()
-        queue = Prefetch(self._prefetch_bytes)
+        tally = self._tally = StatsCounter()
+        queue = PrefetchQueue(self._prefetch_bytes)
         tally.ask()
         tally.begin(self.epoch, queue)
         thread = threading.Thread(target=self._run, args=(queue, shuffle), name="penstock-replay", daemon=True)
@@ -167,7 +167,7 @@ class Passes(Passing):
             queue.stop()
             join(thread, AT_ONCE_S)
 
-    def _run(self, queue: Prefetch, shuffle: Shuffle | None) -> None:
+    def _run(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None) -> None:
         arena = self._arena()
         queue.when_less = arena.trim
         try:
@@ -179,28 +179,30 @@ class Passes(Passing):
         else:
             self._end(queue, arena)
 
-    def _end(self, queue: Prefetch, arena: Arena, error: BaseException | None = None) -> None:
+    def _end(self, queue: PrefetchQueue, arena: ArrayPool, error: BaseException | None = None) -> None:
         self._arenas[:] = [arena]  # before the end is seen: the next pass may begin at once
         queue.end(error)
 
-    def _arena(self) -> Arena:
+    def _arena(self) -> ArrayPool:
         """For one pass alone: two of them may overlap."""
         try:
             return self._arenas.pop()
         except IndexError:
             sample_bytes = max(1, sum(t.sample_bytes for t in self.spec if not t.is_ragged))
-            return Arena(keep=self._prefetch_bytes // (sample_bytes * self.batch_size) + 8)
+            return ArrayPool(keep=self._prefetch_bytes // (sample_bytes * self.batch_size) + 8)
 
     # --- for those who read ---
 
-    def _outlet(self, queue: Prefetch, shuffle: Shuffle | None, arena: Arena) -> tuple[Assembler, Outlet]:
+    def _outlet(
+        self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, arena: ArrayPool
+    ) -> tuple[Assembler, QueueFeeder]:
         """Where samples go, and the way from there to the queue."""
         assembler = Assembler(self.spec, self.batch_size, arena, self.epoch)
-        setting = Setting(self.spec, arena, self.epoch, self.batch_size, is_ordered=False)
-        return assembler, Outlet(assembler, queue, None if shuffle is None else shuffle.window(setting))
+        setting = StageContext(self.spec, arena, self.epoch, self.batch_size, is_ordered=False)
+        return assembler, QueueFeeder(assembler, queue, None if shuffle is None else shuffle.window(setting))
 
 
-def permuted(items: Iterator[T], shuffle: Shuffle | None) -> Iterator[T]:
+def permuted(items: Iterator[T], shuffle: ShuffleOptions | None) -> Iterator[T]:
     """The same items; of a shuffled pass all of them are read before the first."""
     if shuffle is None:
         yield from items

@@ -28,14 +28,14 @@ from penstock_common.waiting import Notify, Wait, to_stderr
 from penstock_common.wire.header import Header
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.member import await_epoch
-from penstock_consumer.read.receive import Line, Received, Receiver, check_identity, read_by_id
+from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
 from penstock_consumer.read.resources import AT_ONCE_S, LEAVE_S, SILENCE_S
 from penstock_consumer.replay.passes import PREFETCH_BYTES, Passes, ReadaheadSink, looked_ahead, permuted
-from penstock_consumer.replay.retained import Retained
-from penstock_consumer.stages.buffers import Arena
-from penstock_consumer.stages.queue import Prefetch
-from penstock_consumer.stages.shuffle import Shuffle
-from penstock_consumer.stages.stats import Meter
+from penstock_consumer.replay.retained import RetainedEpoch
+from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.queue import PrefetchQueue
+from penstock_consumer.stages.shuffle import ShuffleOptions
+from penstock_consumer.stages.stats import ReaderTimes
 
 AHEAD, AHEAD_HEADERS = 4, 16
 """Entries asked for before the first of them arrives; where payloads lie in segments, and entries are small."""
@@ -83,7 +83,7 @@ class Replay(Passes):
                 await_epoch(self._client, stream, epoch, Wait(notify, server=self._client.where))
             self.stream: Stream = load_stream(self._client, stream)
             self.stream.require_spec()
-            self._retained = Retained(self._client, self.stream, epoch, lease_s)
+            self._retained = RetainedEpoch(self._client, self.stream, epoch, lease_s)
         except PenstockError:
             self._client.close()
             raise
@@ -108,8 +108,8 @@ class Replay(Passes):
 
     # --- the thread ---
 
-    def _read(self, queue: Prefetch, shuffle: Shuffle | None, arena: Arena) -> None:
-        line = Line(self._client, queue, self._notify)
+    def _read(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, arena: ArrayPool) -> None:
+        line = ReaderConnection(self._client, queue, self._notify)
         try:
             self._fetch_all(line, queue, shuffle, arena)
         except ReplayTruncated as error:
@@ -117,15 +117,17 @@ class Replay(Passes):
         finally:
             line.close()
 
-    def _fetch_all(self, line: Line, queue: Prefetch, shuffle: Shuffle | None, arena: Arena) -> None:
+    def _fetch_all(
+        self, line: ReaderConnection, queue: PrefetchQueue, shuffle: ShuffleOptions | None, arena: ArrayPool
+    ) -> None:
         assembler, outlet = self._outlet(queue, shuffle, arena)
-        received: list[Received] = []
-        where = _Where(self.stream, self._retained.manifest)
+        received: list[ReceivedEntry] = []
+        where = _ReplayScope(self.stream, self._retained.manifest)
         segments = reader_of(self.stream, gives_views=self._views)
         receiver = Receiver(self.spec, assembler, where, 0, received.append, segments)
         records = permuted((found for found in self._retained.records() if found[1].entry_id), shuffle)
         look = None if segments is None or segments.lies_in_memory else ReadaheadSink(self.spec, segments)
-        ahead = _Ahead(line, self.stream, self.epoch, records, AHEAD if segments is None else AHEAD_HEADERS, look)
+        ahead = _FetchAhead(line, self.stream, self.epoch, records, AHEAD if segments is None else AHEAD_HEADERS, look)
         while True:
             while not queue.wait_for_room(ahead.nbytes if segments is None else ahead.next_nbytes, 0.2):
                 pass
@@ -163,7 +165,7 @@ class Replay(Passes):
             self.close()
 
 
-class _Ahead:
+class _FetchAhead:
     """Entries asked for by id, some before they are needed; what an outage leaves unanswered is asked for again.
 
     At most ``most`` are under way. With ``look`` each is asked for twice: first to be looked at.
@@ -171,7 +173,7 @@ class _Ahead:
 
     def __init__(
         self,
-        line: Line,
+        line: ReaderConnection,
         stream: Stream,
         epoch: int,
         records: Iterator[tuple[int, Record]],
@@ -197,7 +199,7 @@ class _Ahead:
         """Bytes of the next block under way: all that an entry without a payload brings."""
         return next((record.nbytes for (_, record), is_due in self._asked if is_due), 0)
 
-    def fetch(self, receiver: Receiver, meter: Meter) -> tuple[Record, bool] | None:
+    def fetch(self, receiver: Receiver, meter: ReaderTimes) -> tuple[Record, bool] | None:
         """The next entry, into the receiver; its record, and whether it is still there. None after the last."""
         while True:
             if len(self._asked) <= self._most // 2:  # several at a time: each sending may cost this thread its core
@@ -231,7 +233,7 @@ class _Ahead:
         self._line.open().send(commands)
 
 
-class _Where:
+class _ReplayScope:
     """What a replay checks identities against: everything in the epoch is wanted."""
 
     def __init__(self, stream: Stream, manifest: Manifest) -> None:

@@ -23,7 +23,7 @@ from penstock_common.waiting import BETWEEN_TRIES_S
 RENEWALS_PER_LEASE = 10
 
 
-class Retained:
+class RetainedEpoch:
     """One produced epoch. Raises EpochNotFound, EpochIncomplete, ReplayTruncated where it is not whole any more."""
 
     def __init__(self, client: Client, stream: Stream, epoch: int, lease_s: float) -> None:
@@ -34,7 +34,7 @@ class Retained:
                 f"epoch {epoch} of {stream.name!r} is {self.manifest.state}: replay reads produced epochs; "
                 "read it with a Loader"
             )
-        self._hold = Hold(client, stream, epoch, lease_s)
+        self._hold = ReplayLease(client, stream, epoch, lease_s)
         weakref.finalize(self, self._hold.stopping.set).atexit = False
         try:
             self._hold.take()
@@ -94,7 +94,7 @@ class Retained:
         self._hold.let_go()
 
 
-class Hold:
+class ReplayLease:
     """The lease on an epoch, renewed by a thread of its own.
 
     Nothing here refers to whoever reads, so that the lease of a replay that nobody closed is renewed no more.

@@ -57,7 +57,7 @@ class Identity(NamedTuple):
 
 
 @dataclass(slots=True)
-class Seen:
+class EntrySamples:
     """One entry that was read, and which of its samples are wanted."""
 
     header: Header
@@ -79,7 +79,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Missed:
+class UnreadSamples:
     """What was committed and could not be looked at, in samples."""
 
     trimmed: int = 0
@@ -89,7 +89,7 @@ class Missed:
     why: str = ""
 
 
-class Viewer:
+class SampleReader:
     """Looks at one epoch of a stream. Used by one thread, and closed: a produced epoch is held until then.
 
     Raises EpochNotFound, and SegmentsUnseen where payloads lie in a folder that this process does not see.
@@ -108,7 +108,7 @@ class Viewer:
             client, stream, newest_epoch(client, stream) if epoch is None else epoch
         )
         self.spec: Spec = _known_spec(stream)
-        self.missed = Missed()
+        self.missed = UnreadSamples()
         self._segments = reader_of(stream)
         self._token = secrets.token_hex(8)
         self._holds, self._held_at = holds and self._manifest.state == PRODUCED, -math.inf
@@ -130,7 +130,7 @@ class Viewer:
         """Samples in the index now, bad ones not counted; reads ids only."""
         return sum(record.count for _, _, record in self._records())
 
-    def drawn(self, chosen: Sequence[int] | NDArray[np.int64] | None = None) -> Iterator[Seen]:
+    def drawn(self, chosen: Sequence[int] | NDArray[np.int64] | None = None) -> Iterator[EntrySamples]:
         """Entries in canonical order, whole, or of each the samples at these positions.
 
         A position counts committed samples in canonical order from 0, rising and each once. What is gone or cannot be
@@ -156,7 +156,7 @@ class Viewer:
         for record in index_records(self._client, partition, self.epoch, shard, after=offset):
             if record.first <= offset < record.end and offset not in record.holes:
                 row = offset - record.first - sum(hole < offset for hole in record.holes)
-                before = Missed(self.missed.trimmed, self.missed.unreadable)
+                before = UnreadSamples(self.missed.trimmed, self.missed.unreadable)
                 seen = self._read(partition, record, np.array([row]))
                 if seen is not None:
                     return samples_of(seen)[0]
@@ -218,7 +218,7 @@ class Viewer:
                 if record.entry_id:
                     yield partition, shard, record
 
-    def _read(self, partition: PartitionKeys, record: Record, rows: NDArray[np.int64]) -> Seen | None:
+    def _read(self, partition: PartitionKeys, record: Record, rows: NDArray[np.int64]) -> EntrySamples | None:
         self._hold()
         fields = fetch_fields(self._client, partition, self.epoch, record.entry_id)
         if fields is None:
@@ -227,7 +227,7 @@ class Viewer:
             return None
         return self._decoded(fields, rows)
 
-    def _decoded(self, fields: Fields, rows: NDArray[np.int64] | None) -> Seen | None:
+    def _decoded(self, fields: Fields, rows: NDArray[np.int64] | None) -> EntrySamples | None:
         """``rows`` None: all of them. An entry that is not what its index says is unreadable."""
         try:
             whole = whole_fields(fields, self.spec, self._segments)
@@ -241,7 +241,7 @@ class Viewer:
             self.missed.unreadable += 1 if rows is None else len(rows)
             self.missed.why = self.missed.why or str(error)
             return None
-        return Seen(header, block, np.arange(block.count) if rows is None else rows)
+        return EntrySamples(header, block, np.arange(block.count) if rows is None else rows)
 
     # --- the lease ---
 
@@ -294,7 +294,7 @@ def _known_spec(stream: Stream) -> Spec:
     return stream.spec
 
 
-def samples_of(seen: Seen) -> list[Sample]:
+def samples_of(seen: EntrySamples) -> list[Sample]:
     """The wanted samples of an entry, in order; arrays are views of it."""
     offsets = seen.block.offsets()
     columns = {column.spec.name: _values_of(column, seen.rows) for column in seen.block.columns}

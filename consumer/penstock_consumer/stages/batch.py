@@ -20,7 +20,7 @@ from penstock_common.wire.block import Column
 from penstock_common.wire.dtypes import BYTES, numpy_dtype
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.buffers import ArrayPool
 
 UNKNOWN = -1
 """The epoch of a batch that was rebuilt from tensors alone."""
@@ -52,7 +52,7 @@ class Lease:
         return lease
 
 
-class Span(NamedTuple):
+class BatchSpan(NamedTuple):
     """Consecutive rows of a batch: offsets [lo, hi) of one shard, from one entry."""
 
     lease: Lease
@@ -73,7 +73,7 @@ class Batch(dict[str, Any]):
         self,
         values: Mapping[str, Any] | Iterable[tuple[str, Any]],
         epoch: int = UNKNOWN,
-        spans: Sequence[Span] = (),
+        spans: Sequence[BatchSpan] = (),
         position: int = 0,
     ) -> None:
         super().__init__(values)
@@ -168,7 +168,7 @@ def _take(value: Any, rows: NDArray[np.int64]) -> Any:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenBatch:
     """A batch being filled."""
 
     arrays: dict[str, NDArray[Any]]
@@ -176,7 +176,7 @@ class _Open:
     """The bytes of `arrays`, a row after the other."""
     ragged: dict[str, list[Ragged]]
     filled: int = 0
-    spans: list[Span] = field(default_factory=list)
+    spans: list[BatchSpan] = field(default_factory=list)
 
 
 class Assembler:
@@ -186,7 +186,7 @@ class Assembler:
     else (ragged tensors, some rows of an entry) goes through `append`.
     """
 
-    def __init__(self, spec: Spec, batch_size: int, arena: Arena, epoch: int) -> None:
+    def __init__(self, spec: Spec, batch_size: int, arena: ArrayPool, epoch: int) -> None:
         self._spec, self._batch_size, self._arena, self._epoch = spec, batch_size, arena, epoch
         self._fixed = [tensor for tensor in spec if not tensor.is_ragged]
         self._row_bytes = {tensor.name: tensor.sample_bytes for tensor in self._fixed}
@@ -195,7 +195,7 @@ class Assembler:
         ]
         """Name, dtype and shape of a batch's arrays."""
         self._ragged = [tensor.name for tensor in spec if tensor.is_ragged]
-        self._opened: deque[_Open] = deque()
+        self._opened: deque[_OpenBatch] = deque()
         self._ready: deque[Batch] = deque()
 
     def places(self, name: str, count: int) -> list[memoryview]:
@@ -210,7 +210,7 @@ class Assembler:
         """The same as rows of arrays."""
         return [opened.arrays[name][opened.filled : opened.filled + rows] for opened, rows in self._shares(count)]
 
-    def accept(self, count: int, spans: Sequence[Span], ragged: dict[str, Ragged]) -> None:
+    def accept(self, count: int, spans: Sequence[BatchSpan], ragged: dict[str, Ragged]) -> None:
         """Takes ``count`` samples whose fixed tensors now lie in their `places`."""
         done = 0
         rest = deque(spans)
@@ -227,11 +227,11 @@ class Assembler:
         """Whether so many samples would be a batch of their own."""
         return count == self._batch_size and not self.has_rows
 
-    def adopt(self, columns: dict[str, Column], spans: Sequence[Span]) -> None:
+    def adopt(self, columns: dict[str, Column], spans: Sequence[BatchSpan]) -> None:
         """Takes an entry that `takes_whole` as a batch, its arrays as they are."""
         self._ready.append(Batch({name: column.values for name, column in columns.items()}, self._epoch, list(spans)))
 
-    def append(self, columns: dict[str, Column], rows: NDArray[np.int64], spans: Sequence[Span]) -> None:
+    def append(self, columns: dict[str, Column], rows: NDArray[np.int64], spans: Sequence[BatchSpan]) -> None:
         """Copies some rows of a decoded entry in."""
         count = len(rows)
         for tensor in self._fixed:
@@ -259,9 +259,9 @@ class Assembler:
         """Whether a batch is begun."""
         return any(opened.filled for opened in self._opened)
 
-    def _shares(self, count: int) -> list[tuple[_Open, int]]:
+    def _shares(self, count: int) -> list[tuple[_OpenBatch, int]]:
         """The begun batches, and as many more as ``count`` samples need, each with the rows it takes."""
-        shares: list[tuple[_Open, int]] = []
+        shares: list[tuple[_OpenBatch, int]] = []
         while count > 0:
             if len(shares) == len(self._opened):
                 self._opened.append(self._fresh())
@@ -271,14 +271,14 @@ class Assembler:
             count -= rows
         return shares
 
-    def _fresh(self) -> _Open:
+    def _fresh(self) -> _OpenBatch:
         arrays, memory = {}, {}
         for tensor, dtype, shape in self._fixed_arrays:
             held = self._arena.memory(self._batch_size * self._row_bytes[tensor])
             arrays[tensor], memory[tensor] = held.view(dtype).reshape(shape), held.data
-        return _Open(arrays, memory, {name: [] for name in self._ragged})
+        return _OpenBatch(arrays, memory, {name: [] for name in self._ragged})
 
-    def _finish(self, opened: _Open) -> Batch:
+    def _finish(self, opened: _OpenBatch) -> Batch:
         whole = opened.filled == self._batch_size
         values: dict[str, Any] = {}
         for name in self._spec.names:
@@ -295,15 +295,15 @@ def as_ragged(column: Column) -> Ragged:
     return Ragged(column.values, column.shapes, is_bytes=column.spec.dtype == BYTES)
 
 
-def _split(rest: deque[Span], rows: int) -> list[Span]:
+def _split(rest: deque[BatchSpan], rows: int) -> list[BatchSpan]:
     """Takes the spans of the next ``rows`` rows off the left."""
-    taken: list[Span] = []
+    taken: list[BatchSpan] = []
     while rows:
         span = rest.popleft()
         size = span.hi - span.lo
         if size > rows:
-            rest.appendleft(Span(span.lease, span.lo + rows, span.hi))
-            span = Span(span.lease, span.lo, span.lo + rows)
+            rest.appendleft(BatchSpan(span.lease, span.lo + rows, span.hi))
+            span = BatchSpan(span.lease, span.lo, span.lo + rows)
             size = rows
         taken.append(span)
         rows -= size

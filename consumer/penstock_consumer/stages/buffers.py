@@ -27,7 +27,7 @@ _UNUSED = _references([np.empty(1, dtype=np.uint8)], 0)
 """References to a pooled buffer nobody else holds, as this interpreter counts them: newer ones count fewer."""
 
 
-class Arena:
+class ArrayPool:
     """Hands out arrays and recognises by their reference counts which are free again.
 
     Every view of a batch keeps its buffer alive through ``base``, so an array is never used again while a batch, a

@@ -10,25 +10,27 @@ from collections.abc import Callable, Sequence
 
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.filter import Filter
-from penstock_consumer.stages.queue import Prefetch
+from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.rebatch import Rebatch
-from penstock_consumer.stages.stage import Setting, Stage, StageMaker
+from penstock_consumer.stages.stage import Stage, StageContext, StageMaker
 
 STARVED_S = 2.0
 """Nothing came for so long: a stage that waits for more gives what it has, for writers may wait for just this room."""
 
 
-def stages_of(setting: Setting, makers: Sequence[StageMaker], remainder: str) -> list[Stage]:
+def stages_of(setting: StageContext, makers: Sequence[StageMaker], remainder: str) -> list[Stage]:
     """The stages of one epoch; in shared reading batches that came out smaller are filled up again at the end."""
     stages = [make(setting) for make in makers]
     is_refilled = not setting.is_ordered and (remainder != "keep" or any(isinstance(one, Filter) for one in stages))
     return [*stages, Rebatch(setting, remainder)] if is_refilled else stages
 
 
-class Staged:
+class StageChain:
     """The training loop's end of a prefetch queue, behind stages. One thread uses it, `stop` aside."""
 
-    def __init__(self, inner: Prefetch, stages: Sequence[Stage], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, inner: PrefetchQueue, stages: Sequence[Stage], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.inner = inner
         self._stages, self._clock = stages, clock
         self._ended = 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.rows import chosen_spans, dropped, taken
-from penstock_consumer.stages.stage import Setting
+from penstock_consumer.stages.stage import StageContext
 
 Keep = Callable[[Batch], Any]
 """Given a batch of n samples, n booleans: which of them are wanted."""
@@ -19,7 +19,7 @@ Keep = Callable[[Batch], Any]
 class Filter:
     """A stage: batches come out smaller. In shared reading what is left out is settled by itself, at once."""
 
-    def __init__(self, setting: Setting, keep: Keep) -> None:
+    def __init__(self, setting: StageContext, keep: Keep) -> None:
         self._setting, self._keep = setting, keep
         self._ready: deque[Batch] = deque()
 

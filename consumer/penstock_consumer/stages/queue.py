@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock_consumer.stages.batch import Batch
-from penstock_consumer.stages.stats import Meter, Spent, attribute
+from penstock_consumer.stages.stats import ReaderTimes, TimeSpent, attribute
 
 START_BYTES = 8 << 20
 """Four requests of shared reading; a trainer that never waits needs no more. Smaller budgets are used whole."""
@@ -16,7 +16,7 @@ PATIENCE = 16
 """So many times the allowance was handed out with half of it always left: then half is enough."""
 
 
-class Allowance:
+class PrefetchLimit:
     """Bytes that may wait for one trainer now, between `START_BYTES` and the budget."""
 
     def __init__(self, budget_bytes: int) -> None:
@@ -60,16 +60,16 @@ class QueueStopped(Exception):
     """Raised in the reader's thread when nobody will take what it brings."""
 
 
-class Prefetch:
+class PrefetchQueue:
     """One producer thread, one consumer thread."""
 
-    def __init__(self, allowance: Allowance | int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, allowance: PrefetchLimit | int, clock: Callable[[], float] = time.perf_counter) -> None:
         """Within a budget in bytes, or an allowance that has been learned already."""
-        self._allowance = allowance if isinstance(allowance, Allowance) else Allowance(allowance)
+        self._allowance = allowance if isinstance(allowance, PrefetchLimit) else PrefetchLimit(allowance)
         self._clock = clock
-        self.meter = Meter(clock)
+        self.meter = ReaderTimes(clock)
         """What the reader's thread is at."""
-        self.hunger = Spent()
+        self.hunger = TimeSpent()
         """How long the training loop waited here, by cause; replaced whole."""
         self.trouble = ""
         """What the reader's thread bears for now, an outage of the server; nothing comes meanwhile."""

@@ -9,15 +9,15 @@ from collections import deque
 
 import numpy as np
 
-from penstock_consumer.stages.batch import Batch, Span
+from penstock_consumer.stages.batch import Batch, BatchSpan
 from penstock_consumer.stages.rows import chosen_spans, dropped, joined
-from penstock_consumer.stages.stage import Setting
+from penstock_consumer.stages.stage import StageContext
 
 
 class Rebatch:
     """A stage; ``remainder`` is 'keep', 'drop' or 'pad', see `loader.Loader`."""
 
-    def __init__(self, setting: Setting, remainder: str) -> None:
+    def __init__(self, setting: StageContext, remainder: str) -> None:
         self._setting, self._size, self._remainder = setting, setting.batch_size, remainder
         self._parts: list[Batch] = []
         """Fewer than a batch's rows, of one epoch."""
@@ -61,7 +61,7 @@ class Rebatch:
     def _flush(self) -> None:
         if not self._parts:
             return
-        spans: list[Span] = [span for part in self._parts for span in part.spans]
+        spans: list[BatchSpan] = [span for part in self._parts for span in part.spans]
         if self._remainder == "drop":
             self._ready.append(dropped(self._parts[0], spans))
         else:

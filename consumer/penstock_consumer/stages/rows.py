@@ -12,50 +12,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.wire.ragged import Ragged
-from penstock_consumer.stages.batch import Batch, Lease, Span
-from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
+from penstock_consumer.stages.buffers import ArrayPool
 
 
-def unrolled(spans: Sequence[Span]) -> tuple[list[Lease], NDArray[np.int64]]:
+def unrolled(spans: Sequence[BatchSpan]) -> tuple[list[Lease], NDArray[np.int64]]:
     """Lease and offset of each row."""
     leases = [span.lease for span in spans for _ in range(span.hi - span.lo)]
     parts = [np.arange(span.lo, span.hi, dtype=np.int64) for span in spans]
     return leases, np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
-def rolled(leases: Sequence[Lease], offsets: Sequence[int]) -> list[Span]:
+def rolled(leases: Sequence[Lease], offsets: Sequence[int]) -> list[BatchSpan]:
     """The spans of rows in this order; neighbours of one entry are one span."""
-    spans: list[Span] = []
+    spans: list[BatchSpan] = []
     held: Lease | None = None
     start = end = 0
     for lease, offset in zip(leases, offsets, strict=True):
         if lease is not held or offset != end:
             if held is not None:
-                spans.append(Span(held, start, end))
+                spans.append(BatchSpan(held, start, end))
             held, start = lease, offset
         end = offset + 1
-    return [*spans, Span(held, start, end)] if held is not None else []
+    return [*spans, BatchSpan(held, start, end)] if held is not None else []
 
 
-def chosen_spans(spans: Sequence[Span], rows: NDArray[np.int64]) -> list[Span]:
+def chosen_spans(spans: Sequence[BatchSpan], rows: NDArray[np.int64]) -> list[BatchSpan]:
     """The spans of some rows."""
     leases, offsets = unrolled(spans)
     return rolled([leases[row] for row in rows.tolist()], offsets[rows].tolist())
 
 
-def gathered(source: NDArray[Any], rows: NDArray[np.int64], arena: Arena) -> NDArray[Any]:
+def gathered(source: NDArray[Any], rows: NDArray[np.int64], arena: ArrayPool) -> NDArray[Any]:
     """Some rows in aligned memory: the one copy a batch costs."""
     target = arena.array((len(rows), *source.shape[1:]), source.dtype)
     # 'clip' writes straight into the target where 'raise' would use a buffer between; all rows are there
     return np.take(source, rows, axis=0, out=target, mode="clip")
 
 
-def taken(value: Any, rows: NDArray[np.int64], arena: Arena) -> Any:
+def taken(value: Any, rows: NDArray[np.int64], arena: ArrayPool) -> Any:
     """Some rows of one tensor of a batch."""
     return value.take(rows) if isinstance(value, Ragged) else gathered(value, rows, arena)
 
 
-def joined(values: Sequence[Any], arena: Arena) -> Any:
+def joined(values: Sequence[Any], arena: ArrayPool) -> Any:
     """The rows of one tensor of several batches, one after the other."""
     if len(values) == 1:
         return values[0]
@@ -65,7 +65,7 @@ def joined(values: Sequence[Any], arena: Arena) -> Any:
     return np.concatenate(values, out=target)
 
 
-def dropped(batch: Batch, spans: Sequence[Span]) -> Batch:
+def dropped(batch: Batch, spans: Sequence[BatchSpan]) -> Batch:
     """Rows that nobody is given and that count as trained on."""
     left = Batch({}, batch.epoch, spans, batch.position)
     left.is_dropped = True

@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 from penstock_common.wire.dtypes import numpy_dtype
 from penstock_common.wire.ragged import Ragged
 from penstock_consumer.stages.batch import Assembler, Batch
-from penstock_consumer.stages.queue import Prefetch
+from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.rows import gathered, rolled, unrolled
-from penstock_consumer.stages.stage import Setting
+from penstock_consumer.stages.stage import StageContext
 
 FIRST_SLOTS = 1024
 """Room made at first where a window in bytes cannot know how many ragged samples that is; doubled when it is full."""
 
 
-class Window:
+class ShuffleWindow:
     """A stage: nothing comes out before it is full; memory is the window and one batch.
 
     A sample is copied once into its slot, so that the batch it came in is free, and once into the batch it leaves in.
     """
 
-    def __init__(self, setting: Setting, seed: int, *, samples: int | None, nbytes: int | None) -> None:
+    def __init__(self, setting: StageContext, seed: int, *, samples: int | None, nbytes: int | None) -> None:
         """Full with so many ``samples``, or so many bytes of payload."""
         self._setting, self._batch_size = setting, setting.batch_size
         key = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, setting.epoch], dtype=np.uint64)
@@ -168,7 +168,7 @@ def _singles(value: Ragged) -> NDArray[np.object_]:
 
 
 @dataclass(frozen=True, slots=True)
-class Shuffle:
+class ShuffleOptions:
     """How one pass is shuffled."""
 
     seed: int
@@ -183,20 +183,20 @@ class Shuffle:
         keys = np.random.Philox(self._seeds()[0]).random_raw(count)
         return np.argsort(keys, kind="stable")
 
-    def window(self, setting: Setting) -> Window:
+    def window(self, setting: StageContext) -> ShuffleWindow:
         """The window its samples go through."""
         nbytes = self.nbytes if self.samples is None else None
-        return Window(setting, self._seeds()[1], samples=self.samples, nbytes=nbytes)
+        return ShuffleWindow(setting, self._seeds()[1], samples=self.samples, nbytes=nbytes)
 
     def _seeds(self) -> list[int]:
         state = np.random.SeedSequence([self.seed, self.number]).generate_state(2, np.uint64)
         return [int(word) for word in state]
 
 
-class Outlet:
+class QueueFeeder:
     """Batches on their way from the assembler into the queue, through the window if there is one."""
 
-    def __init__(self, assembler: Assembler, queue: Prefetch, window: Window | None) -> None:
+    def __init__(self, assembler: Assembler, queue: PrefetchQueue, window: ShuffleWindow | None) -> None:
         self._assembler, self._queue, self._window = assembler, queue, window
 
     def drain(self) -> None:

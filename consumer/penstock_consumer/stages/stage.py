@@ -11,7 +11,7 @@ from typing import Protocol
 
 from penstock_common.wire.spec import Spec
 from penstock_consumer.stages.batch import Batch
-from penstock_consumer.stages.buffers import Arena
+from penstock_consumer.stages.buffers import ArrayPool
 
 
 class Stage(Protocol):
@@ -34,14 +34,14 @@ class Stage(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class StageContext:
     """What a stage is made for: one epoch, read by one member."""
 
     spec: Spec
-    arena: Arena
+    arena: ArrayPool
     epoch: int
     batch_size: int
     is_ordered: bool
 
 
-StageMaker = Callable[[Setting], Stage]
+StageMaker = Callable[[StageContext], Stage]

@@ -19,7 +19,7 @@ MOSTLY = 0.5
 """A cause of more than this part of the waiting is named alone."""
 
 
-class Spent(NamedTuple):
+class TimeSpent(NamedTuple):
     """Seconds by cause."""
 
     producers: float = 0.0
@@ -31,31 +31,31 @@ class Spent(NamedTuple):
         """Seconds of all causes."""
         return self.producers + self.server + self.reader
 
-    def plus(self, cause: Cause, seconds: float) -> Spent:
+    def plus(self, cause: Cause, seconds: float) -> TimeSpent:
         """With so much more of one cause."""
         producers, server, reader = self
         if cause == "producers":
-            return Spent(producers + seconds, server, reader)
+            return TimeSpent(producers + seconds, server, reader)
         return (
-            Spent(producers, server + seconds, reader)
+            TimeSpent(producers, server + seconds, reader)
             if cause == "server"
-            else Spent(producers, server, reader + seconds)
+            else TimeSpent(producers, server, reader + seconds)
         )
 
-    def and_(self, other: Spent) -> Spent:
+    def and_(self, other: TimeSpent) -> TimeSpent:
         """Both together."""
-        return Spent(self.producers + other.producers, self.server + other.server, self.reader + other.reader)
+        return TimeSpent(self.producers + other.producers, self.server + other.server, self.reader + other.reader)
 
-    def since(self, before: Spent) -> Spent:
+    def since(self, before: TimeSpent) -> TimeSpent:
         """What came after ``before``."""
-        return Spent(self.producers - before.producers, self.server - before.server, self.reader - before.reader)
+        return TimeSpent(self.producers - before.producers, self.server - before.server, self.reader - before.reader)
 
-    def times(self, factor: float) -> Spent:
+    def times(self, factor: float) -> TimeSpent:
         """So much of each."""
-        return Spent(self.producers * factor, self.server * factor, self.reader * factor)
+        return TimeSpent(self.producers * factor, self.server * factor, self.reader * factor)
 
 
-def attribute(seconds: float, booked: Spent, doing: Cause) -> Spent:
+def attribute(seconds: float, booked: TimeSpent, doing: Cause) -> TimeSpent:
     """One stretch of waiting, by cause.
 
     ``booked`` is what the reader's thread has booked in it. 1. More than the stretch is long: some of it began before,
@@ -66,7 +66,7 @@ def attribute(seconds: float, booked: Spent, doing: Cause) -> Spent:
     return booked.plus(doing, seconds - booked.total)
 
 
-def verdict(spent: Spent, elapsed_s: float) -> Cause | None:
+def verdict(spent: TimeSpent, elapsed_s: float) -> Cause | None:
     """The cause of most of the waiting; None where there was no waiting to speak of."""
     if spent.total < NOTICEABLE * elapsed_s or spent.total <= 0:
         return None
@@ -78,14 +78,14 @@ LATE_S = 2.0
 """No request waits for producers longer than 1 s: an answer that takes longer than twice that waits for the server."""
 
 
-class Meter:
+class ReaderTimes:
     """One thread books; any thread may look at `spent` and `doing`."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._since = clock, clock()
         self._is_idle = False
         self._doing: Cause = "reader"
-        self.spent = Spent()
+        self.spent = TimeSpent()
         """All that is booked; replaced whole, so that nobody sees half of it."""
 
     @property
@@ -116,7 +116,7 @@ class Meter:
         late_s = waited_s if created_s is None else min(max(0.0, created_s - self._since), waited_s)
         late_s = min(late_s, LATE_S)
         own_s = now - self._since - waited_s
-        self.spent = self.spent.and_(Spent(producers=late_s, server=waited_s - late_s, reader=own_s))
+        self.spent = self.spent.and_(TimeSpent(producers=late_s, server=waited_s - late_s, reader=own_s))
         self._since, self._doing = now, "reader"
 
 
@@ -173,8 +173,8 @@ class Stats:
         return verdict(self._spent, self.elapsed_s)
 
     @property
-    def _spent(self) -> Spent:
-        return Spent(self.producers_s, self.server_s, self.reader_s)
+    def _spent(self) -> TimeSpent:
+        return TimeSpent(self.producers_s, self.server_s, self.reader_s)
 
     def as_dict(self) -> dict[str, Any]:
         """For scripts: fields and what follows from them, as JSON has them."""
@@ -239,11 +239,11 @@ class WaitedFor(Protocol):
     """A queue that notes how long the training loop waited at it."""
 
     @property
-    def hunger(self) -> Spent:
+    def hunger(self) -> TimeSpent:
         """The seconds that the loop waited, by cause."""
 
 
-class Counted(Protocol):
+class CountedBatch(Protocol):
     """A batch, or what is known of one that another process has read."""
 
     @property
@@ -255,10 +255,10 @@ class Counted(Protocol):
         """Payload bytes."""
 
 
-_B = TypeVar("_B", bound=Counted)
+_B = TypeVar("_B", bound=CountedBatch)
 
 
-class Tally:
+class StatsCounter:
     """One loop's. Its calls are the loop's thread's; `stats` is anybody's."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -278,7 +278,7 @@ class Tally:
 
     def _restart(self) -> None:
         self._batches = self._samples = self._bytes = self._bad = self._filled = 0
-        self._known = Spent()
+        self._known = TimeSpent()
         """Waiting whose cause is known without asking the queue, and that of queues which are gone."""
         self._time: tuple[Phase, float, float, float] = ("off", self._clock(), 0.0, 0.0)
         """What the loop does, since when, and seconds of asking and training before that; replaced whole."""
@@ -310,7 +310,7 @@ class Tally:
         else:
             self.pace.enter("asking")
 
-    def hand(self, batch: Counted) -> None:
+    def hand(self, batch: CountedBatch) -> None:
         """The loop is given one."""
         size = batch.size
         self._batches += 1
@@ -413,8 +413,8 @@ class Tally:
         return summed([self._past, found], found.epoch) if total else found
 
     @property
-    def _hunger(self) -> Spent:
-        return Spent() if self._queue is None else self._queue.hunger
+    def _hunger(self) -> TimeSpent:
+        return TimeSpent() if self._queue is None else self._queue.hunger
 
     def current(self) -> Stats:
         """Since the epoch before ended."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.views.show import ShownSample
     from penstock_common.stream.commands import Client
     from penstock_common.stream.streams import Stream
-    from penstock_consumer.replay.samples import Identity, Sample, Viewer
+    from penstock_consumer.replay.samples import Identity, Sample, SampleReader
 
 NAME = "show"
 HELP = "show samples of a stream as pictures, with labels and identity"
@@ -86,7 +86,7 @@ def _chosen(client: Client, stream: Stream, args: argparse.Namespace) -> tuple[l
 
     if args.id:
         return _named(client, stream, args.id), f"{len(args.id)} by identity"
-    with Viewer(client, stream, args.epoch) as viewer:
+    with SampleReader(client, stream, args.epoch) as viewer:
         label = "" if args.label is None else f" of class {args.label}"
         samples = _found(viewer, stream, args)
         lost = viewer.missed.trimmed + viewer.missed.unreadable
@@ -95,11 +95,11 @@ def _chosen(client: Client, stream: Stream, args: argparse.Namespace) -> tuple[l
 
 
 def _named(client: Client, stream: Stream, wanted: Sequence[Identity]) -> list[Sample]:
-    from penstock_consumer.replay.samples import Viewer
+    from penstock_consumer.replay.samples import SampleReader
 
     samples = []
     for epoch in dict.fromkeys(identity.epoch for identity in wanted):
-        with Viewer(client, stream, epoch) as viewer:
+        with SampleReader(client, stream, epoch) as viewer:
             samples += [viewer.sample(identity) for identity in wanted if identity.epoch == epoch]
     return samples
 
@@ -209,7 +209,7 @@ def _tile(one: ShownSample, colours: str, decode: Any) -> list[str]:
 def _follow(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     """Show the newest samples whenever there are new ones, the newest first."""
     from penstock_common.stream.streams import require_there
-    from penstock_consumer.replay.samples import Viewer, newest_epoch
+    from penstock_consumer.replay.samples import SampleReader, newest_epoch
 
     newest: list[Sample] = []
     last: dict[int, bytes] = {}
@@ -218,7 +218,7 @@ def _follow(client: Client, stream: Stream, args: argparse.Namespace, console: C
         epoch = args.epoch if args.epoch is not None else newest_epoch(client, stream, running=True)
         if epoch != before:
             before, last = epoch, {}
-        with Viewer(client, stream, epoch, holds=False) as viewer:
+        with SampleReader(client, stream, epoch, holds=False) as viewer:
             fresh, last = viewer.newest(args.count, last)
         if fresh:
             newest = (fresh + newest)[: args.count]

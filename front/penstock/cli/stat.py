@@ -10,7 +10,7 @@ from penstock.cli import EPOCH_NUMBER, add_stream, url_of, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_consumer.replay.samples import Viewer
+    from penstock_consumer.replay.samples import SampleReader
 
 NAME = "stat"
 HELP = "tell ranges, means, classes and troubles of a stream's samples"
@@ -43,12 +43,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock.views.show import class_names
     from penstock_common.stream.client import connect
     from penstock_common.stream.streams import load_stream
-    from penstock_consumer.replay.samples import Viewer
+    from penstock_consumer.replay.samples import SampleReader
 
     with connect(url_of(args)) as client:
         stream = load_stream(client, args.stream)
         names = class_names(stream)
-        with Viewer(client, stream, args.epoch) as viewer:
+        with SampleReader(client, stream, args.epoch) as viewer:
             told = _gathered(viewer, args, names)
     told = {"stream": stream.name, "epoch": viewer.epoch, "state": viewer.manifest.state, **told}
     plots = _plotted(args.plots, told, names) if args.plots else []
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _gathered(viewer: Viewer, args: argparse.Namespace, names: dict[str, list[str]]) -> dict[str, Any]:
+def _gathered(viewer: SampleReader, args: argparse.Namespace, names: dict[str, list[str]]) -> dict[str, Any]:
     import numpy as np
 
     from penstock.views.stat import TensorSummary, as_json

@@ -18,7 +18,7 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import Membership, Order, rank_member, server_ms
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watching.paces import Teller, trainer_field
-from penstock_consumer.read.heartbeat import FIRST_BATCHES, PeerWatch
+from penstock_consumer.read.heartbeat import FIRST_BATCHES, UnusedRankCheck
 from tests.contracts.feed import produce
 from tests.contracts.ordered import plan, rank_of
 from tests.contracts.processes import child
@@ -123,7 +123,7 @@ def looked(url: str, asked: Sequence[bool | None], samples: int = FIRST_BATCHES 
     said: list[str] = []
     with connect(url) as client:
         stream = load_stream(client, "t")
-        watch = PeerWatch(
+        watch = UnusedRankCheck(
             client, Membership(stream, "g", rank_member(0), "", Order(0, len(asked) + 1, BATCH)), said.append
         )
         for _ in range(2):
